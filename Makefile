@@ -1,0 +1,38 @@
+# The whole developer interface.
+PYTHON ?= python
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: all install format lint type test test-all bench cuda-compiles clean
+
+all: lint type test
+
+install:  ## compile and install in place, keeping the torch that is there
+	$(PYTHON) -m pip install --no-build-isolation --no-deps -e .
+
+format:
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CXX_FILES)
+
+lint:
+	ruff check .
+	ruff format --check .
+	clang-format --dry-run -Werror $(CXX_FILES)
+
+type:
+	mypy --strict esper
+
+test:
+	$(PYTHON) -m pytest
+
+test-all:  ## the slow ones too
+	$(PYTHON) -m pytest -m ""
+
+bench:
+	esper-bench
+
+cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
+	$(PYTHON) build_support/check_cuda_compiles.py
+
+clean:
+	rm -rf build dist *.egg-info esper/*.so esper/_build_info.json

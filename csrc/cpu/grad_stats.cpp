@@ -1,0 +1,272 @@
+// Gradient statistics on the CPU.
+//
+// Policy: memory is read once. Each block of 2048 elements is summed in float32 vectors, which is safe for nearly every
+// gradient; a block whose sum leaves the range where float32 can be trusted is read again in float64, and only then
+// are NaN and Inf counted (a finite sum proves there are none). Block sums are added in float64, in order, so the
+// result has the same bits whether one thread ran or many.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstring>
+
+#include "../grad_stats_arguments.h"
+#include "clones.h"
+
+namespace esper::grad_stats {
+namespace {
+
+constexpr int64_t kBlock = 2048;
+constexpr int64_t kParallelElements = 256 * 1024;  // below this, waking threads costs more than it saves
+constexpr int64_t kBlocksPerTask = 32;
+
+// 16 lanes of float and of int; compilers split them where registers are narrower. Only ever local variables.
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(64)));
+typedef int64_t Longs __attribute__((vector_size(64)));
+constexpr int64_t kLanes = 16;
+
+template <typename To, typename From>
+ESPER_INLINE To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+// One storage type: how 16 elements become float lanes, and one becomes a double. `zero` is -1 in lanes that are zero.
+struct Float32 {
+    using Storage = float;
+    static ESPER_INLINE void load(const Storage* x, Floats& value, Ints& zero) {
+        std::memcpy(&value, x, sizeof(value));
+        zero = (bits_as<Bits>(value) << 1) == 0;  // on the bits, so that a flush-to-zero mode changes no count
+    }
+    static double to_double(Storage x) { return x; }
+};
+
+struct BFloat16 {
+    using Storage = uint16_t;
+    static ESPER_INLINE void load(const Storage* x, Floats& value, Ints& zero) {
+        Halves raw;
+        std::memcpy(&raw, x, sizeof(raw));
+        const Bits bits = __builtin_convertvector(raw, Bits) << 16;  // the upper half of a float32
+        value = bits_as<Floats>(bits);
+        zero = (bits << 1) == 0;
+    }
+    static double to_double(Storage x) { return bits_as<float>(static_cast<uint32_t>(x) << 16); }
+};
+
+struct Float16 {
+    using Storage = uint16_t;
+    // The sign is dropped: squares, zeros, NaN and Inf do not need it.
+    static ESPER_INLINE void load(const Storage* x, Floats& value, Ints& zero) {
+        Halves raw;
+        std::memcpy(&raw, x, sizeof(raw));
+        const Bits magnitude = (__builtin_convertvector(raw, Bits) & 0x7fff) << 13;  // exponent and mantissa in place
+        // Subnormals have no hidden bit: add one at 2^-14 and subtract its value again.
+        const Floats subnormal = bits_as<Floats>(magnitude + (113u << 23)) - 0x1p-14f;
+        Bits normal = magnitude + (112u << 23);                          // exponent bias 15 to 127
+        normal |= bits_as<Bits>(magnitude >= (31u << 23)) & 0x7f800000;  // Inf and NaN keep an exponent of all ones
+        const Ints small = magnitude < (1u << 23);
+        value = bits_as<Floats>((bits_as<Bits>(subnormal) & bits_as<Bits>(small)) | (normal & ~bits_as<Bits>(small)));
+        zero = magnitude == 0;
+    }
+    static double to_double(Storage x) {
+        const int exponent = (x >> 10) & 31;
+        const int mantissa = x & 1023;
+        if (exponent == 31) return mantissa != 0 ? NAN : INFINITY;
+        return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+    }
+};
+
+struct FastSum {
+    float sum_sq;
+    int32_t zero;
+};
+
+// float32 sum of squares and count of zeros of at most kBlock elements.
+template <typename Type>
+ESPER_INLINE FastSum fast_sum(const typename Type::Storage* x, int64_t n) {
+    // Four chains hide the latency of the additions; 2048 elements are 32 additions a lane.
+    Floats sum[4] = {};
+    Ints zeros[4] = {};
+    Floats value;
+    Ints zero;
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        for (int k = 0; k < 4; ++k) {
+            Type::load(x + i + k * kLanes, value, zero);
+            sum[k] += value * value;
+            zeros[k] -= zero;
+        }
+    }
+    for (; i + kLanes <= n; i += kLanes) {
+        Type::load(x + i, value, zero);
+        sum[0] += value * value;
+        zeros[0] -= zero;
+    }
+    int32_t padding = 0;
+    if (i < n) {
+        typename Type::Storage rest[kLanes] = {};
+        std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(rest[0]));
+        Type::load(rest, value, zero);
+        sum[0] += value * value;
+        zeros[0] -= zero;
+        padding = static_cast<int32_t>(kLanes - (n - i));
+    }
+    const Floats lanes = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    const Ints counts = (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]);
+    float pair[8];
+    for (int l = 0; l < 8; ++l) pair[l] = lanes[l] + lanes[l + 8];
+    FastSum result{((pair[0] + pair[4]) + (pair[1] + pair[5])) + ((pair[2] + pair[6]) + (pair[3] + pair[7])), -padding};
+    for (int l = 0; l < kLanes; ++l) result.zero += counts[l];
+    return result;
+}
+
+ESPER_CLONES FastSum fast_sum_float32(const float* x, int64_t n) {
+    return fast_sum<Float32>(x, n);
+}
+ESPER_CLONES FastSum fast_sum_bfloat16(const uint16_t* x, int64_t n) {
+    return fast_sum<BFloat16>(x, n);
+}
+ESPER_CLONES FastSum fast_sum_float16(const uint16_t* x, int64_t n) {
+    return fast_sum<Float16>(x, n);
+}
+
+// One block of a 16- or 32-bit type: trust the float32 sum, or do it again.
+template <typename Type>
+Totals block(const typename Type::Storage* x, int64_t n, FastSum (*fast)(const typename Type::Storage*, int64_t)) {
+    const FastSum sum = fast(x, n);
+    Totals totals{sum.sum_sq, 0, 0, static_cast<double>(sum.zero), static_cast<double>(n)};
+    const bool trusted = sum.sum_sq >= kTrustedMin && sum.sum_sq <= kTrustedMax;  // false for NaN
+    if (!trusted && sum.zero != n) {
+        totals.sum_sq = 0;
+        for (int64_t i = 0; i < n; ++i) add_element(totals, Type::to_double(x[i]));
+    }
+    return totals;
+}
+
+ESPER_CLONES void fast_sum_float64(const double* x, int64_t n, double* sum_sq, int64_t* zero) {
+    Doubles sum[4] = {};
+    Longs zeros[4] = {};
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        for (int k = 0; k < 4; ++k) {
+            Doubles value;
+            std::memcpy(&value, x + i + k * 8, sizeof(value));
+            sum[k] += value * value;
+            zeros[k] -= (bits_as<Longs>(value) << 1) == 0;
+        }
+    }
+    const Doubles lanes = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    const Longs counts = (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]);
+    *sum_sq = ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+    *zero = 0;
+    for (int l = 0; l < 8; ++l) *zero += counts[l];
+    for (; i < n; ++i) {
+        *sum_sq += x[i] * x[i];
+        *zero += (bits_as<uint64_t>(x[i]) << 1) == 0;
+    }
+}
+
+// float64 is summed as it is; only the counts of a non-finite block need a second look.
+Totals block_float64(const double* x, int64_t n) {
+    int64_t zero = 0;
+    Totals totals{0, 0, 0, 0, static_cast<double>(n)};
+    fast_sum_float64(x, n, &totals.sum_sq, &zero);
+    totals.zero = static_cast<double>(zero);
+    if (!std::isfinite(totals.sum_sq)) {
+        totals.sum_sq = 0;
+        for (int64_t i = 0; i < n; ++i) add_element(totals, x[i]);
+    }
+    return totals;
+}
+
+// Block number `index` of a gradient.
+Totals gradient_block(const Gradient& gradient, int64_t index) {
+    const int64_t start = index * kBlock;
+    const int64_t n = std::min(kBlock, gradient.elements - start);
+    switch (gradient.dtype) {
+        case Dtype::kFloat32:
+            return block<Float32>(static_cast<const float*>(gradient.data) + start, n, fast_sum_float32);
+        case Dtype::kBFloat16:
+            return block<BFloat16>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_bfloat16);
+        case Dtype::kFloat16:
+            return block<Float16>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_float16);
+        case Dtype::kFloat64:
+            break;
+    }
+    return block_float64(static_cast<const double*>(gradient.data) + start, n);
+}
+
+int64_t block_count(const Gradient& gradient) {
+    return (gradient.elements + kBlock - 1) / kBlock;
+}
+
+// All blocks of all gradients [B], computed by as many threads as torch allows; a block does not depend on its thread.
+std::vector<Totals> parallel_blocks(const std::vector<Gradient>& gradients) {
+    std::vector<int64_t> first(gradients.size() + 1, 0);  // [N + 1] first block of each gradient
+    for (size_t n = 0; n < gradients.size(); ++n) first[n + 1] = first[n] + block_count(gradients[n]);
+    std::vector<Totals> blocks(static_cast<size_t>(first.back()));  // [B]
+    torch::stable::parallel_for(0, first.back(), kBlocksPerTask, [&](int64_t begin, int64_t end) {
+        size_t n = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), begin) - first.begin()) - 1;
+        for (int64_t b = begin; b < end; ++b) {
+            while (b >= first[n + 1]) ++n;
+            blocks[static_cast<size_t>(b)] = gradient_block(gradients[n], b - first[n]);
+        }
+    });
+    return blocks;
+}
+
+void compute(const Arguments& arguments, double* fields, double* norms) {
+    int64_t elements = 0;
+    for (const Gradient& gradient : arguments.gradients) elements += gradient.elements;
+    const bool parallel = elements >= kParallelElements && torch::stable::get_num_threads() > 1;
+    std::vector<Totals> blocks;
+    if (parallel) blocks = parallel_blocks(arguments.gradients);
+
+    size_t n = 0;
+    size_t b = 0;
+    for (size_t g = 0; g < arguments.group_sizes.size(); ++g) {
+        GroupTotals group = empty_group();
+        for (int64_t left = arguments.group_sizes[g]; left > 0; --left, ++n) {
+            const Gradient& gradient = arguments.gradients[n];
+            Totals tensor{0, 0, 0, 0, 0};
+            for (int64_t i = 0; i < block_count(gradient); ++i) {
+                add(tensor, parallel ? blocks[b++] : gradient_block(gradient, i));
+            }
+            norms[n] = std::sqrt(tensor.sum_sq);
+            add_tensor(group, tensor, arguments.exploding_norm);
+        }
+        write_fields(group, arguments.max_norm, fields + g * kFieldCount);
+    }
+}
+
+void grad_stats(StableIValue* stack, uint64_t, uint64_t) {
+    const Arguments arguments = read_arguments(stack, nullptr);
+    OwnedTensor fields =
+        empty_float64(arguments.device, static_cast<int64_t>(arguments.group_sizes.size()), kFieldCount);
+    OwnedTensor norms = empty_float64(arguments.device, static_cast<int64_t>(arguments.gradients.size()));
+    compute(arguments, checked_float64(fields.get(), "fields", arguments.device),
+            checked_float64(norms.get(), "norms", arguments.device));
+    stack[0] = give_tensor(std::move(fields));
+    stack[1] = give_tensor(std::move(norms));
+}
+
+void grad_stats_out(StableIValue* stack, uint64_t, uint64_t) {
+    const Outputs outputs = take_outputs(stack);
+    const Arguments arguments = read_arguments(stack, outputs.fields.get());
+    check_output_sizes(arguments, outputs);
+    compute(arguments, checked_float64(outputs.fields.get(), "fields", arguments.device),
+            checked_float64(outputs.norms.get(), "norms", arguments.device));
+}
+
+}  // namespace
+}  // namespace esper::grad_stats
+
+STABLE_TORCH_LIBRARY_IMPL(esper, CPU, m) {
+    m.impl("grad_stats", &esper::grad_stats::grad_stats);
+    m.impl("grad_stats.out", &esper::grad_stats::grad_stats_out);
+}

@@ -1,0 +1,26 @@
+// Storage types and the value of one element, for kernels that read 16 bytes at a time.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace esper {
+
+struct Float32 {
+    using Storage = float;
+    static __device__ float value(Storage x) { return x; }
+};
+struct BFloat16 {
+    using Storage = uint16_t;
+    static __device__ float value(Storage x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
+};
+struct Float16 {
+    using Storage = uint16_t;
+    static __device__ float value(Storage x) { return __half2float(__ushort_as_half(x)); }
+};
+struct Float64 {
+    using Storage = double;  // summed as it is
+};
+
+}  // namespace esper

@@ -1,0 +1,44 @@
+// Every operator of Esper on one page, and what this build is.
+//
+// Kernels register themselves at the end of their own file: csrc/cpu/NAME.cpp here, csrc/cuda/NAME.cu in the module
+// esper._C_cuda. Fake kernels, and autograd where an operator has it, are in esper/ops/NAME.py.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+#include "cpu/clones.h"
+
+namespace {
+
+std::string built_with() {
+    std::string text = "torch " TORCH_VERSION;
+#if defined(__clang__)
+    text += ", clang " __clang_version__;
+#elif defined(__GNUC__)
+    text += ", gcc " __VERSION__;
+#endif
+    text += ", C++" + std::to_string(__cplusplus / 100 % 100);
+#if defined(ESPER_CPU_CLONES)
+    text += ", x86-64 + AVX2 + AVX-512 chosen at run time";
+#endif
+    return text;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(esper, m) {
+    // What the CPU module was compiled with.
+    m.def("built_with() -> str");
+
+    // Statistics of groups of gradients: fields float64 [G, 13], norms float64 [N]. See csrc/grad_stats.h.
+    m.def(
+        "grad_stats(Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm) "
+        "-> (Tensor fields, Tensor norms)");
+    m.def(
+        "grad_stats.out(Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm, *, "
+        "Tensor(a!) fields, Tensor(b!) norms, Tensor(c!) scratch) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {
+    m.impl("built_with", TORCH_BOX(&built_with));
+}

@@ -1,0 +1,1 @@
+"""Which seed did it: counterfactual contributions and interactions."""

@@ -1,0 +1,136 @@
+"""Counterfactual configurations of one host and what their paired results say about each seed.
+
+All statistics are paired: configurations are evaluated on the same images, and differences are taken per image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.seeds.slot import SeedSlot
+from esper.training.evaluate import Configuration
+
+ALL_ON = "all on"
+ALL_OFF = "all off"
+COMMITTED = "committed"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference of two accuracies on the same images, with its paired standard error; both pp."""
+
+    difference: float
+    error: float
+
+
+class CounterfactualHelper:
+    """The matrix of configurations of one env's last validation: which there were, and each image's result in them."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as at the start of an episode."""
+        self.row_of: dict[str, int] = {}
+        self.configurations: list[Configuration] = []
+        self.blended: list[str] = []
+        self.correct: NDArray[np.float64] = np.zeros((0, 0))
+        self.loss: NDArray[np.float64] = np.zeros(0)
+
+    def plan(self, slots: list[SeedSlot], costly: bool) -> list[Configuration]:
+        """The distinct configurations to evaluate for ``slots`` (execution order).
+
+        Always: all on, all off, committed, each blended slot off, each incubating seed on trial at its target alpha.
+        With ``costly``, also each slot alone, and pairs when 3 or 4 are blended.
+        """
+        self.reset()
+        current = [slot.alpha.alpha if slot.blended else 0.0 for slot in slots]
+        on = [site for site, slot in enumerate(slots) if slot.blended]
+        self.blended = [slots[site].name for site in on]
+
+        def only(kept: tuple[int, ...]) -> Configuration:
+            return tuple(alpha if site in kept else 0.0 for site, alpha in enumerate(current))
+
+        self._add(ALL_ON, tuple(current))
+        self._add(ALL_OFF, only(()))
+        self._add(COMMITTED, only(tuple(site for site in on if not slots[site].living)))
+        for site in on:
+            self._add(off(slots[site].name), only(tuple(other for other in on if other != site)))
+        for site, slot in enumerate(slots):
+            if slot.incubating:
+                self._add(trial(slot.name), (*current[:site], slot.incubation_target, *current[site + 1 :]))
+        if costly:
+            for site in on:
+                self._add(alone(slots[site].name), only((site,)))
+            if len(on) in (3, 4):
+                for pair in combinations(on, 2):
+                    self._add(both(*(slots[site].name for site in pair)), only(pair))
+        return self.configurations
+
+    def _add(self, name: str, configuration: Configuration) -> None:
+        if configuration not in self.configurations:
+            self.configurations.append(configuration)
+        self.row_of[name] = self.configurations.index(configuration)
+
+    def record(self, correct: NDArray[np.uint8], loss: NDArray[np.float64]) -> None:
+        """Results of the plan: correct [K, n] per image, mean loss [K]."""
+        self.correct = correct.astype(np.float64)
+        self.loss = loss
+
+    def accuracy(self, name: str) -> float:
+        """Accuracy of a configuration, pp."""
+        return 100.0 * float(self.correct[self.row_of[name]].mean())
+
+    def loss_of(self, name: str) -> float:
+        return float(self.loss[self.row_of[name]])
+
+    def difference(self, with_it: str, without_it: str) -> Paired:
+        """Paired difference of two configurations; the error is std(d)/√n of the per-image differences d."""
+        d = 100.0 * (self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]])
+        return Paired(float(d.mean()), float(d.std(ddof=1) / np.sqrt(len(d))))
+
+    def contribution(self, slot: str) -> Paired | None:
+        """What the blended seed adds to everything else, or None when it is not blended."""
+        return self.difference(ALL_ON, off(slot)) if off(slot) in self.row_of else None
+
+    def trial_of(self, slot: str) -> Paired | None:
+        """What the incubating seed would add at its target alpha, or None when there is none."""
+        return self.difference(trial(slot), ALL_ON) if trial(slot) in self.row_of else None
+
+    def interaction(self, slot: str) -> float | None:
+        """Σ over other blended slots j of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None where not all were measured."""
+        total = 0.0
+        for other in self.blended:
+            if other == slot:
+                continue
+            pair = ALL_ON if len(self.blended) == 2 else both(slot, other)
+            needed = (pair, alone(slot), alone(other), ALL_OFF)
+            if any(name not in self.row_of for name in needed):
+                return None
+            joint, mine, its, none = (self.accuracy(name) for name in needed)
+            total += joint - mine - its + none
+        return total
+
+
+def off(slot: str) -> str:
+    """Name of the configuration with everything on but ``slot``."""
+    return f"{slot} off"
+
+
+def alone(slot: str) -> str:
+    """Name of the configuration with ``slot`` on and nothing else."""
+    return f"{slot} alone"
+
+
+def both(first: str, second: str) -> str:
+    """Name of the configuration with these two slots on and nothing else, in either order."""
+    return " and ".join(sorted((first, second)))
+
+
+def trial(slot: str) -> str:
+    """Name of the configuration with the incubating seed in ``slot`` at its target alpha."""
+    return f"{slot} on trial"

@@ -1,0 +1,110 @@
+"""Cases of `grad_stats`: all statistics, and the norm alone, against public PyTorch calls."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from esper.bench.runner import Comparison
+from esper.ops import grad_stats
+
+NAME = "grad-stats"
+
+# (tensors, elements of each)
+DEFAULT_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 100_000))
+CUDA_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 550_000))
+
+# Least ratios on one CPU thread, by number of small tensors.
+_BARS_ALL = {100: 20.0, 1000: 20.0}
+_BARS_NORM = {11: 4.0, 100: 6.0, 1000: 6.0}
+_SMALL = 1000  # elements; above, memory speed decides and "never slower" is the bar
+
+
+def public_statistics(
+    gradients: Sequence[Tensor],
+    joined: bool = True,
+    dtype: torch.dtype = torch.float64,
+    max_norm: float = 1.0,
+    exploding_norm: float = 10.0,
+) -> Tensor:
+    """The same statistics ``[13]`` of one group by public PyTorch calls, none of which waits for the device.
+
+    ``joined`` counts on one concatenation of all gradients, the fastest public way that we know for many small ones;
+    without it every gradient is counted where it lies. Norms need ``dtype`` float64 to be the same statistics: float32
+    is faster, but overflows above 1e19. The bar is for gradients counted where they lie; the others are reported.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in gradients])  # [N]
+    sum_sq = norms.square().sum()
+    norm = sum_sq.sqrt()
+    vanishing = (norms < 1e-7).sum()
+    exploding = ((norms > exploding_norm) | ~norms.isfinite()).sum()
+    parts = [torch.cat([gradient.flatten() for gradient in gradients])] if joined else gradients
+    nan = torch.stack([part.isnan().sum() for part in parts]).sum()
+    inf = torch.stack([part.isinf().sum() for part in parts]).sum()
+    zero = torch.stack([(part == 0).sum() for part in parts]).sum()
+    count = len(gradients)
+    health = torch.where(norm.isfinite(), (1 - (0.5 * vanishing + 0.8 * exploding) / count).clamp(0, 1), 0.0)
+    clip = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1), 0.0)
+    tensors = norm.new_full((), count)
+    elements = norm.new_full((), sum(gradient.numel() for gradient in gradients))
+    smallest, largest = norms.aminmax()
+    rows = [sum_sq, norm, tensors, elements, smallest, largest, vanishing, exploding, nan, inf, zero, health, clip]
+    return torch.stack([value.double() for value in rows])
+
+
+def _waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
+    if device == "cpu":
+        return run
+
+    def run_and_wait() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return run_and_wait
+
+
+def comparisons(sizes: Sequence[tuple[int, int]] | None = None, seed: int = 0) -> Iterator[Comparison]:
+    """All comparisons, CPU first, then CUDA where there is a GPU. Bars hold for the CPU on one thread."""
+    yield from _on("cpu", sizes or DEFAULT_SIZES, seed)
+    if torch.cuda.is_available():
+        yield from _on("cuda", sizes or CUDA_SIZES, seed)
+
+
+def _on(device: str, sizes: Sequence[tuple[int, int]], seed: int) -> Iterator[Comparison]:
+    generator = torch.Generator().manual_seed(seed)
+    for count, elements in sizes:
+        gradients = [torch.randn(elements, generator=generator).to(device) for _ in range(count)]
+        out = grad_stats([gradients])
+
+        def ours(gradients: list[Tensor] = gradients) -> object:
+            return grad_stats([gradients])
+
+        def ours_into(gradients: list[Tensor] = gradients, out: object = out) -> object:
+            return grad_stats([gradients], out=out)  # type: ignore[arg-type]
+
+        def joined(gradients: list[Tensor] = gradients) -> object:
+            return public_statistics(gradients)
+
+        def joined_float32(gradients: list[Tensor] = gradients) -> object:
+            return public_statistics(gradients, dtype=torch.float32)
+
+        def each(gradients: list[Tensor] = gradients) -> object:
+            return public_statistics(gradients, joined=False)
+
+        def norm_only(gradients: list[Tensor] = gradients) -> object:
+            return torch.nn.utils.get_total_norm(gradients)
+
+        small = elements <= _SMALL
+        bar_all = _BARS_ALL.get(count) if small and device == "cpu" else None
+        bar_norm = (_BARS_NORM.get(count, 1.0) if small else 1.0) if device == "cpu" else None
+        size = f"{count} x {elements:,}"
+        for case, baseline, own, other, bar in (
+            ("all statistics", "public calls, each", ours, each, bar_all),
+            ("all statistics", "public calls, joined", ours, joined, None),
+            ("all statistics", "public calls, joined, float32", ours, joined_float32, None),
+            ("all statistics, out=", "public calls, each", ours_into, each, bar_all),
+            ("all statistics", "get_total_norm (norm only)", ours, norm_only, bar_norm),
+        ):
+            yield Comparison(
+                f"{NAME}: {case}", size, device, baseline, _waiting(own, device), _waiting(other, device), bar
+            )

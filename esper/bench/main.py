@@ -1,0 +1,58 @@
+"""The `esper-bench` command. A case is one file beside this one, and one entry in `CASES`."""
+
+import json
+from pathlib import Path
+
+import click
+
+# Command -> module with NAME and comparisons(sizes, seed). Imported only when it runs: --help must not load torch.
+CASES = {"grad-stats": "esper.bench.grad_stats"}
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """``"100x48"`` -> ``(100, 48)``: 100 tensors of 48 elements."""
+    tensors, separator, elements = text.partition("x")
+    if not (separator and tensors.isdigit() and elements.isdigit() and int(tensors) and int(elements)):
+        raise click.BadParameter(f"{text!r} is not TENSORSxELEMENTS, for example 100x48")
+    return int(tensors), int(elements)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
+@click.option("--size", "sizes", multiple=True, metavar="NxK", help="N tensors of K elements; may be repeated.")
+@click.option("--threads", default=1, show_default=True, help="Threads inside an operator; the bars are for one.")
+@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Turns of each side.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write a Markdown page.")
+def main(
+    cases: tuple[str, ...],
+    sizes: tuple[str, ...],
+    threads: int,
+    rounds: int,
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    """Measure CASES (all, if none is named) against their baselines, in turns, in this process."""
+    parsed = [parse_size(size) for size in sizes]
+
+    import importlib
+
+    import torch
+    from rich.console import Console
+
+    from esper.bench import runner, table
+
+    torch.set_num_threads(threads)
+    console = Console()
+    heading = table.machine()
+    console.print("\n".join(heading), highlight=False)
+    results = [
+        runner.measure(comparison, rounds)
+        for case in cases or sorted(CASES)
+        for comparison in importlib.import_module(CASES[case]).comparisons(parsed or None)
+    ]
+    table.print_results(results, console)
+    if json_file is not None:
+        json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
+    if markdown_file is not None:
+        markdown_file.write_text(table.markdown(results, heading))

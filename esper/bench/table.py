@@ -1,0 +1,71 @@
+"""Print what was measured, and on what."""
+
+import platform
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from esper.bench.runner import Result
+
+
+def cpu_name() -> str:
+    """The processor's own name for itself, or the architecture where it has none."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> list[str]:
+    """Lines naming hardware, versions and compiled modules."""
+    from esper import _host
+    from esper.ops import _native
+
+    features = [name for name, present in _host.cpu_features().items() if present]
+    lines = [
+        f"CPU     {cpu_name()}, {_host.physical_cores()} cores ({', '.join(features) or platform.machine()}), "
+        f"{torch.get_num_threads()} thread(s)",
+        f"GPU     {torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'}",
+        f"torch   {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}",
+        f"built   {_native.built_with()}",
+    ]
+    lines += [f"{module.name:<15} {'loaded' if module.loaded else module.reason}" for module in _native.modules()]
+    return lines
+
+
+def print_results(results: list[Result], console: Console) -> None:
+    """One row a comparison; ratio and time as median (10 % to 90 %)."""
+    table = Table("case", "size", "device", "baseline", "own time, µs", "baseline, µs", "ratio", "bar", "")
+    for result in results:
+        verdict = {None: "", True: "[green]met[/]", False: "[red]MISSED[/]"}[result.met]
+        table.add_row(
+            result.case,
+            result.size,
+            result.device,
+            result.baseline,
+            f"{result.value:.1f} ({result.value_low:.1f} to {result.value_high:.1f})",
+            f"{result.baseline_value:.1f}",
+            f"{result.ratio:.2f} ({result.ratio_low:.2f} to {result.ratio_high:.2f})",
+            "" if result.bar is None else f"{result.bar:g}",
+            verdict,
+        )
+    console.print(table)
+
+
+def markdown(results: list[Result], heading: list[str]) -> str:
+    """The same as a Markdown page, for `benchmarks/results`."""
+    lines = ["# esper-bench", "", "```", *heading, "```", ""]
+    lines.append("| case | size | device | baseline | own time, µs | baseline, µs | ratio (10 % to 90 %) | bar | |")
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for r in results:
+        verdict = {None: "", True: "met", False: "MISSED"}[r.met]
+        lines.append(
+            f"| {r.case} | {r.size} | {r.device} | {r.baseline} | {r.value:.1f} | {r.baseline_value:.1f} "
+            f"| {r.ratio:.2f} ({r.ratio_low:.2f} to {r.ratio_high:.2f}) | {'' if r.bar is None else f'{r.bar:g}'} "
+            f"| {verdict} |"
+        )
+    return "\n".join(lines) + "\n"

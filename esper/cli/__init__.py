@@ -1,0 +1,1 @@
+"""The `esper` command: one file a subcommand, loaded when it is called."""

@@ -1,0 +1,80 @@
+"""`esper compare`: controllers on the same hosts, pair by pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from esper.cli.options import build_config, config_options
+from esper.config import ConfigError
+
+
+@click.command("compare")
+@config_options
+@click.option("--arm", "arms", multiple=True, required=True, help="A controller; give two or more.")
+@click.option("--pairs", default=10, show_default=True, type=click.IntRange(min=1), help="Hosts that every arm grows.")
+@click.option("--reference", help="The arm that the others are compared with.  [default: none, or else the last arm]")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write every pair's values, new file.")
+def command(
+    arms: tuple[str, ...],
+    pairs: int,
+    reference: str | None,
+    json_file: Path | None,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Compare controllers on the same hosts: same weights, same batches, test accuracy of what was kept.
+
+    Fewer than 10 pairs are allowed, and are said to be inconclusive.
+    """
+    config = build_config(config_file, assignments, flags, {})
+    reference = reference or ("none" if "none" in arms else arms[-1])
+    if len(arms) < 2 or reference not in arms:
+        raise ConfigError(f"give two or more --arm, the reference among them; got {', '.join(arms)} and {reference}")
+    if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
+
+    from dataclasses import asdict
+
+    from esper.experiment.compare import against_reference, compare_controllers
+    from esper.experiment.environment import describe_environment
+    from esper.experiment.files import write_json
+
+    found = compare_controllers(config, arms, pairs, progress=click.echo)
+    comparisons = against_reference(found, reference)
+    click.echo(f"\nTest accuracy of committed hosts after the last epoch, {pairs} pairs, seed {config.run.seed}\n")
+    click.echo(f"{'arm':28s} {'mean %':>7s} {'std':>5s} {'seeds kept':>10s} {'parameters':>10s}")
+    for arm in found:
+        spread = arm.accuracy.std(ddof=1) if pairs > 1 else float("nan")
+        click.echo(
+            f"{arm.controller:28s} {arm.accuracy.mean():7.2f} {spread:5.2f} {arm.fossils.mean():10.1f} "
+            f"{arm.parameters.mean():10.0f}"
+        )
+    click.echo(f"\nPaired differences to {reference!r}, pp (p corrected for {len(comparisons)} comparisons, Holm)\n")
+    for comparison in comparisons:
+        c = comparison.pair
+        click.echo(
+            f"{c.name_a:28s} {c.difference:+6.2f}  95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}  "
+            f"p = {comparison.adjusted_p:.2g}  {c.wins} better, {c.ties} equal, {c.losses} worse"
+        )
+        click.echo(f"{'':28s} {comparison.verdict}")
+    if json_file is not None:
+        arm_values = {
+            a.controller: {k: getattr(a, k).tolist() for k in ("accuracy", "parameters", "fossils")} for a in found
+        }
+        results = [{**asdict(c.pair), "adjusted_p": c.adjusted_p, "verdict": c.verdict} for c in comparisons]
+        environment = describe_environment()
+        environment["modules"] = sorted(environment["modules"])
+        write_json(
+            json_file,
+            {
+                "config": config.model_dump(mode="json"),
+                "pairs": pairs,
+                "arms": arm_values,
+                "comparisons": results,
+                "environment": environment,
+            },
+        )

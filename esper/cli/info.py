@@ -1,0 +1,56 @@
+"""`esper info`: what is installed and built; the observation's layout; the configuration with its manual."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("info")
+@click.option("--observation", is_flag=True, help="Print every entry of the observation for a task's host.")
+@click.option("--config", "config", is_flag=True, help="Print every config value with its default and meaning.")
+@click.option("--task", default="digits", show_default=True, help="The task whose host --observation describes.")
+def command(observation: bool, config: bool, task: str) -> None:
+    """Show versions, hardware and what was built; or the observation and the configuration."""
+    if observation:
+        show_observation(task)
+    elif config:
+        show_config()
+    else:
+        show_environment()
+
+
+def show_environment() -> None:
+    """Versions, hardware, each compiled module with its path or why it is missing, and how to repair it."""
+    from esper.experiment.environment import describe_environment
+    from esper.ops import _native
+
+    facts = describe_environment()
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    click.echo(f"Python {facts['python']}; {packages}")
+    click.echo(
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; {', '.join(facts['instruction_sets'])}"
+    )
+    click.echo(f"CUDA {facts['cuda'] or 'not in this torch'}; GPUs: {', '.join(facts['gpus']) or 'none'}")
+    click.echo(f"Built with: {facts['built_with']}")
+    for name, where in facts["modules"].items():
+        click.echo(f"  {name:14s} {where}")
+    click.echo(f"To build the modules again, from the root of the repository: {_native.REPAIR_COMMAND}")
+
+
+def show_observation(task: str) -> None:
+    """Place, kind, name and meaning of each entry."""
+    from esper.data.tasks import load_task
+    from esper.spaces.observation import ObservationLayout
+
+    loaded = load_task(task)
+    layout = ObservationLayout(loaded.build_host().slot_names, loaded.episode_length)
+    for place, entry in enumerate(layout.entries):
+        click.echo(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}")
+
+
+def show_config() -> None:
+    """Every value as the dotted name that --set takes, with its default and its docstring."""
+    from esper.config import TrainingConfig, describe_fields
+
+    for name, default, meaning in describe_fields(TrainingConfig):
+        click.echo(f"{name} = {default}\n    {meaning}")

@@ -1,0 +1,55 @@
+"""The `esper` command group. Subcommands are imported only when called, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from esper.config import ConfigError
+
+COMMANDS = {
+    "run": "Grow hosts with a controller, beside the same hosts left alone.",
+    "compare": "Compare controllers on the same hosts, pair by pair.",
+    "info": "Show versions, hardware and what was built; or the observation and the configuration.",
+    "tasks": "List the tasks, blueprints and controllers.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in ``esper.cli.NAME`` as ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"esper.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="esper")
+def group() -> None:
+    """Esper grows neural networks while they train."""
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 an error while running, 2 wrong input, 130 interrupted."""
+    try:
+        group(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ConfigError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)

@@ -1,0 +1,56 @@
+"""Options that several commands share, and how they become one config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from esper.config import TrainingConfig, read_toml, set_dotted
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Flag, the config value it sets, type, help.
+FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
+    ("--task", ("task", "name"), click.STRING, "What hosts are trained on; see `esper tasks`.  [default: digits]"),
+    ("--envs", ("env", "n_envs"), click.INT, "Hosts trained together."),
+    ("--episode-length", ("env", "episode_length"), click.INT, "Epochs each host trains."),
+    ("--seed", ("run", "seed"), click.INT, "Seed of everything random.  [default: 0]"),
+    ("--device", ("run", "device"), click.STRING, "Where hosts train: cpu, cuda, cuda:0, ...  [default: cpu]"),
+)
+
+
+def config_options(function: Command) -> Command:
+    """Add the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
+    function = click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Set any config value.")(
+        function
+    )
+    function = click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE.toml",
+        help="Read the config from a file.",
+    )(function)
+    for flag, _, kind, text in reversed(FLAGS):
+        function = click.option(flag, type=kind, help=text)(function)
+    return function
+
+
+def build_config(
+    config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
+) -> TrainingConfig:
+    """The config from a file, then ``--set``, then flags; what comes later wins. Raises ConfigError for wrong input.
+
+    ``flags`` are the values of ``FLAGS`` by parameter name, ``extra`` further (section, key): value; None is not given.
+    """
+    tables = read_toml(config_file) if config_file else {}
+    for assignment in assignments:
+        set_dotted(tables, assignment)
+    given = {place: flags[flag.removeprefix("--").replace("-", "_")] for flag, place, _, _ in FLAGS}
+    for (section, key), value in {**given, **extra}.items():
+        if value is not None:
+            tables.setdefault(section, {})[key] = value
+    return TrainingConfig.parse(tables)

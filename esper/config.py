@@ -1,0 +1,285 @@
+"""Every parameter of a run, in one frozen tree of sections; a docstring under each field is its manual.
+
+``None`` means "from the task" (sizes and rates) or "scaled with the horizon" (durations);
+``esper.data.task.resolve`` and :class:`Durations` turn them into numbers. Names of tasks, controllers and blueprints
+are checked where their registries are known: when an env or an experiment is made.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+RewardMode = Literal["shaped", "simplified", "advantage", "sparse"]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message says what would be right."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RunConfig(Section):
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of everything random in the run."""
+    controller: str = "heuristic"
+    """What decides: heuristic, random, none, schedule or schedule:FILE.toml."""
+    rounds: Count | None = None
+    """Rounds of n_envs episodes each; None takes the task's default."""
+    device: str = "cpu"
+    """Where hosts train: cpu, cuda, cuda:0, ..."""
+    lanes: Count | None = None
+    """Envs that train at the same time; None: one a physical core. Results do not depend on it."""
+
+
+class TaskConfig(Section):
+    name: str = "digits"
+    """What hosts are trained on; `esper tasks` lists the known ones."""
+    batch_size: Count | None = None
+    """Samples in one optimizer step of a host; None takes the task's default."""
+    samples_per_epoch: Count | None = None
+    """Samples each env draws in one epoch; None takes the task's default. A batch that is not full is left out."""
+    learning_rate: Positive | None = None
+    """Rate of host and seeds at the start of an episode; None takes the task's default."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the rate falls over the episode: cosine to zero, or not at all."""
+    momentum: Fraction = 0.9
+    """SGD momentum of hosts and seeds."""
+    weight_decay: NonNegative = 5e-4
+    """SGD weight decay of hosts; seeds have none."""
+    max_grad_norm: Positive = 1.0
+    """Global L2 norm to which the host and each seed are clipped, apart from one another."""
+
+
+class GateConfig(Section):
+    level: Literal["permissive", "strict"] = "permissive"
+    """Which checks a gate asks for."""
+    min_training_epochs: Count | None = None
+    """G2: epochs in TRAINING before blending; None: max(2, T/15)."""
+    min_gradient_health: Fraction = 0.7
+    """G2: smallest gradient health of the seed, 0 to 1."""
+    min_gradient_ratio: NonNegative = 0.10
+    """G2, strict: smallest ratio of the seed's to the host's gradient, both per element."""
+    trial_standard_errors: NonNegative = 1.0
+    """G2, permissive: paired standard errors that the trial accuracy may lie below the accuracy without the seed."""
+    min_blending_epochs: Count | None = None
+    """G3, strict: epochs in BLENDING; None: max(2, T/15)."""
+    min_contribution: float = 1.0
+    """G5, strict: smallest contribution, pp."""
+    contribution_standard_errors: NonNegative = 1.64
+    """G5, strict: how many paired standard errors the contribution must lie above zero."""
+
+
+class EnvConfig(Section):
+    n_envs: Count | None = None
+    """Hosts trained together; None takes the task's default."""
+    episode_length: Count | None = None
+    """Epochs of one episode, T; None takes the task's default."""
+    max_seeds: Count = 3
+    """Living seeds (GERMINATED to HOLDING) allowed in one host."""
+    max_fossils: Count | None = None
+    """Fossils allowed in one host; None: one in each slot."""
+    parameter_budget: Positive = 10.0
+    """Parameters that seeds may add, as a multiple of the host's."""
+    one_incubating: bool = True
+    """Germinate only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
+    auto_advance: frozenset[Literal["G1", "G2", "G3"]] = frozenset()
+    """Gates that open by themselves; ADVANCE is then masked out for their stage."""
+    counterfactual_every: Count = 1
+    """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
+    baseline_episodes: Count = 8
+    """Hosts left alone whose mean curve is the no-growth baseline."""
+    min_prune_age: Count | None = None
+    """Epochs a seed must live before it may be pruned; None: max(1, T/30)."""
+    embargo: Count | None = None
+    """Epochs in EMBARGOED after a prune; None: max(1, T/30)."""
+    max_training_epochs: Count | None = None
+    """With automatic G2, a seed that has not passed after this many epochs is pruned; None: max(4, T/5)."""
+    gates: GateConfig = GateConfig()
+
+
+class RewardConfig(Section):
+    mode: RewardMode = "shaped"
+    """Which terms are paid."""
+    gamma: Fraction = 0.995
+    """Discount in the potential terms; the agent's discount must be the same."""
+    benefit_scale: Positive = 10.0
+    """Accuracy gained over the no-growth baseline that is worth 1, pp."""
+    rent_rate: NonNegative = 0.2
+    """Weight of the rent on alpha-weighted added parameters."""
+    rent_cap: NonNegative = 0.6
+    """Largest rent of a whole episode."""
+    rent_host_floor: Count = 200
+    """Hosts with fewer parameters pay rent as if they had this many."""
+    stage_potential: NonNegative = 0.1
+    """Weight of the stage potential."""
+    contribution_potential: NonNegative = 0.05
+    """Weight of the contribution potential, per pp."""
+    germinate_cost: NonNegative = 0.015
+    """Cost of GERMINATE."""
+    refused_cost: NonNegative = 0.01
+    """Cost of an ADVANCE or FOSSILIZE that its gate refused."""
+    action_cost: NonNegative = 0.001
+    """Cost of any other action but WAIT."""
+    rollback_penalty: NonNegative = 10.0
+    """Cost of a rollback."""
+    sparse_parameter_cost: NonNegative = 0.1
+    """Mode `sparse`: cost of fossils that fill the whole parameter budget."""
+
+
+class GovernorConfig(Section):
+    snapshot_every: Count | None = None
+    """Epochs between snapshots of a healthy host; None: max(1, T/30)."""
+    window: Count | None = None
+    """Healthy validation losses remembered; None: max(5, 20 T/150)."""
+    collapse_loss: Positive = 0.935
+    """Collapse: validation loss at or above this multiple of chance, ln(classes) ..."""
+    healthy_loss: Positive = 0.6
+    """... after the recent mean was below this multiple of chance."""
+    divergence_sigma: Positive = 6.0
+    """Divergence: standard deviations above the recent mean, and ..."""
+    divergence_ratio: Positive = 1.5
+    """... multiple of the recent mean, and ..."""
+    divergence_margin: Positive = 0.25
+    """... multiple of chance above the recent best loss ..."""
+    divergence_checks: Count = 3
+    """... in this many checks running."""
+    max_rollbacks: Count = 3
+    """The rollback that ends the episode."""
+
+
+class TrainingConfig(Section):
+    """The whole configuration of a run; one TOML table a section."""
+
+    run: RunConfig = RunConfig()
+    task: TaskConfig = TaskConfig()
+    env: EnvConfig = EnvConfig()
+    reward: RewardConfig = RewardConfig()
+    governor: GovernorConfig = GovernorConfig()
+
+    @classmethod
+    def parse(cls, tables: dict[str, Any]) -> TrainingConfig:
+        """A checked config from nested dicts. Raises ConfigError naming each wrong key with what would be right."""
+        try:
+            return cls.model_validate(tables)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(cls, problem) for problem in error.errors())) from None
+
+    def with_values(self, **sections: dict[str, Any]) -> TrainingConfig:
+        """A copy with some values replaced: ``config.with_values(run={"seed": 3})``."""
+        tables = self.model_dump()
+        for name, values in sections.items():
+            tables[name] = {**tables[name], **values}
+        return TrainingConfig.parse(tables)
+
+    def to_toml(self) -> str:
+        """The config as TOML that :func:`read_toml` reads back; values that are None are left out."""
+        return _toml(self.model_dump(mode="json", exclude_none=True))
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Durations in epochs for an episode of T epochs; those not given scale with T and are rounded up."""
+
+    min_training_epochs: int
+    min_blending_epochs: int
+    min_prune_age: int
+    embargo: int
+    max_training_epochs: int
+    dwell: int
+    """Epochs over which the stage potential climbs towards the next stage's."""
+    snapshot_every: int
+    governor_window: int
+
+    @classmethod
+    def of(cls, config: TrainingConfig, horizon: int) -> Durations:
+        def scaled(given: int | None, least: int, fraction: float) -> int:
+            return given if given is not None else max(least, math.ceil(fraction * horizon - 1e-9))
+
+        env, gates, governor = config.env, config.env.gates, config.governor
+        return cls(
+            min_training_epochs=scaled(gates.min_training_epochs, 2, 1 / 15),
+            min_blending_epochs=scaled(gates.min_blending_epochs, 2, 1 / 15),
+            min_prune_age=scaled(env.min_prune_age, 1, 1 / 30),
+            embargo=scaled(env.embargo, 1, 1 / 30),
+            max_training_epochs=scaled(env.max_training_epochs, 4, 1 / 5),
+            dwell=scaled(None, 2, 1 / 15),
+            snapshot_every=scaled(governor.snapshot_every, 1, 1 / 30),
+            governor_window=scaled(governor.window, 5, 20 / 150),
+        )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError when the file is missing or is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read as TOML: {error}") from None
+
+
+def set_dotted(tables: dict[str, Any], assignment: str) -> None:
+    """Write ``a.b=c`` into nested tables; the value is read as TOML, and as a plain string where it is not TOML."""
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise ConfigError(f"--set wants SECTION.NAME=VALUE, such as run.seed=3, not {assignment!r}")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for key in keys[:-1]:
+        tables = tables.setdefault(key, {})
+        if not isinstance(tables, dict):
+            raise ConfigError(f"--set {assignment}: {key} is a value, not a section")
+    tables[keys[-1]] = value
+
+
+def _explain(root: type[BaseModel], problem: Any) -> str:
+    """One line for one pydantic error: where, what is wrong, what would be right."""
+    location = [str(part) for part in problem["loc"]]
+    if problem["type"] != "extra_forbidden":
+        return f"{'.'.join(location)}: {problem['msg']}, not {problem['input']!r}"
+    section: Any = root
+    for part in location[:-1]:
+        section = section.model_fields[part].annotation
+    place = ".".join(location[:-1]) or "the config"
+    return f"unknown key {'.'.join(location)}; {place} has: {', '.join(section.model_fields)}"
+
+
+def _toml(tables: dict[str, Any], prefix: str = "") -> str:
+    """Tables of scalars, lists and tables as TOML. JSON's strings, numbers, booleans and lists are TOML's too."""
+    import json
+
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    text = "\n".join(lines) + "\n" if lines else ""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            name = f"{prefix}{key}"
+            text += f"\n[{name}]\n" + _toml(value, f"{name}.")
+    return text
+
+
+def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
+    """(dotted name, default, docstring) of every value in the config, for people."""
+    rows: list[tuple[str, str, str]] = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            rows += describe_fields(field.annotation, f"{prefix}{name}.")
+        else:
+            default = "from the task or the horizon" if field.default is None else str(field.default)
+            rows.append((f"{prefix}{name}", default, (field.description or "").replace("\n", " ")))
+    return rows

@@ -1,0 +1,97 @@
+"""What every controller is: observations and masks in, actions out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.seeds.stage import STAGES, SeedStage
+from esper.spaces.action import HEADS, ActionSpec, Op
+from esper.spaces.observation import ObservationLayout
+
+Float32s = NDArray[np.float32]
+Masks = Mapping[str, NDArray[np.bool_]]
+
+
+class Controller(ABC):
+    """Chooses actions for E envs at once; sees what Gymnasium passes over the seam and nothing else."""
+
+    def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.n_envs = n_envs
+        self.run_seed = run_seed
+        self.episode = np.full(n_envs, -1)
+        self.steps = np.zeros(n_envs, dtype=np.int64)
+
+    def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
+        """New episodes start in the envs of ``mask`` [E]; None for all."""
+        for env in range(self.n_envs):
+            if mask is None or mask[env]:
+                self.episode[env] += 1
+                self.steps[env] = 0
+                self.begin_episode(env)
+
+    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
+        """Actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
+        actions = np.zeros((self.n_envs, len(HEADS)), dtype=np.int64)
+        for env in range(self.n_envs):
+            view = EnvView(self.spec, self.layout, observation[env], {name: mask[env] for name, mask in masks.items()})
+            actions[env] = self.choose(env, view)
+            self.steps[env] += 1
+        return actions
+
+    def begin_episode(self, env: int) -> None:  # noqa: B027  most controllers remember nothing
+        """Forget what was remembered of this env."""
+
+    @abstractmethod
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        """The action [8] of one env."""
+
+
+class EnvView:
+    """One env's observation and mask, read by name."""
+
+    def __init__(self, spec: ActionSpec, layout: ObservationLayout, observation: Float32s, masks: Masks) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.observation = observation
+        self.masks = masks
+
+    def value(self, name: str) -> float:
+        return float(self.layout.read(self.observation, name))
+
+    def of(self, slot: str, name: str) -> float:
+        return self.value(f"{slot}/{name}")
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return round(self.value("epoch") * self.layout.horizon)
+
+    def age(self, slot: str) -> int:
+        """Epochs since the slot's seed germinated."""
+        return round(self.of(slot, "age") * self.layout.horizon)
+
+    def stage(self, slot: str) -> SeedStage:
+        return next(stage for stage in STAGES if self.of(slot, f"stage_{stage.name.lower()}") > 0)
+
+    def blueprint(self, slot: str) -> str | None:
+        index = round(self.of(slot, "blueprint"))
+        return self.spec.blueprints[index - 1] if index else None
+
+    def legal(self, op: Op, slot: str, blueprint: str | None = None) -> bool:
+        place = self.spec.slots.index(slot)
+        if not self.masks["op_slot"][op, place]:
+            return False
+        return blueprint is None or bool(self.masks["slot_blueprint"][place, self.spec.blueprints.index(blueprint)])
+
+
+class NoGrowth(Controller):
+    """Always WAIT: the host left alone."""
+
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        return self.spec.encode(Op.WAIT)

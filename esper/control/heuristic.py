@@ -1,0 +1,106 @@
+"""A simple rule, as a person would grow a network by hand. It sees exactly what a learning controller sees."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.control.controller import Controller, EnvView
+from esper.seeds.stage import LIVING, SeedStage
+from esper.spaces.action import TEMPOS, ActionSpec, Op
+from esper.spaces.observation import HISTORY, ObservationLayout
+
+# Accuracies are fractions and contributions tenths of 10 pp, as in the observation.
+LONG = 150
+"""The horizon at which the rates below are given; a shorter episode trains more in each of its epochs."""
+PLATEAU = 0.005
+"""An accuracy that rises less than this in 1/150 of an episode stands still."""
+STABLE_IMPROVEMENT = 0.03
+"""A loss that falls by less than this share in 1/150 of an episode has settled."""
+DROP = 0.02
+"""A seed that costs more accuracy than this since its birth is pruned."""
+WORTH_KEEPING = 0.05
+"""Contribution, 0.5 pp, above which a held seed is fossilized."""
+PRUNE_PENALTY, PENALTY_DECAY, PENALTY_LIMIT = 2.0, 0.5, 1.0
+
+
+class HeuristicController(Controller):
+    """Fossilizes what contributes, prunes what harms, advances what its gate lets through, and plants a seed in the
+    next free slot when the host has settled on a plateau.
+
+    Blueprints rotate in order of registration; each prune of one adds a penalty of 2, halved at every later
+    germination, and a blueprint with a penalty of 1 or more is skipped.
+    """
+
+    def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
+        super().__init__(spec, layout, n_envs, run_seed)
+        share = layout.horizon / LONG
+        self.patience = min(HISTORY, max(2, math.ceil(3 * share)))
+        self.trial_period = max(2, math.ceil(5 * share))
+        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - 5 * share))
+        self.plateau, self.stable_improvement = PLATEAU / share, STABLE_IMPROVEMENT / share
+        self.penalty: list[dict[str, float]] = [{} for _ in range(n_envs)]
+        self.turn = [0] * n_envs
+        self.accuracy_at_birth: list[dict[str, float]] = [{} for _ in range(n_envs)]
+
+    def begin_episode(self, env: int) -> None:
+        self.penalty[env] = dict.fromkeys(self.spec.blueprints, 0.0)
+        self.turn[env] = 0
+        self.accuracy_at_birth[env] = {}
+
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        for slot in self.spec.slots:
+            if view.legal(Op.FOSSILIZE, slot) and self._worth_keeping(slot, view):
+                return self.spec.encode(Op.FOSSILIZE, slot)
+        for slot in self.spec.slots:
+            if view.legal(Op.PRUNE, slot) and self._harmful(env, slot, view):
+                self.penalty[env][view.blueprint(slot) or ""] += PRUNE_PENALTY
+                return self.spec.encode(Op.PRUNE, slot)
+        for slot in self.spec.slots:
+            if view.legal(Op.ADVANCE, slot) and view.of(slot, "gate_passed"):
+                return self.spec.encode(Op.ADVANCE, slot)
+        if self._settled(view):
+            return self._germinate(env, view)
+        return self.spec.encode(Op.WAIT)
+
+    def _worth_keeping(self, slot: str, view: EnvView) -> bool:
+        contribution, error = view.of(slot, "contribution"), view.of(slot, "contribution_error")
+        return bool(view.of(slot, "gate_passed")) and contribution > WORTH_KEEPING and contribution > error
+
+    def _harmful(self, env: int, slot: str, view: EnvView) -> bool:
+        """Accuracy fell by more than 2 pp since the seed's birth, or a held seed's contribution is below −1 SE."""
+        stage = view.stage(slot)
+        if stage not in LIVING or view.age(slot) < self.trial_period:
+            return False
+        fallen = view.value("validation_accuracy") < self.accuracy_at_birth[env].get(slot, 0.0) - DROP
+        return fallen or (
+            stage is SeedStage.HOLDING and view.of(slot, "contribution") < -view.of(slot, "contribution_error")
+        )
+
+    def _settled(self, view: EnvView) -> bool:
+        """Over the last ``patience`` epochs loss and accuracy improved by less than their thresholds an epoch.
+
+        The window is judged as a whole: single epochs of a small host are too noisy.
+        """
+        if view.epoch < self.patience:
+            return False
+        before = math.expm1(view.value(f"loss_{self.patience}_ago"))
+        improved = before - math.expm1(view.value("validation_loss"))
+        gained = view.value("validation_accuracy") - view.value(f"accuracy_{self.patience}_ago")
+        return improved < self.patience * self.stable_improvement * before and gained < self.patience * self.plateau
+
+    def _germinate(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        """The next blueprint in turn that is not out of favour, in the first free slot that can afford it."""
+        names = self.spec.blueprints
+        rotation = [names[(self.turn[env] + i) % len(names)] for i in range(len(names))]
+        for name in rotation:
+            slot = next((s for s in self.spec.slots if view.legal(Op.GERMINATE, s, name)), None)
+            if slot is None or self.penalty[env][name] >= PENALTY_LIMIT:
+                continue
+            self.turn[env] = names.index(name) + 1
+            self.penalty[env] = {known: PENALTY_DECAY * value for known, value in self.penalty[env].items()}
+            self.accuracy_at_birth[env][slot] = view.value("validation_accuracy")
+            return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
+        return self.spec.encode(Op.WAIT)

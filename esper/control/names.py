@@ -1,0 +1,34 @@
+"""Controllers by their names on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from esper.config import ConfigError
+from esper.control.controller import Controller, NoGrowth
+from esper.control.heuristic import HeuristicController
+from esper.control.random import RandomController
+from esper.control.script import ScriptedController, read_schedule, shipped_schedule
+from esper.spaces.action import ActionSpec
+from esper.spaces.observation import ObservationLayout
+
+SIMPLE: dict[str, Callable[[ActionSpec, ObservationLayout, int, int], Controller]] = {
+    "heuristic": HeuristicController,
+    "random": RandomController,
+    "none": NoGrowth,
+}
+NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
+
+
+def make_controller(
+    name: str, task: str, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int
+) -> Controller:
+    """The controller of that name. Raises ConfigError that lists the known names or says what is wrong."""
+    if name in SIMPLE:
+        return SIMPLE[name](spec, layout, n_envs, run_seed)
+    kind, _, file = name.partition(":")
+    if kind != "schedule" or name == "schedule:":
+        raise ConfigError(f"unknown controller {name!r}; known: {', '.join(NAMES)}")
+    path = Path(file) if file else shipped_schedule(task)
+    return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)

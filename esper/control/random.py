@@ -1,0 +1,30 @@
+"""Chance: every legal op is equally likely, then every choice that is legal for it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.control.controller import Controller, EnvView
+from esper.spaces.action import HEADS, RELEVANT, Op
+
+
+class RandomController(Controller):
+    """Draws by counter (run seed, env, episode, step), so that an env's draws do not depend on the other envs."""
+
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        draw = np.random.default_rng([self.run_seed, env, int(self.episode[env]), int(self.steps[env])])
+        op = Op(draw.choice(np.flatnonzero(view.masks["op"])))
+        action = np.zeros(len(HEADS), dtype=np.int64)
+        action[0] = op
+        for place, head in enumerate(HEADS):
+            if head not in RELEVANT[op]:
+                continue
+            if head == "slot":
+                legal = view.masks["op_slot"][op]
+            elif head == "blueprint":
+                legal = view.masks["slot_blueprint"][action[1]]
+            else:
+                legal = view.masks[head]
+            action[place] = draw.choice(np.flatnonzero(legal))
+        return action

@@ -1,0 +1,107 @@
+"""A written schedule: which action in which slot, and not before which epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from esper.config import ConfigError, read_toml
+from esper.control.controller import Controller, EnvView
+from esper.spaces.action import RELEVANT, ActionSpec, Op
+from esper.spaces.observation import ObservationLayout
+
+SCHEDULES = Path(__file__).parent / "schedules"
+
+
+class Entry(BaseModel):
+    """One line of a schedule; the heads that do not matter for ``op`` may be left out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epoch: Annotated[int, Field(ge=0)]
+    """Epochs done before the action may be taken."""
+    op: str
+    slot: str
+    blueprint: str | None = None
+    style: str = "LINEAR_ADD"
+    tempo: int = 5
+    alpha_target: float = 1.0
+    alpha_speed: int = 0
+    alpha_curve: str = "linear"
+
+
+class ScriptedController(Controller):
+    """Follows a schedule in each env.
+
+    An entry is taken at its epoch or as soon afterwards as it is legal and, for ADVANCE and FOSSILIZE, as the gate in
+    front of it would open. Entries of one slot keep their order; one action is taken a step.
+    """
+
+    def __init__(
+        self, schedule: list[Entry], spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0
+    ) -> None:
+        super().__init__(spec, layout, n_envs, run_seed)
+        self.schedule = sorted(schedule, key=lambda entry: entry.epoch)
+        self.actions = [encode(entry, spec) for entry in self.schedule]
+        self.pending: list[list[int]] = [[] for _ in range(n_envs)]
+
+    def begin_episode(self, env: int) -> None:
+        self.pending[env] = list(range(len(self.schedule)))
+
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        held: set[str] = set()  # slots whose earlier entry is still waiting
+        for place in self.pending[env]:
+            entry = self.schedule[place]
+            if entry.epoch > view.epoch:
+                break
+            if entry.slot not in held and self._ready(entry, view):
+                self.pending[env].remove(place)
+                return self.actions[place]
+            held.add(entry.slot)
+        return self.spec.encode(Op.WAIT)
+
+    def _ready(self, entry: Entry, view: EnvView) -> bool:
+        op = Op[entry.op]
+        if op in (Op.ADVANCE, Op.FOSSILIZE) and not view.of(entry.slot, "gate_passed"):
+            return False
+        return view.legal(op, entry.slot, entry.blueprint if op is Op.GERMINATE else None)
+
+
+def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
+    """The entry as an action [8]. Raises ConfigError for a name that this host or registry does not have."""
+    known = [op.name for op in Op if op is not Op.WAIT]
+    if entry.op not in known:
+        raise ConfigError(f"schedule, epoch {entry.epoch}: op {entry.op!r} is not one of: {', '.join(known)}")
+    heads: dict[str, Any] = {head: getattr(entry, head) for head in RELEVANT[Op[entry.op]]}
+    try:
+        return spec.encode(Op[entry.op], **heads)
+    except ValueError as error:
+        raise ConfigError(f"schedule, epoch {entry.epoch}: {error}") from None
+
+
+def read_schedule(path: Path) -> list[Entry]:
+    """The ``[[action]]`` tables of a TOML file. Raises ConfigError naming the file and what would be right."""
+    tables = read_toml(path)
+    if set(tables) != {"action"} or not isinstance(tables["action"], list):
+        raise ConfigError(f"{path}: a schedule is a list of [[action]] tables with epoch, op, slot, ...")
+    try:
+        return [Entry.model_validate(table) for table in tables["action"]]
+    except ValidationError as error:
+        problem = error.errors()[0]
+        known = ", ".join(Entry.model_fields)
+        raise ConfigError(
+            f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; keys are: {known}"
+        ) from None
+
+
+def shipped_schedule(task: str) -> Path:
+    """The schedule that comes with Esper for a task. Raises ConfigError listing the tasks that have one."""
+    path = SCHEDULES / f"{task}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in SCHEDULES.glob("*.toml")))
+        raise ConfigError(f"no schedule ships for task {task!r} (only for: {known}); give one: schedule:FILE.toml")
+    return path

@@ -1,0 +1,1 @@
+"""Data: tasks with three disjoint splits."""

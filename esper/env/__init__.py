@@ -1,0 +1,1 @@
+"""The environment: hosts in training behind the Gymnasium vector API."""

@@ -1,0 +1,64 @@
+"""The no-growth baseline: the mean curve of the same host left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.config import TrainingConfig
+from esper.data.task import Task
+from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.evaluate import evaluate
+from esper.training.host_step import train_epoch
+from esper.training.lanes import Lanes
+
+FIRST_INDEX = 1_000_000
+"""Env index of the first baseline host: streams of random numbers that no env of a run shares."""
+
+SMALLEST_STD = 1e-3
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Curves by epochs done, 0 to T; accuracy is pp on the validation split."""
+
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    final_loss_std: float
+    """Standard deviation over hosts of the last loss, at least 1e-3."""
+    episodes: int
+
+    def check(self, horizon: int) -> None:
+        """Raises ValueError when the curves are not those of an episode of ``horizon`` epochs."""
+        if len(self.accuracy) != horizon + 1 or len(self.loss) != horizon + 1:
+            raise ValueError(
+                f"the baseline has {len(self.accuracy) - 1} epochs, the episode {horizon}: measure it again"
+            )
+
+
+def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes, run_seed: int) -> Baseline:
+    """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch."""
+    count, horizon = config.env.baseline_episodes, config.env.episode_length
+    assert horizon is not None
+    rows = make_accumulators(count, task.train.x.device)
+    envs = [ParallelEnvState(FIRST_INDEX + i, task, config, rows[i]) for i in range(count)]
+    curves = {env.index: np.zeros((2, horizon + 1)) for env in envs}
+
+    def live_alone(env: ParallelEnvState) -> None:
+        for epoch in range(horizon + 1):
+            if epoch:
+                train_epoch(env)
+            result = evaluate(env, task.validation, [(0.0,) * len(env.slots)])
+            curves[env.index][:, epoch] = 100 * float(result.correct.double().mean()), float(result.loss)
+
+    for env in envs:
+        env.reset(run_seed, episode=0)
+    lanes.run(live_alone, envs)
+    accuracy, loss = np.stack(list(curves.values()), axis=1)  # each [count, T + 1]
+    return Baseline(
+        accuracy=tuple(accuracy.mean(axis=0).tolist()),
+        loss=tuple(loss.mean(axis=0).tolist()),
+        final_loss_std=max(float(loss[:, -1].std(ddof=1)) if count > 1 else 0.0, SMALLEST_STD),
+        episodes=count,
+    )

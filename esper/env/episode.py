@@ -1,0 +1,280 @@
+"""One env's episode: a host in training with its slots, governor, reward and counterfactuals, phase by phase.
+
+The vector env calls the phases of a step in order for all envs together; nothing here knows of other envs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
+from esper.config import TrainingConfig
+from esper.env.apply import Outcome, apply_action, automatic_gates
+from esper.env.baseline import Baseline
+from esper.env.signals import Measurement, SignalTracker
+from esper.ops import grad_stats
+from esper.rewards.modes import Reward
+from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.seeds.blueprints import BlueprintRegistry
+from esper.spaces.action import Action, ActionSpec, Op
+from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
+from esper.training.env_state import HOST, ParallelEnvState
+from esper.training.evaluate import evaluate
+from esper.training.governor import Governor
+from esper.training.host_step import train_epoch
+from esper.training.snapshot import ValidationRecord
+
+RATIO_DECAY = 0.9
+"""EMA of the gradient ratio, per epoch."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What all envs of one vector env share, read-only."""
+
+    config: TrainingConfig
+    spec: ActionSpec
+    blueprints: BlueprintRegistry
+    baseline: Baseline
+    emit: Callable[[Event], None]
+
+
+class Episode:
+    """State and phases of one env."""
+
+    def __init__(self, training: ParallelEnvState, world: World) -> None:
+        self.training = training
+        self.world = world
+        self.slots = [training.slot_by_name[name] for name in world.spec.slots]
+        """Row-major, as in actions and observations."""
+        self.governor = Governor(world.config.governor, training.durations, training.task.classes)
+        self.reward = Reward(world.config.reward, training.durations.dwell)
+        self.counterfactual = CounterfactualHelper()
+        self.signals = SignalTracker()
+        self.budget = world.config.env.parameter_budget * training.host_parameters
+        self.done = True
+
+    # Lanes report errors by these.
+    @property
+    def index(self) -> int:
+        return self.training.index
+
+    @property
+    def epoch(self) -> int:
+        return self.training.epoch
+
+    @property
+    def batch(self) -> int:
+        return self.training.batch
+
+    def reset(self, run_seed: int, episode: int) -> None:
+        """A fresh host; its first validation follows with :meth:`validate`, :meth:`read` and :meth:`begin`."""
+        self.training.reset(run_seed, episode)
+        self.governor.reset()
+        self.reward.reset()
+        self.signals.reset()
+        self.outcome = Outcome(Op.WAIT, True, "")
+        self.rolled_back = False
+        self.done = False
+        self.truncated = False
+        self.total_reward = 0.0
+        self.terms: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """After the first validation: the first snapshot and the state that the first reward starts from."""
+        self.governor.snapshot_if_due(self.training, self._record(), fossilized=False)
+        self.signals.record(self.measurement)
+        self.before = self.reward_state()
+
+    # Phase 1
+    def act(self, action: Action) -> None:
+        """Apply one legal action to the slots."""
+        self.before = self.reward_state()
+        self.rolled_back = False
+        self.outcome = apply_action(self, action)
+
+    # Phase 2, on a lane
+    def train(self) -> None:
+        train_epoch(self.training)
+
+    # Phase 3, on a lane
+    def validate(self) -> None:
+        """Evaluate all configurations; results wait on the device, packed for one transfer."""
+        env = self.training
+        every = self.world.config.env.counterfactual_every
+        plan = self.counterfactual.plan(env.slots, costly=env.epoch % every == 0)
+        result = evaluate(env, env.task.validation, plan)
+        self.correct = result.correct  # [K, n]
+        committed = [env.host_group.parameters, *(env.seed_groups[slot.name].parameters for slot in env.fossils())]
+        buffers = [b for b in env.host.buffers() if b.is_floating_point()]
+        values = grad_stats([*([p.detach() for p in parameters] for parameters in committed), buffers])
+        finite = [slot.finite if slot.finite is not None else torch.ones((), device=env.device) for slot in self.slots]
+        self.packed = torch.cat(
+            (
+                env.row,  # [4]
+                (values.nan + values.inf).sum().view(1),
+                torch.stack(finite).double(),  # [S]
+                result.loss,  # [K]
+                env.collector.packed(env.device),
+            )
+        )
+
+    def read(self, packed: Tensor, correct: Tensor) -> None:
+        """Take in what was transferred: ``packed`` float64 and ``correct`` uint8 [K, n], both on the CPU."""
+        head, configurations = 5 + len(self.slots), len(self.counterfactual.configurations)
+        loss_sum, right, count, bad_losses, bad_values = packed[:5].tolist()
+        self.counterfactual.record(correct.numpy(), packed[head : head + configurations].numpy())
+        self.not_finite = bad_losses + bad_values
+        self.finite = [bool(value) for value in packed[5:head].tolist()]
+        self.measurement = Measurement(
+            train_loss=loss_sum / count if count else 0.0,
+            train_accuracy=100 * right / count if count else 0.0,
+            loss=self.counterfactual.loss_of(ALL_ON),
+            accuracy=self.counterfactual.accuracy(ALL_ON),
+            committed=self.counterfactual.accuracy(COMMITTED),
+            all_off=self.counterfactual.accuracy(ALL_OFF),
+            committed_loss=self.counterfactual.loss_of(COMMITTED),
+        )
+        self._measure_seeds(packed[head + configurations :])
+
+    def _measure_seeds(self, packed: Tensor) -> None:
+        summaries = self.training.collector.summaries(packed)
+        host = summaries.get(HOST)
+        fossils = {slot.name for slot in self.training.fossils()}
+        self.not_finite += sum(s.not_finite for name, s in summaries.items() if name == HOST or name in fossils)
+        for slot in self.slots:
+            measured, mine = slot.measured, summaries.get(slot.name)
+            if mine is not None and host is not None:
+                ratio = mine.ratio_to(host)
+                old = measured.gradient_ratio
+                measured.gradient_ratio = ratio if old is None else RATIO_DECAY * old + (1 - RATIO_DECAY) * ratio
+                measured.gradient_norm, measured.gradient_health = mine.norm, mine.health
+                measured.vanishing, measured.exploding = mine.vanishing, mine.exploding
+            trial = self.counterfactual.trial_of(slot.name)
+            if trial is not None:
+                measured.trial, measured.trial_error = trial.difference, trial.error
+            contribution = self.counterfactual.contribution(slot.name)
+            measured.epochs_since_measured += 1
+            if contribution is not None:
+                measured.contribution_change = contribution.difference - (measured.contribution or 0.0)
+                measured.contribution, measured.contribution_error = contribution.difference, contribution.error
+                measured.epochs_since_measured = 0
+                measured.interaction = self.counterfactual.interaction(slot.name) or 0.0
+
+    # Phase 4
+    def govern(self) -> None:
+        """Cut living seeds that are not finite; roll back a host that went bad; else take a snapshot when due."""
+        env = self.training
+        for slot, finite in zip(self.slots, self.finite, strict=True):
+            if slot.living and not finite:
+                assert slot.blueprint is not None
+                self._emit(SeedCut, slot=slot.name, blueprint=slot.blueprint.name)
+                slot.cut("not finite")
+                env.forget_removed_seeds()
+        panic = self.governor.check(self.measurement.loss, self.not_finite)
+        if panic is None:
+            fossilized = self.outcome.op is Op.FOSSILIZE and self.outcome.succeeded
+            self.governor.snapshot_if_due(env, self._record(), fossilized)
+            return
+        snapshot = self.governor.roll_back(env)
+        self.rolled_back = True
+        record = snapshot.record
+        self.measurement = Measurement(
+            train_loss=self.measurement.train_loss,
+            train_accuracy=self.measurement.train_accuracy,
+            loss=record.loss,
+            accuracy=record.committed,
+            committed=record.committed,
+            all_off=record.all_off,
+            committed_loss=record.loss,
+        )
+        self._emit(
+            GovernorRollback,
+            reason=panic.reason,
+            value=panic.value,
+            threshold=panic.threshold,
+            restored_epoch=snapshot.epoch,
+            rollbacks=self.governor.rollbacks,
+        )
+
+    # Phase 5
+    def tick(self) -> None:
+        """Move every clock by one epoch, once."""
+        for slot in self.slots:
+            slot.tick()
+        automatic_gates(self)
+        self.training.forget_removed_seeds()
+
+    # Phase 6
+    def settle(self) -> float:
+        """The reward of the measured transition."""
+        self.signals.record(self.measurement)
+        self.done = self.epoch >= self.training.horizon or self.governor.ends_episode
+        self.after = self.reward_state()
+        self.terms = self.reward.pay(
+            Transition(
+                before=self.before,
+                after=self.after,
+                op=self.outcome.op,
+                succeeded=self.outcome.succeeded,
+                rolled_back=self.rolled_back,
+                terminated=self.done,
+                horizon=self.training.horizon,
+                host_parameters=self.training.host_parameters,
+                budget=self.budget,
+            )
+        )
+        reward = sum(self.terms.values())
+        self.total_reward += reward
+        return reward
+
+    def reward_state(self) -> RewardState:
+        return RewardState(
+            accuracy=self.measurement.accuracy,
+            committed=self.measurement.committed,
+            all_off=self.measurement.all_off,
+            baseline=self.baseline_accuracy(),
+            weighted_parameters=sum(slot.alpha.alpha * slot.parameters for slot in self.slots),
+            fossil_parameters=self.training.fossil_parameters,
+            slots=tuple(SlotState(slot.stage, slot.epochs_in_stage) for slot in self.slots),
+        )
+
+    def baseline_accuracy(self, ahead: int = 0) -> float:
+        """b_t at this epoch, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
+        curve = self.world.baseline.accuracy
+        return curve[min(self.epoch + ahead, len(curve) - 1)]
+
+    def report_changes(self) -> None:
+        """Send the stage changes since the last call as events."""
+        for change in self.training.take_changes():
+            self._emit(
+                StageChanged,
+                slot=change.slot,
+                blueprint=change.blueprint,
+                before=change.before.name,
+                after=change.after.name,
+                cause=change.cause,
+            )
+
+    def _emit(self, event: Callable[..., Event], **fields: object) -> None:
+        self.world.emit(event(env=self.index, episode=self.training.episode, epoch=self.epoch, **fields))
+
+    def _record(self) -> ValidationRecord:
+        m = self.measurement
+        return ValidationRecord(loss=m.committed_loss, committed=m.committed, all_off=m.all_off)
+
+
+def transfer(episodes: list[Episode]) -> None:
+    """Bring every env's epoch to the CPU: one transfer of numbers, one of per-sample results."""
+    packed = torch.cat([e.packed for e in episodes]).cpu()
+    correct = torch.cat([e.correct.flatten() for e in episodes]).cpu()
+    numbers = np.cumsum([0] + [len(e.packed) for e in episodes])
+    samples = np.cumsum([0] + [e.correct.numel() for e in episodes])
+    for i, episode in enumerate(episodes):
+        part = correct[samples[i] : samples[i + 1]].view(episode.correct.shape)
+        episode.read(packed[numbers[i] : numbers[i + 1]], part)

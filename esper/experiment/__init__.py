@@ -1,0 +1,1 @@
+"""Runs: training with a controller, comparing controllers, and what is kept of both."""

@@ -1,0 +1,56 @@
+"""What a run ran on: versions, hardware, and what of the compiled modules was there."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from esper import _host
+from esper.config import ConfigError
+from esper.ops import _native
+
+PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and compiled modules, ready for JSON."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": _host.physical_cores(),
+        "instruction_sets": [name for name, there in sorted(_host.cpu_features().items()) if there],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
+        "built_with": _native.built_with(),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name. Raises ConfigError listing the devices of this machine when it cannot be used."""
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}; this machine has: {', '.join(there)}") from None
+    known = {torch.device(known) for known in there} | ({torch.device("cuda")} if len(there) > 1 else set())
+    if device not in known:
+        raise ConfigError(f"device {name!r} is not there; this machine has: {', '.join(there)}")
+    return device

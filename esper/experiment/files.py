@@ -1,0 +1,22 @@
+"""Writing files so that a crash never leaves half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write beside ``path`` and rename: readers see the old file or the new one, never a part."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())

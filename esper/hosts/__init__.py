@@ -1,0 +1,1 @@
+"""Hosts: the networks that are trained and grown."""

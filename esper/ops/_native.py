@@ -1,0 +1,117 @@
+"""Load the compiled modules and say what is there, what is missing, and how to repair it.
+
+The CPU module (``esper._C``) is required: its absence is an ``ImportError``. The CUDA module (``esper._C_cuda``) is
+optional: a CPU torch cannot load one. With ``ESPER_REQUIRE_NATIVE=1`` a GPU without the CUDA module is an error too, so
+that no measurement is taken on a fallback by accident.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+REPAIR_COMMAND = "pip install --force-reinstall --no-deps -e ."
+_PACKAGE = Path(__file__).resolve().parent.parent
+_RECORD = _PACKAGE / "_build_info.json"
+
+
+@dataclass(frozen=True)
+class ModuleReport:
+    """One compiled module: its name, the file it was loaded from, or why it is missing."""
+
+    name: str
+    path: Path | None
+    reason: str | None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its operators can be called."""
+        return self.path is not None
+
+
+def build_info() -> dict[str, Any]:
+    """What the installed modules were built from; empty when the record is missing.
+
+    Keys: ``torch``, ``torch_target``, ``python``, ``platform``, ``cxx_flags`` and ``cuda`` (``built``, ``reason``,
+    ``torch_cuda``, ``architectures``).
+    """
+    if not _RECORD.is_file():
+        return {}
+    return cast(dict[str, Any], json.loads(_RECORD.read_text()))
+
+
+def _find(name: str) -> Path | None:
+    """The file of a module in this very package; the import system could answer with another checkout's."""
+    stem = _PACKAGE / name.removeprefix("esper.")
+    files = [Path(f"{stem}{suffix}") for suffix in EXTENSION_SUFFIXES]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _load(name: str) -> ModuleReport:
+    """Load a module of operators. It registers itself with torch; there is nothing to import from it."""
+    path = _find(name)
+    if path is None:
+        return ModuleReport(name, None, "not built")
+    try:
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+    except OSError as error:  # the linker's complaint: built for another torch or CUDA
+        return ModuleReport(name, None, f"{path.name} cannot be loaded: {error}")
+    return ModuleReport(name, path, None)
+
+
+def _load_cpu() -> ModuleReport:
+    report = _load("esper._C")
+    if not report.loaded:
+        built = build_info().get("torch")
+        made = f" It was built with torch {built}; this is torch {torch.__version__}." if built else ""
+        raise ImportError(
+            f"Esper's compiled module esper._C is missing: {report.reason}.{made} "
+            f"Build it, from the root of the repository: {REPAIR_COMMAND}"
+        )
+    return report
+
+
+def _load_cuda() -> ModuleReport:
+    if torch.version.cuda is None:
+        return ModuleReport("esper._C_cuda", None, "the installed torch is a CPU build")
+    report = _load("esper._C_cuda")
+    if not report.loaded and report.reason == "not built":
+        why = build_info().get("cuda", {}).get("reason", "no record of the build")
+        return ModuleReport(report.name, None, f"not built: {why}")
+    return report
+
+
+def require_native(environment: dict[str, str], cuda: ModuleReport, gpu: bool) -> None:
+    """Raise ``ImportError`` when ``ESPER_REQUIRE_NATIVE=1`` and a GPU would run without its compiled module."""
+    if environment.get("ESPER_REQUIRE_NATIVE", "0") == "1" and gpu and not cuda.loaded:
+        raise ImportError(
+            f"ESPER_REQUIRE_NATIVE=1, but {cuda.name} is missing: {cuda.reason}. "
+            f"To see why, build it strictly: ESPER_CUDA=1 {REPAIR_COMMAND}"
+        )
+
+
+_CPU = _load_cpu()
+_CUDA = _load_cuda()
+require_native(dict(os.environ), _CUDA, torch.cuda.is_available())
+
+
+def _host_report() -> ModuleReport:
+    try:
+        from esper import _host
+    except ImportError as error:
+        return ModuleReport("esper._host", None, str(error))
+    return ModuleReport("esper._host", Path(_host.__file__), None)
+
+
+def modules() -> list[ModuleReport]:
+    """All compiled modules, present or not: ``esper._C``, ``esper._C_cuda``, ``esper._host``."""
+    return [_CPU, _CUDA, _host_report()]
+
+
+def built_with() -> str:
+    """Compiler, torch headers and CPU instruction sets of the CPU module, as it says itself."""
+    return cast(str, torch.ops.esper.built_with())

@@ -1,0 +1,224 @@
+"""Statistics of groups of gradients in one pass: norms, counts, health and the clip coefficient."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from esper.ops import _native
+
+assert _native  # loading it registers the operators
+
+# Columns of `GradStats.fields`, in the order of csrc/grad_stats.h.
+FIELDS = (
+    "sum_sq",
+    "norm",
+    "tensors",
+    "elements",
+    "min_norm",
+    "max_norm",
+    "vanishing",
+    "exploding",
+    "nan",
+    "inf",
+    "zero",
+    "health",
+    "clip_coef",
+)
+
+# Layout of the CUDA kernel's scratch memory, as in csrc/cuda/grad_stats.cu: one row for the counter, one a tensor, one
+# a chunk of a tensor.
+_CHUNK = 8192
+_SCRATCH_COLUMNS = 6
+
+# Statistics are measured, not differentiated: gradients that themselves require grad give results that do not.
+_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
+for _name in ("grad_stats", "grad_stats.out"):
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+
+_functional = torch.ops.esper.grad_stats.default
+_into = torch.ops.esper.grad_stats.out
+
+
+class GradStats:
+    """What :func:`grad_stats` measured. All values stay on the gradients' device; reading one on the host is a sync.
+
+    Attributes:
+        fields: float64 ``[G, 13]``, one row a group, columns named by ``FIELDS``.
+        norms: float64 ``[N]``, L2 norm of each gradient, all groups in order, None left out.
+
+    Every field is also a property, a float64 ``[G]`` view:
+
+    ============= =====================================================================================================
+    ``sum_sq``    sum of squares of all elements
+    ``norm``      its square root, the global L2 norm of the group
+    ``tensors``   gradients with at least one element
+    ``elements``  their elements
+    ``min_norm``  smallest L2 norm of one gradient; NaN if one is NaN; 0 without gradients
+    ``max_norm``  largest, likewise
+    ``vanishing`` gradients with norm < 1e-7
+    ``exploding`` gradients with norm > ``exploding_norm`` or not finite
+    ``nan``       NaN elements
+    ``inf``       infinite elements
+    ``zero``      elements equal to zero
+    ``health``    ``clamp(1 - 0.5 * vanishing / tensors - 0.8 * exploding / tensors, 0, 1)``; 0 when ``norm`` is not
+                  finite, and 0 for a group without gradients: what was not measured has not passed
+    ``clip_coef`` ``min(1, max_norm / (norm + 1e-6))`` as in ``torch.nn.utils.clip_grads_with_norm_``; 0 when ``norm``
+                  is not finite, which no usable gradient gives, so a step reads it as "skip"
+    ============= =====================================================================================================
+    """
+
+    __slots__ = ("_scratch", "fields", "norms")
+
+    def __init__(self, fields: Tensor, norms: Tensor) -> None:
+        self.fields = fields  # [G, 13]
+        self.norms = norms  # [N]
+        self._scratch: Tensor | None = None  # [R, 6] for the CUDA kernel, made at the first use as `out`
+
+    def _column(self, name: str) -> Tensor:
+        return self.fields[:, FIELDS.index(name)]
+
+    @property
+    def sum_sq(self) -> Tensor:
+        """Sum of squares, ``[G]``."""
+        return self._column("sum_sq")
+
+    @property
+    def norm(self) -> Tensor:
+        """Global L2 norm, ``[G]``."""
+        return self._column("norm")
+
+    @property
+    def tensors(self) -> Tensor:
+        """Number of gradients with elements, ``[G]``."""
+        return self._column("tensors")
+
+    @property
+    def elements(self) -> Tensor:
+        """Number of elements, ``[G]``."""
+        return self._column("elements")
+
+    @property
+    def min_norm(self) -> Tensor:
+        """Smallest norm of one gradient, ``[G]``."""
+        return self._column("min_norm")
+
+    @property
+    def max_norm(self) -> Tensor:
+        """Largest norm of one gradient, ``[G]``."""
+        return self._column("max_norm")
+
+    @property
+    def vanishing(self) -> Tensor:
+        """Number of vanishing gradients, ``[G]``."""
+        return self._column("vanishing")
+
+    @property
+    def exploding(self) -> Tensor:
+        """Number of exploding gradients, ``[G]``."""
+        return self._column("exploding")
+
+    @property
+    def nan(self) -> Tensor:
+        """Number of NaN elements, ``[G]``."""
+        return self._column("nan")
+
+    @property
+    def inf(self) -> Tensor:
+        """Number of infinite elements, ``[G]``."""
+        return self._column("inf")
+
+    @property
+    def zero(self) -> Tensor:
+        """Number of zero elements, ``[G]``."""
+        return self._column("zero")
+
+    @property
+    def health(self) -> Tensor:
+        """Gradient health, 0 to 1, ``[G]``."""
+        return self._column("health")
+
+    @property
+    def clip_coef(self) -> Tensor:
+        """Factor that clips the group to ``max_norm``, ``[G]``."""
+        return self._column("clip_coef")
+
+    def __repr__(self) -> str:
+        return f"GradStats(groups={self.fields.shape[0]}, tensors={self.norms.shape[0]}, device={self.fields.device})"
+
+
+def grad_stats(
+    groups: Iterable[Iterable[Tensor | None]],
+    max_norm: float = 1.0,
+    exploding_norm: float = 10.0,
+    out: GradStats | None = None,
+) -> GradStats:
+    """Measure groups of gradients in one pass, without a host sync.
+
+    Sums have float64 range whatever the dtype, and are the same bits for any number of threads.
+
+    Args:
+        groups: for each group (a host, a seed) its gradients: float32, bfloat16, float16 or float64 of any shape and
+            strides, all on one device. None is left out. Iterators are fine; each is read once.
+        max_norm: norm that ``clip_coef`` clips to; positive, ``inf`` for no clipping.
+        exploding_norm: a gradient with a larger norm counts as exploding; positive.
+        out: result of an earlier call with as many groups and gradients. It is overwritten and returned, and nothing is
+            allocated unless a gradient has holes or repeats (an expanded or sliced view), which is copied first. On
+            CUDA its first use also makes scratch memory, so use it once before capturing a graph. One ``out`` must not
+            be written by two streams or threads at a time.
+
+    Returns:
+        The statistics, on the gradients' device (on the CPU where there is no gradient to tell).
+
+    Raises:
+        RuntimeError: a dtype that is not supported, gradients on several devices, a bound that is not positive, or an
+            ``out`` of other sizes.
+    """
+    gradients: list[Tensor] = []
+    sizes: list[int] = []
+    for group in groups:
+        present = [gradient for gradient in group if gradient is not None]
+        sizes.append(len(present))
+        gradients += present
+    if out is None:
+        if gradients:
+            return GradStats(*_functional(gradients, sizes, max_norm, exploding_norm))
+        # Without a gradient there is no device to dispatch on; the output's decides.
+        out = GradStats(torch.empty(len(sizes), len(FIELDS), dtype=torch.float64), torch.empty(0, dtype=torch.float64))
+    if out._scratch is None:
+        out._scratch = _make_scratch(gradients, out.fields.device)
+    _into(gradients, sizes, max_norm, exploding_norm, fields=out.fields, norms=out.norms, scratch=out._scratch)
+    return out
+
+
+def _make_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Zeroed scratch memory ``[R, 6]`` float64 for these gradients; the CPU kernel needs none."""
+    rows = 0
+    if device.type == "cuda":
+        rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
+    return torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=device)
+
+
+@torch.library.register_fake("esper::grad_stats")  # type: ignore[untyped-decorator]
+def _fake(
+    gradients: Sequence[Tensor], group_sizes: Sequence[int], max_norm: float, exploding_norm: float
+) -> tuple[Tensor, Tensor]:
+    like = gradients[0]
+    return (
+        like.new_empty((len(group_sizes), len(FIELDS)), dtype=torch.float64),
+        like.new_empty((len(gradients),), dtype=torch.float64),
+    )
+
+
+@torch.library.register_fake("esper::grad_stats.out")  # type: ignore[untyped-decorator]
+def _fake_out(
+    gradients: Sequence[Tensor],
+    group_sizes: Sequence[int],
+    max_norm: float,
+    exploding_norm: float,
+    *,
+    fields: Tensor,
+    norms: Tensor,
+    scratch: Tensor,
+) -> None:
+    return None

@@ -1,0 +1,78 @@
+"""The alpha controller: how much of a seed is blended in, as a pure scalar ramp."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class AlphaCurve(Enum):
+    LINEAR = "linear"
+    COSINE = "cosine"
+    LOGISTIC_6 = "logistic_6"
+    LOGISTIC_12 = "logistic_12"
+    LOGISTIC_24 = "logistic_24"
+
+    def at(self, t: float) -> float:
+        """Progress in [0, 1] at time ``t`` in [0, 1]; every curve runs from exactly 0 to exactly 1."""
+        if self is AlphaCurve.LINEAR:
+            return t
+        if self is AlphaCurve.COSINE:
+            return (1 - math.cos(math.pi * t)) / 2
+        steepness = float(self.value.removeprefix("logistic_"))
+
+        def sigmoid(u: float) -> float:
+            return 1 / (1 + math.exp(-steepness * (u - 0.5)))
+
+        return (sigmoid(t) - sigmoid(0.0)) / (sigmoid(1.0) - sigmoid(0.0))
+
+
+@dataclass
+class AlphaController:
+    """alpha = start + (target − start) · curve(done / steps); it holds once done = steps."""
+
+    alpha: float = 0.0
+    start: float = 0.0
+    target: float = 0.0
+    steps: int = 0
+    done: int = 0
+    curve: AlphaCurve = AlphaCurve.LINEAR
+    velocity: float = 0.0
+    """Change of alpha in the last tick."""
+
+    @property
+    def holding(self) -> bool:
+        return self.done >= self.steps
+
+    @property
+    def lowering(self) -> bool:
+        return not self.holding and self.target < self.start
+
+    @property
+    def progress(self) -> float:
+        return 1.0 if self.holding else self.done / self.steps
+
+    def retarget(self, target: float, steps: int, curve: AlphaCurve) -> None:
+        """Start a ramp from here; ``steps`` 0 jumps. Raises ValueError while another ramp is under way."""
+        if not self.holding:
+            raise ValueError(
+                f"alpha is on its way to {self.target} ({self.done} of {self.steps} steps): wait until it holds"
+            )
+        if not 0 <= target <= 1 or steps < 0:
+            raise ValueError(f"alpha wants a target in [0, 1] and steps >= 0, not {target} in {steps}")
+        self.start, self.target, self.steps, self.done, self.curve = self.alpha, target, steps, 0, curve
+        if steps == 0:
+            self.velocity = target - self.alpha
+            self.alpha = target
+
+    def tick(self) -> None:
+        """One step of the ramp; nothing while holding."""
+        before = self.alpha
+        if not self.holding:
+            self.done += 1
+            low, high = sorted((self.start, self.target))
+            value = self.start + (self.target - self.start) * self.curve.at(self.done / self.steps)
+            # The end is snapped, so that rounding never leaves a seed at 0.9999999.
+            self.alpha = self.target if self.holding else min(max(value, low), high)
+        self.velocity = self.alpha - before

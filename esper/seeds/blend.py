@@ -1,0 +1,71 @@
+"""How a seed's output f(h) becomes the delta d that is added to the host's features: out = h + alpha · d."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.alpha import AlphaCurve
+
+
+class BlendOperator(Enum):
+    ADD = "add"
+    """d = f(h)"""
+    MULTIPLY = "multiply"
+    """d = h · tanh(f(h))"""
+    GATE = "gate"
+    """d = g(h) · f(h), with g in (0, 1) per sample"""
+
+
+@dataclass(frozen=True)
+class BlendStyle:
+    """What the controller chooses at germination: an operator and the curve of the first ramp."""
+
+    operator: BlendOperator
+    curve: AlphaCurve
+
+
+STYLES: Mapping[str, BlendStyle] = MappingProxyType(
+    {
+        "LINEAR_ADD": BlendStyle(BlendOperator.ADD, AlphaCurve.LINEAR),
+        "LINEAR_MULTIPLY": BlendStyle(BlendOperator.MULTIPLY, AlphaCurve.LINEAR),
+        "SIGMOID_ADD": BlendStyle(BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
+        "GATED_GATE": BlendStyle(BlendOperator.GATE, AlphaCurve.LINEAR),
+    }
+)
+
+
+def gate_parameters(channels: int) -> int:
+    """Parameters of the per-sample gate: Linear(C, H) and Linear(H, 1) with H = max(8, C/4)."""
+    hidden = max(8, channels // 4)
+    return (channels + 1) * hidden + hidden + 1
+
+
+class Seed(nn.Module):
+    """A blueprint's body with its blend operator: features ``h`` [B, C, H, W] to a delta ``d`` of the same shape.
+
+    All parameters, the gate's included, exist from birth, so that the one optimizer made then holds every one of them.
+    """
+
+    def __init__(self, body: nn.Module, operator: BlendOperator, channels: int) -> None:
+        super().__init__()
+        self.body = body
+        self.operator = operator
+        self.gate: nn.Module | None = None
+        if operator is BlendOperator.GATE:
+            hidden = max(8, channels // 4)
+            self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+
+    def forward(self, h: Tensor) -> Tensor:
+        f: Tensor = self.body(h)
+        if self.operator is BlendOperator.MULTIPLY:
+            return h * torch.tanh(f)
+        if self.gate is not None:
+            g: Tensor = self.gate(h.mean(dim=(2, 3)))  # [B, 1]
+            return g[:, :, None, None] * f
+        return f

@@ -1,0 +1,66 @@
+"""The registry of blueprints by (topology, name)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A recipe: ``build(channels)`` makes the body of a seed that keeps the shape of its input."""
+
+    topology: str
+    name: str
+    description: str
+    build: Callable[[int], nn.Module]
+    parameters: Callable[[int], int]
+    """Exact number of parameters of ``build(channels)``."""
+
+
+class BlueprintRegistry:
+    """Blueprints in order of registration; an env takes a copy when it is made, so later changes do not reach it."""
+
+    def __init__(self, blueprints: tuple[Blueprint, ...] = ()) -> None:
+        self._table: dict[tuple[str, str], Blueprint] = {}
+        for blueprint in blueprints:
+            self.add(blueprint)
+
+    def add(self, blueprint: Blueprint) -> None:
+        """Raises ValueError when the topology already has a blueprint of that name."""
+        key = (blueprint.topology, blueprint.name)
+        if key in self._table:
+            raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
+        self._table[key] = blueprint
+
+    def register(
+        self, topology: str, name: str, parameters: Callable[[int], int]
+    ) -> Callable[[Callable[[int], nn.Module]], Callable[[int], nn.Module]]:
+        """Decorator for a factory; the first line of the factory's docstring is the description."""
+
+        def decorate(build: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+            description = (build.__doc__ or "").strip().partition("\n")[0]
+            self.add(Blueprint(topology, name, description, build, parameters))
+            return build
+
+        return decorate
+
+    def names(self, topology: str) -> tuple[str, ...]:
+        return tuple(name for known, name in self._table if known == topology)
+
+    def get(self, topology: str, name: str) -> Blueprint:
+        """Raises ValueError listing the known names when there is none of that name."""
+        blueprint = self._table.get((topology, name))
+        if blueprint is None:
+            known = ", ".join(self.names(topology)) or "none"
+            raise ValueError(f"unknown blueprint {name!r} for {topology}; known: {known}")
+        return blueprint
+
+    def copy(self) -> BlueprintRegistry:
+        return BlueprintRegistry(tuple(self._table.values()))
+
+
+BLUEPRINTS = BlueprintRegistry()
+"""What ships with Esper, and what users add with ``@BLUEPRINTS.register(...)`` before an env is made."""

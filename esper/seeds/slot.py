@@ -1,0 +1,196 @@
+"""A slot: a named place in a host where one seed can live, and the state machine of that seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.seeds.alpha import AlphaController, AlphaCurve
+from esper.seeds.blend import BlendStyle, Seed
+from esper.seeds.blueprints.registry import Blueprint
+from esper.seeds.gate import GateEvidence, SeedMeasurements
+from esper.seeds.stage import ADVANCES, BLENDED, COOLDOWN, LIVING, TRANSITIONS, SeedStage, check_transition
+
+
+@dataclass(frozen=True)
+class SlotSite:
+    """Where a slot sits: its name and the channels of the features it sees."""
+
+    name: str
+    channels: int
+
+
+@dataclass(frozen=True)
+class StageChange:
+    slot: str
+    blueprint: str | None
+    before: SeedStage
+    after: SeedStage
+    cause: str
+
+
+class GerminationFailed(RuntimeError):
+    """A blueprint that cannot live in this slot; the slot is as it was."""
+
+
+class SeedSlot:
+    """One slot with its seed, alpha and clocks. Clocks count epochs and are ticked once an epoch, by the env only."""
+
+    def __init__(self, site: SlotSite, embargo: int, on_change: Callable[[StageChange], None]) -> None:
+        self.site = site
+        self.cooldown_epochs = {SeedStage.PRUNED: 1, SeedStage.EMBARGOED: embargo, SeedStage.RESETTING: 1}
+        self.on_change = on_change
+        self.clear()
+
+    def clear(self) -> None:
+        """An empty slot, without a report: the start of an episode."""
+        self.stage = SeedStage.DORMANT
+        self._remove_seed()
+
+    def _remove_seed(self) -> None:
+        self.seed: Seed | None = None
+        self.blueprint: Blueprint | None = None
+        self.style: BlendStyle | None = None
+        self.tempo = 0
+        self.incubation_target = 0.0
+        self.alpha = AlphaController()
+        self.measured = SeedMeasurements()
+        self.epochs_in_stage = 0
+        self.age = 0
+        self.fading = False
+        # False once the seed was seen to be non-finite; lives on the device and is read once an epoch.
+        self.finite: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        return self.site.name
+
+    @property
+    def living(self) -> bool:
+        return self.stage in LIVING
+
+    @property
+    def blended(self) -> bool:
+        """In the forward pass, with alpha above zero."""
+        return self.stage in BLENDED and self.alpha.alpha > 0
+
+    @property
+    def incubating(self) -> bool:
+        return self.stage is SeedStage.TRAINING
+
+    @property
+    def learning(self) -> bool:
+        """Whether the optimizer steps this seed: a fading seed is frozen, a germinated one has not started."""
+        return self.seed is not None and self.stage is not SeedStage.GERMINATED and not self.alpha.lowering
+
+    @property
+    def parameters(self) -> int:
+        return 0 if self.seed is None else sum(p.numel() for p in self.seed.parameters())
+
+    def evidence(self, anomaly_pending: bool) -> GateEvidence:
+        return GateEvidence(self.stage, self.epochs_in_stage, self.alpha, self.measured, anomaly_pending)
+
+    def germinate(self, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float, probe: Tensor) -> None:
+        """Build the seed, try it on ``probe`` (features at this slot, [B, C, H, W]), and only then move in.
+
+        Raises GerminationFailed and leaves the slot untouched when the blueprint cannot be built, changes the shape or
+        gives non-finite values.
+        """
+        check_transition(self.stage, SeedStage.GERMINATED)
+        try:
+            seed = Seed(blueprint.build(self.site.channels), style.operator, self.site.channels).to(probe.device)
+            with torch.inference_mode():
+                delta = seed.eval()(probe)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: {error}") from error
+        if delta.shape != probe.shape:
+            raise GerminationFailed(
+                f"{blueprint.name} in {self.name} turns {tuple(probe.shape)} into {tuple(delta.shape)}; "
+                "a seed keeps the shape"
+            )
+        if not bool(torch.isfinite(delta).all()):
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: its output is not finite")
+        self._remove_seed()
+        self.seed, self.blueprint, self.style = seed.train(), blueprint, style
+        self.tempo, self.incubation_target = tempo, target
+        self.finite = torch.ones((), dtype=torch.bool, device=probe.device)
+        self._enter(SeedStage.GERMINATED, "germinate")
+
+    def advance(self, cause: str) -> None:
+        """To the next stage; the gate was asked before. Entering BLENDING takes the first step of the ramp at once."""
+        after = ADVANCES.get(self.stage)
+        if after is None:
+            raise ValueError(f"slot {self.name} is {self.stage.name}; ADVANCE applies to {[s.name for s in ADVANCES]}")
+        if after is SeedStage.BLENDING:
+            assert self.style is not None
+            self._ramp(self.incubation_target, self.tempo, self.style.curve)
+        self._enter(after, cause)
+
+    def fossilize(self) -> None:
+        self._enter(SeedStage.FOSSILIZED, "fossilize")
+
+    def set_alpha_target(self, target: float, steps: int, curve: AlphaCurve) -> None:
+        """A new ramp for a blended seed; leaving full alpha takes a seed from HOLDING back to BLENDING."""
+        if self.stage not in (SeedStage.BLENDING, SeedStage.HOLDING):
+            raise ValueError(f"slot {self.name} is {self.stage.name}; an alpha target is set in BLENDING or HOLDING")
+        self._ramp(target, steps, curve)
+        if self.stage is SeedStage.HOLDING and target < 1:
+            self._enter(SeedStage.BLENDING, "set_alpha_target")
+
+    def prune(self, steps: int, curve: AlphaCurve, cause: str) -> None:
+        """Remove the seed: at once, or after its alpha faded to zero in ``steps`` epochs."""
+        if self.blended and steps > 0:
+            self._ramp(0.0, steps, curve)
+            self.fading = True
+            if self.stage is SeedStage.HOLDING:
+                self._enter(SeedStage.BLENDING, cause)
+            if self.alpha.alpha > 0:
+                return
+        self.cut(cause)
+
+    def cut(self, cause: str) -> None:
+        """Remove the seed now and start the cooldown."""
+        check_transition(self.stage, SeedStage.PRUNED)
+        self._drop(cause)
+
+    def revoke_fossil(self) -> None:
+        """Only a rollback to a snapshot older than the fossil may do this."""
+        if self.stage is not SeedStage.FOSSILIZED:
+            raise ValueError(f"slot {self.name} is {self.stage.name}, not FOSSILIZED")
+        self._drop("rollback")
+
+    def _drop(self, cause: str) -> None:
+        assert self.blueprint is not None
+        change = StageChange(self.name, self.blueprint.name, self.stage, SeedStage.PRUNED, cause)
+        self.stage = SeedStage.PRUNED
+        self._remove_seed()
+        self.on_change(change)
+
+    def tick(self) -> None:
+        """One epoch has passed: alpha, a faded prune, cooldown. The only place where these clocks move."""
+        self.epochs_in_stage += 1
+        if self.stage in COOLDOWN:
+            if self.epochs_in_stage >= self.cooldown_epochs[self.stage]:
+                (after,) = TRANSITIONS[self.stage]
+                self._enter(after, "cooldown")
+            return
+        if self.seed is None:
+            return
+        self.age += 1
+        self.alpha.tick()
+        if self.fading and self.alpha.holding:
+            self.cut("faded")
+
+    def _ramp(self, target: float, steps: int, curve: AlphaCurve) -> None:
+        self.alpha.retarget(target, steps, curve)
+        if steps > 0:
+            self.alpha.tick()
+
+    def _enter(self, stage: SeedStage, cause: str) -> None:
+        check_transition(self.stage, stage)
+        before, self.stage, self.epochs_in_stage = self.stage, stage, 0
+        name = self.blueprint.name if self.blueprint else None
+        self.on_change(StageChange(self.name, name, before, stage, cause))

@@ -1,0 +1,134 @@
+"""The action: eight heads of one MultiDiscrete, in the order of ``HEADS``.
+
+Tempos and alpha speeds are epochs; alpha targets are fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Op(IntEnum):
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
+
+
+HEADS = ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+STYLES = ("LINEAR_ADD", "LINEAR_MULTIPLY", "SIGMOID_ADD", "GATED_GATE")
+TEMPOS = (3, 5, 8)
+ALPHA_TARGETS = (0.5, 0.7, 1.0)
+ALPHA_SPEEDS = (0, 3, 5, 8)
+ALPHA_CURVES = ("linear", "cosine", "logistic_6", "logistic_12", "logistic_24")
+
+RELEVANT: Mapping[Op, tuple[str, ...]] = MappingProxyType(
+    {
+        Op.WAIT: (),
+        Op.GERMINATE: ("slot", "blueprint", "style", "tempo", "alpha_target"),
+        Op.SET_ALPHA_TARGET: ("slot", "alpha_target", "alpha_speed", "alpha_curve"),
+        Op.PRUNE: ("slot", "alpha_speed", "alpha_curve"),
+        Op.FOSSILIZE: ("slot",),
+        Op.ADVANCE: ("slot",),
+    }
+)
+"""Heads that matter for an op; the others are 0."""
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What the heads' indices mean for one host: its slots (row-major) and its topology's blueprints."""
+
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of choices of each head, in the order of ``HEADS``."""
+        return (
+            len(Op),
+            len(self.slots),
+            len(self.blueprints),
+            len(STYLES),
+            len(TEMPOS),
+            len(ALPHA_TARGETS),
+            len(ALPHA_SPEEDS),
+            len(ALPHA_CURVES),
+        )
+
+    def encode(
+        self,
+        op: Op,
+        slot: str | None = None,
+        blueprint: str | None = None,
+        style: str = "LINEAR_ADD",
+        tempo: int = 5,
+        alpha_target: float = 1.0,
+        alpha_speed: int = 0,
+        alpha_curve: str = "linear",
+    ) -> NDArray[np.int64]:
+        """The action [8] with these values; heads that do not matter for ``op`` are 0. Raises ValueError for a value
+        that is not one of a head's choices, listing them."""
+        values = (slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve)
+        action = np.zeros(len(HEADS), dtype=np.int64)
+        action[0] = op
+        for head, value in zip(HEADS[1:], values, strict=True):
+            if head in RELEVANT[op]:
+                action[HEADS.index(head)] = self._index(head, value)
+        return action
+
+    def choices(self, head: str) -> tuple[object, ...]:
+        """The values that a head's indices stand for."""
+        return {
+            "op": tuple(op.name for op in Op),
+            "slot": self.slots,
+            "blueprint": self.blueprints,
+            "style": STYLES,
+            "tempo": TEMPOS,
+            "alpha_target": ALPHA_TARGETS,
+            "alpha_speed": ALPHA_SPEEDS,
+            "alpha_curve": ALPHA_CURVES,
+        }[head]
+
+    def _index(self, head: str, value: object) -> int:
+        choices = self.choices(head)
+        if value not in choices:
+            raise ValueError(f"{head} {value!r} is not one of: {', '.join(map(str, choices))}")
+        return choices.index(value)
+
+
+@dataclass(frozen=True)
+class Action:
+    """One env's action, decoded."""
+
+    op: Op
+    slot: int
+    blueprint: int
+    style: str
+    tempo: int
+    alpha_target: float
+    alpha_speed: int
+    alpha_curve: str
+
+    @classmethod
+    def decode(cls, row: NDArray[np.int64]) -> Action:
+        """From one row [8] whose entries are in range."""
+        op, slot, blueprint, style, tempo, target, speed, curve = (int(value) for value in row)
+        return cls(
+            op=Op(op),
+            slot=slot,
+            blueprint=blueprint,
+            style=STYLES[style],
+            tempo=TEMPOS[tempo],
+            alpha_target=ALPHA_TARGETS[target],
+            alpha_speed=ALPHA_SPEEDS[speed],
+            alpha_curve=ALPHA_CURVES[curve],
+        )

@@ -1,0 +1,143 @@
+"""The observation: one flat float32 vector whose layout is written down here, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.seeds.stage import STAGES
+from esper.spaces.action import Op
+
+LIMIT = 1e4
+"""Values are clamped to ±LIMIT, and NaN becomes 0: an observation is finite whatever happened to the host."""
+
+
+class Kind(Enum):
+    CONTINUOUS = "continuous"
+    """Normalised by the agent."""
+    FLAG = "flag"
+    """0 or 1."""
+    INDEX = "index"
+    """A number that stands for a name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    kind: Kind
+    meaning: str
+
+
+HISTORY = 5
+"""Past epochs of validation loss and accuracy in the observation."""
+
+C, FLAG, INDEX = Kind.CONTINUOUS, Kind.FLAG, Kind.INDEX
+
+BASE: tuple[Entry, ...] = (
+    Entry("epoch", C, "epochs done / horizon"),
+    Entry("train_loss", C, "symlog of the training loss of the epoch"),
+    Entry("validation_loss", C, "symlog of the validation loss"),
+    Entry("train_accuracy", C, "training accuracy of the epoch, fraction"),
+    Entry("validation_accuracy", C, "validation accuracy, everything on, fraction"),
+    *(Entry(f"loss_{i}_ago", C, f"symlog of the validation loss {i} epochs ago") for i in range(1, HISTORY + 1)),
+    *(Entry(f"accuracy_{i}_ago", C, f"validation accuracy {i} epochs ago, fraction") for i in range(1, HISTORY + 1)),
+    Entry("best_accuracy", C, "best validation accuracy of the episode, fraction"),
+    Entry("epochs_since_best", C, "epochs since the best / horizon"),
+    *(Entry(f"count_{stage.name.lower()}", C, f"slots in {stage.name} / slots") for stage in STAGES),
+    *(Entry(f"last_op_{op.name.lower()}", FLAG, f"the last action was {op.name}") for op in Op),
+    Entry("last_op_succeeded", FLAG, "the last action was executed, not refused"),
+    Entry("rolled_back", FLAG, "the governor rolled back in the last epoch"),
+    Entry("host_parameters", C, "ln(1 + parameters of the host) / 10"),
+    Entry("added_parameters", C, "parameters of all seeds / budget"),
+    Entry("fossil_parameters", C, "parameters of fossils / budget"),
+    Entry("rent", C, "rent paid this epoch, times the horizon"),
+    Entry("seeds_left", C, "seeds left under the cap / cap"),
+    Entry("committed_accuracy", C, "validation accuracy with fossils only, fraction"),
+    Entry("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
+    Entry("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
+    Entry("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
+    Entry("rollbacks", C, "rollbacks used / allowed"),
+    Entry("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
+    Entry("potential", C, "stored potential of the reward"),
+)
+
+PER_SLOT: tuple[Entry, ...] = (
+    *(Entry(f"stage_{stage.name.lower()}", FLAG, f"the slot is {stage.name}") for stage in STAGES),
+    Entry("alpha", C, "alpha now"),
+    Entry("alpha_target", C, "where alpha is going"),
+    Entry("alpha_mode", C, "-1 falling, 0 holding, 1 rising"),
+    Entry("alpha_progress", C, "how much of the ramp is done, fraction"),
+    Entry("alpha_velocity", C, "change of alpha in the last epoch"),
+    Entry("incubation_target", C, "target alpha of the trial and of the first ramp"),
+    Entry("trial", C, "trial accuracy of an incubating seed minus without it, clamped to 10 pp, / 10"),
+    Entry("trial_error", C, "paired standard error of the trial, pp / 10"),
+    Entry("contribution", C, "accuracy with the seed minus without it, clamped to 10 pp, / 10"),
+    Entry("contribution_change", C, "change of the contribution since it was last measured, pp / 10"),
+    Entry("contribution_error", C, "paired standard error of the contribution, pp / 10"),
+    Entry("contribution_measured", FLAG, "the contribution was measured for this seed"),
+    Entry("epochs_since_measured", C, "epochs since the contribution was measured / horizon"),
+    Entry("interaction", C, "summed interaction with the other blended seeds, clamped to 10 pp, / 10"),
+    Entry("gradient_norm", C, "symlog of the seed's gradient norm"),
+    Entry("gradient_ratio", C, "symlog of the seed's to the host's gradient, per element"),
+    Entry("gradient_health", C, "0 to 1"),
+    Entry("vanishing", C, "fraction of vanishing gradient tensors"),
+    Entry("exploding", C, "fraction of exploding gradient tensors"),
+    Entry("epochs_in_stage", C, "epochs in this stage / horizon"),
+    Entry("age", C, "epochs since germination / horizon"),
+    Entry("parameters", C, "ln(1 + parameters of the seed) / 10"),
+    Entry("gate_score", C, "fraction of the next gate's checks that hold"),
+    Entry("gate_passed", FLAG, "the next gate would open"),
+    Entry("fading", FLAG, "the seed is being removed"),
+    Entry("blueprint", INDEX, "0 for none, else 1 + the blueprint's index"),
+)
+
+
+def symlog(x: float) -> float:
+    """sign(x) · ln(1 + |x|): keeps small values, tames large ones."""
+    return math.copysign(math.log1p(abs(x)), x)
+
+
+def clamp_pp(x: float | None) -> float:
+    """Percentage points clamped to ±10, as a fraction of 10; 0 where not measured."""
+    return 0.0 if x is None else max(-10.0, min(10.0, x)) / 10
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """Names and places of an observation's entries for a host with these slots (row-major) and this horizon."""
+
+    slots: tuple[str, ...]
+    horizon: int
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        per_slot = (Entry(f"{slot}/{e.name}", e.kind, e.meaning) for slot in self.slots for e in PER_SLOT)
+        return (*BASE, *per_slot)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        return MappingProxyType({entry.name: place for place, entry in enumerate(self.entries)})
+
+    @property
+    def size(self) -> int:
+        return len(BASE) + len(PER_SLOT) * len(self.slots)
+
+    def vector(self, base: Mapping[str, float], per_slot: Mapping[str, Mapping[str, float]]) -> NDArray[np.float32]:
+        """The observation [size] from values by name; every name must be there. Always finite."""
+        values = [base[entry.name] for entry in BASE]
+        for slot in self.slots:
+            named = per_slot[slot]
+            values += [named[entry.name] for entry in PER_SLOT]
+        vector = np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+        return np.clip(vector, -LIMIT, LIMIT).astype(np.float32)
+
+    def read(self, observation: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+        """One entry of observations [..., size]. Raises KeyError for a name that the layout does not have."""
+        return observation[..., self.index[name]]

@@ -1,0 +1,1 @@
+"""Typed telemetry: events, the hub that routes them, and the sinks where they end."""

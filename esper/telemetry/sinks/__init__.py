@@ -1,0 +1,1 @@
+"""Where events end: files, the terminal, dashboards."""

@@ -1,0 +1,76 @@
+"""The run as plain lines: readable in a terminal, in a file and in a CI log."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from esper.telemetry.event import Event, GovernorRollback, RoundCompleted, RunStarted, SeedCut
+
+
+class ConsoleSink:
+    """Prints a header when the run starts, then one line per round, rollback and cut seed; ASCII only.
+
+    The time left is the mean duration of the rounds seen so far, times the rounds to come.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rounds_seen = 0
+        self._seconds_seen = 0.0
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._print_header(event)
+            case RoundCompleted():
+                self._print_round(event)
+            case GovernorRollback():
+                self._print(
+                    f"rollback: env {event.env}, episode {event.episode}, epoch {event.epoch}: {event.reason} "
+                    f"({event.value:.4g}, limit {event.threshold:.4g}), back to epoch {event.restored_epoch}"
+                )
+            case SeedCut():
+                self._print(
+                    f"seed cut: env {event.env}, episode {event.episode}, epoch {event.epoch}: "
+                    f"{event.blueprint} in {event.slot} became non-finite"
+                )
+
+    def close(self) -> None:
+        """Nothing is pending: every line is printed when its event comes."""
+
+    def _print_header(self, event: RunStarted) -> None:
+        self._print(f"task {event.task}, controller {event.controller}, seed {event.seed}")
+        self._print(f"{event.rounds} rounds of {event.n_envs} hosts, {event.episode_length} epochs each")
+        self._print(f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}")
+        self._print(f"blueprints: {', '.join(event.blueprints)}")
+        self._print(f"run folder: {event.folder}")
+
+    def _print_round(self, event: RoundCompleted) -> None:
+        self._rounds_seen += 1
+        self._seconds_seen += event.seconds
+        left = (event.rounds - event.round) * self._seconds_seen / self._rounds_seen
+        self._print(
+            f"round {event.round}/{event.rounds}  "
+            f"committed {event.committed_accuracy:.1f} %  baseline {event.baseline_accuracy:.1f} %  "
+            f"({event.committed_accuracy - event.baseline_accuracy:+.1f} pp)  "
+            f"{event.fossils:.1f} fossils a host  {_count(event.rollbacks, 'rollback')}  "
+            f"{event.images_per_second:,.0f} images/s  ETA {_duration(left)}"
+        )
+
+    def _print(self, line: str) -> None:
+        # As it is: a slot or a path in brackets is no markup, and a long line is not broken where there is no terminal.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    """Whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest}s"
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"

@@ -1,0 +1,1 @@
+"""Training hosts: the step, lanes, evaluation, gradient statistics, and the governor."""

@@ -1,0 +1,173 @@
+"""One env's side of training: its host, slots, optimizers, generators and clocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from esper.config import Durations, TrainingConfig
+from esper.data.task import Task
+from esper.seeds.blend import BlendStyle
+from esper.seeds.blueprints import Blueprint
+from esper.seeds.slot import SeedSlot, StageChange
+from esper.seeds.stage import SeedStage
+from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.randomness import Purpose, derive_seed, seeded
+from esper.training.shadow import ShadowStatistics
+
+HOST = "host"
+
+
+@dataclass
+class ParameterGroup:
+    """Parameters with one owner: the host, or one seed."""
+
+    name: str
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.SGD
+    slot: SeedSlot | None
+
+
+class ParallelEnvState:
+    """All that belongs to one env. Only its lane touches it during an epoch; between epochs, only the env's owner.
+
+    Storage is made once; :meth:`reset` fills it again in place.
+    """
+
+    def __init__(self, index: int, task: Task, config: TrainingConfig, row: Tensor) -> None:
+        self.index = index
+        self.task = task
+        self.config = config
+        self.horizon = _number(config.env.episode_length)
+        self.durations = Durations.of(config, self.horizon)
+        self.device = task.train.x.device
+        self.row = row
+        """This env's row of the accumulator block, float64: loss sum, correct, count, non-finite losses."""
+        self.changes: list[StageChange] = []
+        with seeded(0):  # overwritten by reset
+            self.host = task.build_host().to(self.device)
+        self.slots = [SeedSlot(site, self.durations.embargo, self.changes.append) for site in self.host.sites]
+        """In execution order."""
+        self.slot_by_name = {slot.name: slot for slot in self.slots}
+        self.batch_norms = [m for m in self.host.modules() if isinstance(m, _BatchNorm)]
+        self.host_group = ParameterGroup(
+            HOST, list(self.host.parameters()), self._optimizer(self.host, config.task.weight_decay), None
+        )
+        self.seed_groups: dict[str, ParameterGroup] = {}
+        self.shadows: dict[str, ShadowStatistics] = {}
+        self.collector = SeedGradientCollector()
+        self.order = torch.Generator()
+        self.episode = -1
+        self.epoch = 0
+        self.batch = 0
+        self.germinations = 0
+        self.host_parameters = self.host.parameter_count
+
+    def reset(self, run_seed: int, episode: int) -> None:
+        """A fresh host for ``episode``, in the storage of the last one."""
+        self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
+        with seeded(self._seed(Purpose.HOST)):
+            fresh = self.task.build_host()
+        self.host.load_state_dict(fresh.state_dict())
+        self.host_group.optimizer.state.clear()
+        self.order.manual_seed(self._seed(Purpose.DATA))
+        self.seed_groups.clear()
+        self.shadows.clear()
+        for slot in self.slots:
+            slot.clear()
+        self.changes.clear()
+        self.collector = SeedGradientCollector()
+
+    def germinate(self, slot: SeedSlot, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float) -> None:
+        """Plant a seed, probed on two training images. Raises GerminationFailed, with nothing changed."""
+        probe = self._features_at(slot, self.task.train.x[:2])
+        with seeded(self._seed(Purpose.SEED, self.germinations)):
+            slot.germinate(blueprint, style, tempo, target, probe)
+        self.germinations += 1
+        assert slot.seed is not None
+        parameters = list(slot.seed.parameters())
+        self.seed_groups[slot.name] = ParameterGroup(slot.name, parameters, self._optimizer(slot.seed, 0.0), slot)
+
+    def shadow_of(self, slot: SeedSlot) -> ShadowStatistics:
+        """The statistics that ``slot``'s incubating seed keeps; they start as the host's are at the first call."""
+        if slot.name not in self.shadows:
+            self.shadows[slot.name] = ShadowStatistics(self.batch_norms)
+        return self.shadows[slot.name]
+
+    def forget_removed_seeds(self) -> None:
+        """Drop the optimizers of removed seeds, so that the next seed in a slot starts with its own (trap 15), and the
+        statistics of seeds that are no longer incubated."""
+        for name in [name for name in self.seed_groups if self.slot_by_name[name].seed is None]:
+            del self.seed_groups[name]
+        for name in [name for name in self.shadows if not self.slot_by_name[name].incubating]:
+            del self.shadows[name]
+
+    def learning_groups(self) -> list[ParameterGroup]:
+        """What this epoch's optimizer steps will move; host first."""
+        for slot in self.slots:
+            if slot.seed is not None:
+                slot.seed.requires_grad_(slot.learning)
+        return [self.host_group, *(g for g in self.seed_groups.values() if g.slot and g.slot.learning)]
+
+    def set_learning_rate(self) -> None:
+        """lr · (1 + cos(π t/T)) / 2 with t whole epochs on the host's clock; seeds follow the same clock."""
+        rate = float(self.config.task.learning_rate or 0.0)
+        if self.config.task.schedule == "cosine":
+            rate *= (1 + math.cos(math.pi * self.epoch / self.horizon)) / 2
+        for group in (self.host_group, *self.seed_groups.values()):
+            for options in group.optimizer.param_groups:
+                options["lr"] = rate
+
+    def fossils(self) -> list[SeedSlot]:
+        return [slot for slot in self.slots if slot.stage is SeedStage.FOSSILIZED]
+
+    @property
+    def fossil_parameters(self) -> int:
+        return sum(slot.parameters for slot in self.fossils())
+
+    @property
+    def seed_parameters(self) -> int:
+        """Parameters of all seeds, living and fossilized."""
+        return sum(slot.parameters for slot in self.slots)
+
+    def take_changes(self) -> list[StageChange]:
+        """Stage changes since the last call, oldest first."""
+        taken = self.changes[:]
+        self.changes.clear()
+        return taken
+
+    def _features_at(self, slot: SeedSlot, x: Tensor) -> Tensor:
+        """The features that ``slot`` sees for inputs ``x``, in eval mode so that no buffer of the host changes."""
+        training = self.host.training
+        self.host.eval()
+        with torch.inference_mode():
+            for segment, site in zip(self.host.segments, self.host.sites, strict=False):
+                x = segment(x)
+                if site.name == slot.name:
+                    break
+        self.host.train(training)
+        return x
+
+    def _optimizer(self, module: nn.Module, weight_decay: float) -> torch.optim.SGD:
+        task = self.config.task
+        return torch.optim.SGD(
+            module.parameters(), lr=0.0, momentum=task.momentum, weight_decay=weight_decay, fused=True
+        )
+
+    def _seed(self, purpose: Purpose, *counters: int) -> int:
+        return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
+
+
+def _number(value: int | None) -> int:
+    if value is None:
+        raise ValueError("the config has sizes left to the task; call esper.data.task.resolve first")
+    return value
+
+
+def make_accumulators(n_envs: int, device: torch.device) -> Tensor:
+    """The block of accumulators, float64 [E, 4], one row an env."""
+    return torch.zeros(n_envs, 4, dtype=torch.float64, device=device)

@@ -1,0 +1,102 @@
+"""The governor: one watchdog an env, which rolls a host back that goes bad, before anything else looks at it.
+
+Losses are compared in units of chance, ln(classes), so that the same numbers fit every task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.config import Durations, GovernorConfig
+from esper.training.env_state import ParallelEnvState
+from esper.training.snapshot import Snapshot, ValidationRecord
+
+
+@dataclass(frozen=True)
+class Panic:
+    """Why the governor rolls back: the rule, the measured value and the threshold it crossed."""
+
+    reason: str
+    value: float
+    threshold: float
+
+
+class Governor:
+    """Checks every epoch, from the first; keeps two generations of healthy snapshots."""
+
+    def __init__(self, config: GovernorConfig, durations: Durations, classes: int) -> None:
+        self.config = config
+        self.durations = durations
+        self.chance = math.log(classes)
+        self._generations = [Snapshot(), Snapshot()]  # newest first
+        self.reset()
+
+    def reset(self) -> None:
+        """The start of an episode; the snapshots' storage is kept."""
+        self.losses: deque[float] = deque(maxlen=self.durations.governor_window)
+        self.anomalies = 0
+        """Anomalous checks running."""
+        self.rollbacks = 0
+        self._rolled_back_at: int | None = None
+        self._captured = 0
+
+    @property
+    def anomaly_pending(self) -> bool:
+        return self.anomalies > 0
+
+    @property
+    def ends_episode(self) -> bool:
+        return self.rollbacks >= self.config.max_rollbacks
+
+    def check(self, loss: float, not_finite: float) -> Panic | None:
+        """Judge one epoch by its validation loss and the count of non-finite values in losses, host and fossils."""
+        if not_finite > 0 or not math.isfinite(loss):
+            return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
+        mean = float(np.mean(self.losses)) if self.losses else None
+        if mean is not None:
+            if loss >= self.config.collapse_loss * self.chance and mean < self.config.healthy_loss * self.chance:
+                return Panic("collapse", loss, self.config.collapse_loss * self.chance)
+            threshold = self._divergence_threshold(mean)
+            if loss > threshold:
+                self.anomalies += 1
+                if self.anomalies >= self.config.divergence_checks:
+                    return Panic("divergence", loss, threshold)
+                return None  # an anomalous loss stays out of the history
+        self.anomalies = 0
+        self.losses.append(loss)
+        return None
+
+    def _divergence_threshold(self, mean: float) -> float:
+        """A loss above all three of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance is an anomaly."""
+        config = self.config
+        return max(
+            mean + config.divergence_sigma * float(np.std(self.losses)),
+            config.divergence_ratio * mean,
+            min(self.losses) + config.divergence_margin * self.chance,
+        )
+
+    def snapshot_if_due(self, env: ParallelEnvState, record: ValidationRecord, fossilized: bool) -> bool:
+        """After a check without an anomaly: take a snapshot when one is due or a seed has just fossilized."""
+        due = (
+            fossilized or self._captured == 0 or env.epoch - self._generations[0].epoch >= self.durations.snapshot_every
+        )
+        if self.anomaly_pending or not due:
+            return False
+        self._generations.reverse()  # the older storage is filled again
+        self._generations[0].capture(env, record)
+        self._captured = min(2, self._captured + 1)
+        return True
+
+    def roll_back(self, env: ParallelEnvState) -> Snapshot:
+        """Restore the newest snapshot, or the older one when the last rollback was less than ``snapshot_every`` ago."""
+        recent = self._rolled_back_at is not None and env.epoch - self._rolled_back_at <= self.durations.snapshot_every
+        snapshot = self._generations[1 if recent and self._captured == 2 else 0]
+        snapshot.restore(env)
+        self.rollbacks += 1
+        self._rolled_back_at = env.epoch
+        self.anomalies = 0
+        return snapshot

@@ -1,0 +1,73 @@
+"""Gradient statistics of an epoch, by owner: the sums over its batches of what the fused op measures in each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.ops import GradStats
+
+
+@dataclass(frozen=True)
+class GradientSummary:
+    """Means over the epoch's batches, for one owner's gradients before clipping."""
+
+    norm: float
+    elements: float
+    health: float
+    vanishing: float
+    """Fraction of tensors, 0 to 1."""
+    exploding: float
+    not_finite: float
+    """NaN and infinite elements, summed over the epoch."""
+
+    def ratio_to(self, host: GradientSummary) -> float:
+        """(‖g_seed‖/√n_seed) / (‖g_host‖/√n_host + 1e-8)."""
+        mine = self.norm / math.sqrt(max(self.elements, 1.0))
+        return mine / (host.norm / math.sqrt(max(host.elements, 1.0)) + 1e-8)
+
+
+class SeedGradientCollector:
+    """Adds up one epoch's statistics on the device and reads them once."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.total: Tensor | None = None  # [3 sets of G, ...] see add
+        self.batches = 0
+
+    def begin(self, names: tuple[str, ...]) -> None:
+        """Start an epoch whose groups have these names, host first."""
+        self.names, self.total, self.batches = names, None, 0
+
+    def add(self, stats: GradStats) -> None:
+        """Add one batch; ``stats`` has one group for each name."""
+        self.batches += 1
+        if self.total is None:
+            self.total = stats.fields.clone()  # [G, F]
+        else:
+            self.total.add_(stats.fields)
+
+    def packed(self, device: torch.device) -> Tensor:
+        """The sums as one flat float64 tensor for the epoch's transfer."""
+        return torch.empty(0, dtype=torch.float64, device=device) if self.total is None else self.total.flatten()
+
+    def summaries(self, packed: Tensor) -> dict[str, GradientSummary]:
+        """By name, from the transferred ``packed``."""
+        if not self.names or not self.batches:
+            return {}
+        stats = GradStats(packed.view(len(self.names), -1), packed.new_empty(0))
+        result = {}
+        for index, name in enumerate(self.names):
+            tensors = max(float(stats.tensors[index]), 1.0)
+            result[name] = GradientSummary(
+                norm=float(stats.norm[index]) / self.batches,
+                elements=float(stats.elements[index]) / self.batches,
+                health=float(stats.health[index]) / self.batches,
+                vanishing=float(stats.vanishing[index]) / tensors,
+                exploding=float(stats.exploding[index]) / tensors,
+                not_finite=float(stats.nan[index] + stats.inf[index]),
+            )
+        return result

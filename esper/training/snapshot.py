@@ -1,0 +1,89 @@
+"""Snapshots of one env's host and fossils, with all that a rollback puts back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.seeds.stage import SeedStage
+from esper.training.env_state import ParallelEnvState
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """What validation said about the committed network (fossils only) at one epoch; accuracies pp."""
+
+    loss: float
+    committed: float
+    all_off: float
+
+
+class Snapshot:
+    """Copies of host, buffers, fossils and their momentum. Its storage is kept and filled again by the next capture."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.fossils: tuple[str, ...] = ()
+        self.record = ValidationRecord(0.0, 0.0, 0.0)
+        self._copies: dict[str, Tensor] = {}
+
+    def capture(self, env: ParallelEnvState, record: ValidationRecord) -> None:
+        """Copy the env's present state; tensors of an earlier capture are overwritten in place."""
+        self.epoch, self.record = env.epoch, record
+        self.fossils = tuple(slot.name for slot in env.fossils())
+        live = dict(_state(env, self.fossils))
+        with torch.no_grad():
+            for name in [name for name in self._copies if name not in live]:
+                del self._copies[name]
+            for name, tensor in live.items():
+                kept = self._copies.get(name)
+                if kept is not None and kept.shape == tensor.shape:
+                    kept.copy_(tensor)
+                else:
+                    self._copies[name] = tensor.detach().clone()
+
+    def restore(self, env: ParallelEnvState) -> None:
+        """Put everything back, bit for bit; prune living seeds, and fossils that the snapshot does not know.
+
+        Clocks, schedules and generators do not rewind.
+        """
+        for slot in env.slots:
+            if slot.stage is SeedStage.FOSSILIZED and slot.name not in self.fossils:
+                slot.revoke_fossil()
+            elif slot.living:
+                slot.cut("rollback")
+        env.forget_removed_seeds()
+        env.host_group.optimizer.zero_grad(set_to_none=True)
+        for name in self.fossils:
+            env.seed_groups[name].optimizer.zero_grad(set_to_none=True)
+        live = dict(_state(env, self.fossils))
+        with torch.no_grad():
+            for name, tensor in live.items():
+                # Momentum that did not exist at the capture starts again from zero.
+                tensor.copy_(self._copies[name]) if name in self._copies else tensor.zero_()
+
+    @property
+    def bytes(self) -> int:
+        """Memory held by the copies."""
+        return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
+
+
+def _state(env: ParallelEnvState, fossils: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the committed network by a stable name: host and fossils, with their optimizers' momentum."""
+    for name, tensor in env.host.state_dict(keep_vars=True).items():
+        yield f"host.{name}", tensor
+    for slot in fossils:
+        seed = env.slot_by_name[slot].seed
+        assert seed is not None
+        for name, tensor in seed.state_dict(keep_vars=True).items():
+            yield f"{slot}.{name}", tensor
+    for group in (env.host_group, *(env.seed_groups[slot] for slot in fossils)):
+        for index, parameter in enumerate(group.parameters):
+            momentum = (
+                group.optimizer.state[parameter].get("momentum_buffer") if parameter in group.optimizer.state else None
+            )
+            if momentum is not None:
+                yield f"{group.name}.momentum.{index}", momentum

@@ -1,0 +1,102 @@
+"""Loading the compiled modules: what is reported, and what a missing one says."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import esper
+from esper import _host
+from esper.ops import _native
+
+MISSING = _native.ModuleReport("esper._C_cuda", None, "not built: no toolkit")
+
+
+def test_cpu_and_host_modules_are_loaded() -> None:
+    reports = {report.name: report for report in _native.modules()}
+    assert list(reports) == ["esper._C", "esper._C_cuda", "esper._host"]
+    for name in ("esper._C", "esper._host"):
+        assert reports[name].loaded
+        assert reports[name].path is not None
+        assert reports[name].path.is_file()
+        assert reports[name].reason is None
+
+
+def test_every_missing_module_has_a_reason() -> None:
+    for report in _native.modules():
+        assert report.loaded is (report.reason is None)
+
+
+def test_built_with_names_the_headers_it_was_compiled_from() -> None:
+    # The record says 2.13.0+cpu where the headers say 2.13.0.
+    assert _native.build_info()["torch"].split("+")[0] in _native.built_with()
+
+
+def test_build_record_explains_cuda() -> None:
+    record = _native.build_info()["cuda"]
+    assert record["reason"]
+    assert record["built"] is (record["architectures"] is not None)
+
+
+def test_requiring_native_is_an_error_only_where_a_gpu_would_fall_back() -> None:
+    strict = {"ESPER_REQUIRE_NATIVE": "1"}
+    with pytest.raises(ImportError, match=r"no toolkit.*ESPER_CUDA=1 pip install"):
+        _native.require_native(strict, MISSING, gpu=True)
+    _native.require_native(strict, MISSING, gpu=False)
+    _native.require_native({}, MISSING, gpu=True)
+    _native.require_native(strict, _native.ModuleReport("esper._C_cuda", Path("there.so"), None), gpu=True)
+
+
+def _copy_of_package(target: Path, without: str) -> None:
+    """The parts of the installed package that importing the operators needs, less one module."""
+    source = Path(esper.__file__).parent
+    package = target / "esper"
+    (package / "ops").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    for path in (source / "ops").glob("*.py"):
+        shutil.copy(path, package / "ops")
+    for path in source.glob("*.so"):
+        if not path.name.startswith(without + "."):
+            shutil.copy(path, package)
+
+
+def _import_ops(folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); import esper.ops; print(esper.ops.__file__)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+
+
+def test_a_missing_cpu_module_names_the_repair(tmp_path: Path) -> None:
+    _copy_of_package(tmp_path, without="_C")
+    done = _import_ops(tmp_path)
+    assert done.returncode != 0
+    assert "ImportError: Esper's compiled module esper._C is missing: not built." in done.stderr
+    assert _native.REPAIR_COMMAND in done.stderr
+
+
+def test_a_broken_cpu_module_tells_the_linkers_complaint(tmp_path: Path) -> None:
+    _copy_of_package(tmp_path, without="_C")
+    (tmp_path / "esper" / "_C.abi3.so").write_bytes(b"not a library")
+    done = _import_ops(tmp_path)
+    assert done.returncode != 0
+    assert "_C.abi3.so cannot be loaded" in done.stderr
+    assert _native.REPAIR_COMMAND in done.stderr
+
+
+def test_operators_load_without_the_other_modules(tmp_path: Path) -> None:
+    _copy_of_package(tmp_path, without="_host")
+    done = _import_ops(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_host_report_is_consistent() -> None:
+    assert 1 <= _host.physical_cores() <= _host.usable_cpus()
+    features = _host.cpu_features()
+    # torch names the best instruction set it uses; it cannot be better than what the CPU has.
+    if "AVX512" in torch.backends.cpu.get_cpu_capability():
+        assert features["avx512f"]
+        assert features["avx2"]
+    assert set(_host.build_configuration()) == {"compiler", "cxx", "pybind11"}

@@ -1,0 +1,127 @@
+"""Events: what they are made of, and that their records survive JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+from typing import Any, TypeVar
+
+import pytest
+
+from esper.telemetry import event as events
+from esper.telemetry.event import (
+    SCHEMA_VERSION,
+    EpisodeCompleted,
+    EpochCompleted,
+    Event,
+    GateEvaluated,
+    GovernorRollback,
+    RoundCompleted,
+    record,
+    stable_record,
+)
+
+Kind = TypeVar("Kind", bound=Event)
+
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(events, inspect.isclass)
+    if issubclass(kind, Event) and kind is not Event and kind.__module__ == events.__name__
+]
+
+# One value for each annotation that events use: a new annotation needs a line here, and is JSON-checked by that.
+SAMPLES: dict[str, Any] = {
+    "int": 3,
+    "float": 1.25,
+    "str": "r0c1",
+    "bool": True,
+    "str | None": None,
+    "tuple[str, ...]": ("r0c0", "r0c1"),
+    "tuple[float, ...]": (0.5, math.nan),
+    "tuple[tuple[str, bool, float | None, float | None], ...]": (("age", True, 3.0, 2.0), ("gain", False, None, None)),
+    "dict[str, float]": {"r0c0": 1.5},
+    "dict[str, str]": {"r0c0": "conv_light"},
+}
+
+
+def sample(kind: type[Kind]) -> Kind:
+    """An event of this kind, every field filled by its annotation."""
+    return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind)})
+
+
+def rollback(**changes: Any) -> GovernorRollback:
+    fields = {"env": 3, "episode": 30, "epoch": 17, "reason": "spike", "value": 8.5, "threshold": 4.25}
+    return GovernorRollback(**{**fields, "restored_epoch": 12, "rollbacks": 1, **changes})
+
+
+def test_the_module_has_events() -> None:
+    assert {EpochCompleted, RoundCompleted, GovernorRollback} <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_event_is_a_frozen_dataclass_of_its_own(kind: type[Event]) -> None:
+    assert "__dataclass_fields__" in vars(kind)  # decorated itself, not only its base
+    made = sample(kind)
+    for field in dataclasses.fields(made):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, field.name, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_field_hides_the_keys_of_the_record(kind: type[Event]) -> None:
+    assert {"event", "schema"}.isdisjoint(field.name for field in dataclasses.fields(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_record_survives_json_unchanged(kind: type[Event]) -> None:
+    fields = record(sample(kind))
+    assert json.loads(json.dumps(fields, allow_nan=False)) == fields
+    assert fields["event"] == kind.__name__
+    assert fields["schema"] == SCHEMA_VERSION
+    assert set(fields) == {"event", "schema", *(field.name for field in dataclasses.fields(kind))}
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
+def test_numbers_that_json_lacks_become_strings(value: float, text: str) -> None:
+    assert record(rollback(value=value))["value"] == text
+
+
+def test_numbers_that_json_lacks_become_strings_at_every_depth() -> None:
+    gate = GateEvaluated(0, 0, 1, "r0c0", "G1", False, 0.0, checks=(("loss", False, math.nan, 2.0),))
+    assert record(gate)["checks"] == [["loss", False, "nan", 2.0]]
+    epoch = dataclasses.replace(sample(EpochCompleted), contributions={"r0c0": -math.inf})
+    assert record(epoch)["contributions"] == {"r0c0": "-inf"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stable_record_drops_the_volatile_fields_and_nothing_else(kind: type[Event]) -> None:
+    made = sample(kind)
+    volatile = {field.name for field in dataclasses.fields(kind) if "volatile" in field.metadata}
+    stable = stable_record(made)
+    assert stable == {name: value for name, value in record(made).items() if name not in volatile}
+
+
+def test_clock_times_are_volatile_and_measurements_are_not() -> None:
+    fields = stable_record(sample(RoundCompleted))
+    assert {"seconds", "images_per_second", "phase_seconds"}.isdisjoint(fields)
+    assert {"committed_accuracy", "samples", "rollbacks"} <= set(fields)
+
+
+def test_two_runs_that_differ_in_time_only_have_equal_stable_records() -> None:
+    one = sample(RoundCompleted)
+    other = dataclasses.replace(one, seconds=99.0, phase_seconds={"train": 98.0})
+    assert record(one) != record(other)
+    assert stable_record(one) == stable_record(other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_finding_m22_what_happens_in_an_env_says_in_which(kind: type[Event]) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    if names & {"slot", "epoch", "stages", "fossils", "total_reward"} and kind is not RoundCompleted:
+        assert {"env", "episode"} <= names
+
+
+def test_finding_m22_the_episode_names_its_env() -> None:
+    assert record(sample(EpisodeCompleted))["env"] == SAMPLES["int"]

@@ -1,0 +1,342 @@
+"""Sinks: the JSONL log, the metrics table, the console."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from esper.telemetry.event import (
+    SCHEMA_VERSION,
+    ActionTaken,
+    Event,
+    GovernorRollback,
+    RoundCompleted,
+    RunStarted,
+    SeedCut,
+    record,
+)
+from esper.telemetry.sinks.console import ConsoleSink
+from esper.telemetry.sinks.jsonl import JsonlSink, read_events
+from esper.telemetry.sinks.metrics_csv import COLUMNS, PHASES, MetricsCsvSink
+
+
+def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
+    return SeedCut(env=epoch % 4, episode=0, epoch=epoch, slot=slot, blueprint="conv_light")
+
+
+def completed(number: int, **changes: Any) -> RoundCompleted:
+    """Round ``number`` of 10: every value tells its round."""
+    fields: dict[str, Any] = {
+        "round": number,
+        "rounds": 10,
+        "episodes": 8,
+        "mean_return": 0.5 * number,
+        "committed_accuracy": 80.0 + number,
+        "baseline_accuracy": 83.5,
+        "fossils": 1.5,
+        "rollbacks": number,
+        "illegal_actions": 0,
+        "samples": 1000 * number,
+        "seconds": 10.0 * number,
+        "images_per_second": 5230.4,
+        "phase_seconds": {phase: number + index / 10 for index, phase in enumerate(PHASES)},
+    }
+    return RoundCompleted(**{**fields, **changes})
+
+
+# --- JSONL
+
+
+def test_jsonl_reads_back_what_was_written(tmp_path: Path) -> None:
+    events: list[Event] = [cut(0), completed(1, mean_return=math.nan), cut(2, slot="two\nlines \u00e9")]
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    for event in events:
+        sink.handle(event)
+    sink.close()
+    assert list(read_events(tmp_path / "events.jsonl")) == [record(event) for event in events]
+    assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_jsonl_lines_are_on_disk_before_the_next_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    sink = JsonlSink(path)
+    for epoch in range(3):
+        sink.handle(cut(epoch))
+        assert len(list(read_events(path))) == epoch + 1
+    sink.close()
+
+
+def test_jsonl_appends_to_an_earlier_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for epoch in range(2):
+        sink = JsonlSink(path)
+        sink.handle(cut(epoch))
+        sink.close()
+    assert [fields["epoch"] for fields in read_events(path)] == [0, 1]
+
+
+def test_jsonl_cuts_a_torn_line_before_it_appends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "events.jsonl"
+    sink = JsonlSink(path)
+    sink.handle(cut(0))
+    sink.handle(cut(1))
+    sink.close()
+    path.write_bytes(path.read_bytes()[:-20])  # the crash
+    with caplog.at_level(logging.WARNING):
+        sink = JsonlSink(path)
+    sink.handle(cut(2))
+    sink.close()
+    assert [fields["epoch"] for fields in read_events(path)] == [0, 2]
+    assert "cut off a torn last line" in caplog.text
+
+
+def test_jsonl_writes_nothing_of_an_event_that_json_cannot_hold(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    with pytest.raises(TypeError):
+        sink.handle(cut(0, slot=object()))  # type: ignore[arg-type]
+    sink.close()
+    assert (tmp_path / "events.jsonl").read_bytes() == b""
+
+
+def test_every_way_to_tear_the_last_line_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = [json.dumps(record(cut(epoch))) + "\n" for epoch in range(2)]
+    for length in range(1, len(lines[1]) - 1):
+        path.write_text(lines[0] + lines[1][:length])
+        with pytest.raises(ValueError, match=r"events\.jsonl:2: the last line is torn"):
+            list(read_events(path))
+        assert [fields["epoch"] for fields in read_events(path, allow_torn_last_line=True)] == [0]
+
+
+@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [
+        ("{oops}", "not JSON"),
+        ("", "not JSON"),
+        ("[1, 2]", "not an event"),
+        ('{"schema": 1}', "not an event"),
+        ('{"event": "SeedCut"}', "no schema version"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, broken: str, what: str, allow: bool) -> None:
+    path = tmp_path / "events.jsonl"
+    good = json.dumps(record(cut(0)))
+    path.write_text(f"{good}\n{broken}\n{good}\n")
+    with pytest.raises(ValueError, match=rf"events\.jsonl:2: .*{what}"):
+        list(read_events(path, allow_torn_last_line=allow))
+
+
+def test_a_broken_last_line_with_its_line_end_is_not_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("{oops}\n")
+    with pytest.raises(ValueError, match=":1: not JSON"):
+        list(read_events(path, allow_torn_last_line=True))
+
+
+def test_events_before_a_broken_line_are_yielded(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps(record(cut(7))) + "\n{oops}\n")
+    reader = read_events(path)
+    assert next(reader)["epoch"] == 7
+    with pytest.raises(ValueError, match=":2:"):
+        next(reader)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({**record(cut(0)), "schema": SCHEMA_VERSION + 1}) + "\n")
+    with pytest.raises(ValueError, match=f"schema {SCHEMA_VERSION + 1}, this Esper reads up to {SCHEMA_VERSION}"):
+        list(read_events(path))
+
+
+# --- metrics table
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_have_one_row_a_round(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = MetricsCsvSink(path)
+    for event in (cut(0), completed(1), cut(1), completed(2)):
+        sink.handle(event)
+    sink.close()
+    table = rows(path)
+    assert list(table[0]) == list(COLUMNS)
+    assert [row["round"] for row in table] == ["1", "2"]
+    assert [row["samples"] for row in table] == ["1000", "2000"]
+    assert [row["phase/stage"] for row in table] == ["1.0", "2.0"]
+    assert [row["phase/telemetry"] for row in table] == ["1.6", "2.6"]
+    assert not {"phase_seconds", "event", "schema"} & set(COLUMNS)
+
+
+def test_metrics_rows_are_on_disk_before_the_next_event(tmp_path: Path) -> None:
+    sink = MetricsCsvSink(tmp_path / "metrics.csv")
+    for number in range(1, 4):
+        sink.handle(completed(number))
+        assert len(rows(tmp_path / "metrics.csv")) == number
+    sink.close()
+
+
+def test_metrics_keep_every_digit(tmp_path: Path) -> None:
+    sink = MetricsCsvSink(tmp_path / "metrics.csv")
+    sink.handle(completed(1, mean_return=0.1 + 0.2, committed_accuracy=math.nan))
+    sink.close()
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert float(row["mean_return"]) == 0.1 + 0.2
+    assert row["committed_accuracy"] == "nan"
+
+
+def test_metrics_append_without_a_second_header(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    for number in (1, 2):
+        sink = MetricsCsvSink(path)
+        sink.handle(completed(number))
+        sink.close()
+    assert [row["round"] for row in rows(path)] == ["1", "2"]
+
+
+def test_metrics_cut_a_torn_row_before_they_append(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = MetricsCsvSink(path)
+    sink.handle(completed(1))
+    sink.handle(completed(2))
+    sink.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    sink = MetricsCsvSink(path)
+    sink.handle(completed(3))
+    sink.close()
+    assert [row["round"] for row in rows(path)] == ["1", "3"]
+
+
+def test_metrics_refuse_a_table_with_other_columns(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("round,loss\n1,0.5\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv has other columns"):
+        MetricsCsvSink(path)
+    assert path.read_text() == "round,loss\n1,0.5\n"
+
+
+def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = MetricsCsvSink(path)
+    sink.handle(completed(1, phase_seconds={"train": 2.5}))
+    with pytest.raises(ValueError, match="unknown phases lunch; known: stage, train"):
+        sink.handle(completed(2, phase_seconds={"train": 2.5, "lunch": 1.0}))
+    sink.close()
+    (row,) = rows(path)
+    assert row["phase/train"] == "2.5"
+    assert row["phase/update"] == ""
+
+
+# --- console
+
+
+def printed(*events: Event, width: int = 40) -> list[str]:
+    """The lines of a console that is no terminal, and narrow."""
+    stream = io.StringIO()
+    sink = ConsoleSink(Console(file=stream, width=width))
+    for event in events:
+        sink.handle(event)
+    sink.close()
+    return stream.getvalue().splitlines()
+
+
+def started(**changes: Any) -> RunStarted:
+    fields: dict[str, Any] = {
+        "task": "digits",
+        "controller": "ppo",
+        "seed": 7,
+        "rounds": 12,
+        "n_envs": 8,
+        "episode_length": 30,
+        "host_parameters": 6418,
+        "slots": ("r0c0", "r0c1"),
+        "blueprints": ("conv_light", "norm"),
+        "time": 0.0,
+        "folder": "runs/a",
+    }
+    return RunStarted(**{**fields, **changes})
+
+
+def test_console_header_says_what_runs() -> None:
+    text = "\n".join(printed(started()))
+    for part in ("digits", "ppo", "seed 7", "12 rounds of 8 hosts, 30 epochs each", "6,418 parameters"):
+        assert part in text
+    for part in ("r0c0, r0c1", "conv_light, norm", "runs/a"):
+        assert part in text
+
+
+def test_console_has_one_line_a_round() -> None:
+    (line,) = printed(completed(1, committed_accuracy=85.7))
+    assert line.split("  ") == [
+        "round 1/10",
+        "committed 85.7 %",
+        "baseline 83.5 %",
+        "(+2.2 pp)",
+        "1.5 fossils a host",
+        "1 rollback",
+        "5,230 images/s",
+        "ETA 1m30s",  # 9 rounds to come, 10 s each
+    ]
+
+
+def test_console_shows_a_loss_against_the_baseline_as_negative() -> None:
+    (line,) = printed(completed(2, committed_accuracy=80.0))
+    assert "(-3.5 pp)" in line
+    assert "2 rollbacks" in line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "eta"),
+    [(5.0, "45s"), (6.6, "59s"), (6.65, "1m00s"), (10.0, "1m30s"), (400.0, "1h00m"), (1000.0, "2h30m")],
+)
+def test_console_time_left(seconds: float, eta: str) -> None:
+    (line,) = printed(completed(1, seconds=seconds))
+    assert line.endswith(f"ETA {eta}")
+
+
+def test_console_time_left_is_from_the_mean_round() -> None:
+    lines = printed(completed(1), completed(2), completed(10))
+    assert lines[1].endswith("ETA 2m00s")  # 10 s and 20 s seen, 8 rounds to come at 15 s
+    assert lines[2].endswith("ETA 0s")
+
+
+def test_console_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
+    (line,) = printed(completed(8, seconds=30.0))
+    assert line.endswith("ETA 1m00s")  # 2 rounds to come
+
+
+def test_console_tells_of_rollbacks_and_cut_seeds() -> None:
+    back = GovernorRollback(
+        env=3, episode=11, epoch=17, reason="loss spike", value=math.nan, threshold=4.25, restored_epoch=12, rollbacks=1
+    )
+    lines = printed(back, cut(5))
+    assert lines == [
+        "rollback: env 3, episode 11, epoch 17: loss spike (nan, limit 4.25), back to epoch 12",
+        "seed cut: env 1, episode 0, epoch 5: conv_light in r0c1 became non-finite",
+    ]
+
+
+def test_console_is_silent_on_other_events() -> None:
+    action = ActionTaken(
+        env=0, episode=0, epoch=0, op="GERMINATE", slot="r0c0", blueprint="norm", accepted=True, reason=""
+    )
+    assert printed(action) == []
+
+
+def test_console_prints_brackets_as_they_are_and_ascii_only() -> None:
+    lines = printed(started(folder="runs/[red]x"), completed(1), cut(0))
+    assert any("runs/[red]x" in line for line in lines)
+    assert all(line.isascii() for line in lines)

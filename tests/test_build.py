@@ -1,0 +1,129 @@
+"""The build's decisions, tested without building."""
+
+import json
+import stat
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from build_support import cuda, extensions, find_torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def toolkit(folder: Path, name: str, nvcc: str | None = "exit 0", header: bool = True) -> Path:
+    """A directory that looks like a CUDA toolkit; `nvcc` is a shell script."""
+    home = folder / name
+    (home / "bin").mkdir(parents=True)
+    (home / "include").mkdir()
+    if header:
+        (home / "include" / "cuda_runtime.h").touch()
+    if nvcc is not None:
+        compiler = home / "bin" / "nvcc"
+        compiler.write_text(f"#!/bin/sh\n{nvcc}\n")
+        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    return home
+
+
+def test_a_toolkit_needs_header_and_compiler(tmp_path: Path) -> None:
+    good = toolkit(tmp_path, "good")
+    for name in (toolkit(tmp_path, "headerless", header=False), toolkit(tmp_path, "no-compiler", nvcc=None)):
+        assert name not in cuda.toolkit_candidates({"CUDA_HOME": str(name), "PATH": ""})
+    assert cuda.toolkit_candidates({"CUDA_HOME": str(good), "PATH": ""})[0] == good
+    assert cuda.toolkit_candidates({"CUDA_PATH": str(good), "PATH": ""})[0] == good
+
+
+def test_an_nvcc_wrapper_elsewhere_on_the_path_is_not_a_toolkit(tmp_path: Path) -> None:
+    wrapper = toolkit(tmp_path, "usr-local", header=False)
+    assert wrapper not in cuda.toolkit_candidates({"PATH": str(wrapper / "bin")})
+    real = toolkit(tmp_path, "real")
+    assert real in cuda.toolkit_candidates({"PATH": str(real / "bin")})
+
+
+def test_cuda_is_judged_by_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = toolkit(tmp_path, "good")
+    bad = toolkit(tmp_path, "bad", nvcc="echo 'probe.cu(2): error: wrong major' >&2; exit 1")
+    monkeypatch.setattr(cuda, "toolkit_candidates", lambda environment: [bad, good])
+    decision = cuda.decide("13.0", {})
+    assert (decision.build, decision.home) == (True, good)
+    monkeypatch.setattr(cuda, "toolkit_candidates", lambda environment: [bad])
+    decision = cuda.decide("13.0", {})
+    assert not decision.build
+    assert "bad: probe.cu(2): error: wrong major" in decision.reason
+
+
+@pytest.mark.parametrize("torch_cuda", [None, "13.0"])
+def test_strict_mode_fails_and_auto_degrades(torch_cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "toolkit_candidates", lambda environment: [])
+    decision = cuda.decide(torch_cuda, {})
+    assert not decision.build
+    with pytest.raises(SystemExit, match="ESPER_CUDA=1 asks for CUDA kernels"):
+        cuda.decide(torch_cuda, {"ESPER_CUDA": "1"})
+
+
+def test_cuda_can_be_switched_off_and_modes_are_checked() -> None:
+    assert cuda.decide("13.0", {"ESPER_CUDA": "0"}).reason == "switched off by ESPER_CUDA=0"
+    with pytest.raises(SystemExit, match=r"ESPER_CUDA='yes' is not one of: auto .*, 0 .*, 1"):
+        cuda.decide("13.0", {"ESPER_CUDA": "yes"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "builds"),
+    [
+        (["setup.py", "egg_info"], False),
+        (["setup.py", "dist_info", "--output-dir", "x"], False),
+        (["setup.py", "sdist"], False),
+        (["setup.py", "build_ext", "--inplace"], True),
+        (["setup.py", "editable_wheel"], True),
+        (["setup.py", "bdist_wheel"], True),
+    ],
+)
+def test_only_build_commands_need_torch(arguments: list[str], builds: bool) -> None:
+    assert find_torch.is_build(arguments) is builds
+
+
+@pytest.mark.parametrize(
+    ("version", "too_old"), [("2.10.1", True), ("1.13.0", True), ("2.11.0a0+git", False), ("2.13.0+cpu", False)]
+)
+def test_old_torch_is_recognised(version: str, too_old: bool) -> None:
+    assert find_torch.is_too_old(version) is too_old
+
+
+def test_the_targets_packages_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["the build's own packages"])
+    monkeypatch.setattr(find_torch.sysconfig, "get_path", lambda name: f"target {name}")
+    find_torch.see_target_packages()
+    assert sys.path == ["the build's own packages", "target purelib", "target platlib"]
+
+
+def test_stale_modules_are_deleted(tmp_path: Path) -> None:
+    for name in ("_C.abi3.so", "_C_cuda.abi3.so", "_host.cpython-311-x86_64-linux-gnu.so", "other.so"):
+        (tmp_path / name).touch()
+    extensions.remove_stale(tmp_path, {"esper._C", "esper._host"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "_C.abi3.so",
+        "_host.cpython-311-x86_64-linux-gnu.so",
+        "other.so",
+    ]
+
+
+def test_modules_follow_the_decision() -> None:
+    without = extensions.modules(cuda.CudaDecision(False, "no"))
+    assert [module.name for module in without] == ["esper._C", "esper._host"]
+    sources = {source for module in without for source in module.sources}
+    assert sources >= {"csrc/library.cpp", "csrc/cpu/grad_stats.cpp", "csrc/host/module.cpp"}
+    assert "csrc/grad_stats.h" in without[0].depends
+
+
+def test_record_can_be_read_back() -> None:
+    record = extensions.build_record(cuda.CudaDecision(False, "the reason"), None)
+    assert json.loads(json.dumps(record))["cuda"]["reason"] == "the reason"
+
+
+def test_torch_is_not_a_build_requirement_and_its_range_holds_the_fallback() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert not any(requirement.startswith("torch") for requirement in project["build-system"]["requires"])
+    assert "torch>=2.11,<2.16" in project["project"]["dependencies"]
+    assert find_torch.FALLBACK_TORCH == "torch==2.13.0"

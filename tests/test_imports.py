@@ -1,0 +1,196 @@
+"""Guard rails of the tree: imports point one way, and files stay short.
+
+Read from the source by `ast`: nothing of Esper is imported, so this runs before anything is built.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "esper"
+MAX_LINES = 400
+SOURCE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h"}
+
+# What every module but these themselves may import.
+COMMON = ("ops", "config", "telemetry.event", "_host")
+
+# Row: what the package may import, besides itself and COMMON. A row names only rows above it, so there are no cycles.
+# A dotted name is that one module; "root" is `import esper` itself.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    # leaves
+    "_host": (),
+    "ops": (),
+    "config": (),
+    "telemetry.event": (),
+    "telemetry": (),
+    # what trains a host
+    "seeds": (),
+    "hosts": ("seeds",),
+    "data": ("seeds", "hosts"),
+    "training": ("seeds", "hosts", "data"),
+    # the seam: both sides import it
+    "spaces": ("seeds.stage",),
+    # the env
+    "rewards": ("spaces", "seeds", "training"),
+    "attribution": ("spaces", "seeds", "training"),
+    "env": ("spaces", "seeds", "hosts", "data", "training", "rewards", "attribution"),
+    # what decides: it knows the seam, never the env or what trains a host
+    "control": ("spaces", "seeds.stage"),
+    "ppo": ("spaces", "seeds.stage", "control"),
+}
+LIBRARY = tuple(ALLOWED)
+ALLOWED["experiment"] = (*LIBRARY, "root")
+ALLOWED["cli"] = (*LIBRARY, "experiment", "root")
+ALLOWED["bench"] = (*LIBRARY, "experiment", "root")
+ALLOWED["root"] = (*LIBRARY, "experiment")
+ALLOWED["__main__"] = ("cli", "root")
+
+
+def covers(name: str, module: str) -> bool:
+    return module == name or module.startswith(name + ".")
+
+
+def row_of(module: str) -> str | None:
+    """The most specific row for a module, given without the leading ``esper.``; None if there is none."""
+    rows = [row for row in ALLOWED if covers(row, module)]
+    return max(rows, key=len, default=None)
+
+
+def module_of(path: Path) -> str:
+    """``esper/seeds/stage.py`` is ``seeds.stage``, ``seeds/__init__.py`` is ``seeds``, and `esper` itself ``root``."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "root"
+
+
+def imported(tree: ast.AST, package: tuple[str, ...]) -> list[tuple[int, str]]:
+    """(line, module without ``esper.``) of every import of Esper, lazy ones in functions too.
+
+    ``package`` is where relative imports start: ("esper", "seeds") for a module of `esper.seeds`.
+    """
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*above, *(node.module.split(".") if node.module else ())))
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return [(line, without_prefix(name)) for line, name in found if covers("esper", name)]
+
+
+def without_prefix(name: str) -> str:
+    """``esper.seeds.stage`` is ``seeds.stage``; ``esper``, or a name in it that has no row, is the root."""
+    inner = name.removeprefix("esper").removeprefix(".")
+    return inner if row_of(inner) else "root"
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What is wrong with the imports of one module."""
+    row = row_of(module)
+    if row is None:
+        return [f"{module}: no row in ALLOWED, say there what it may import"]
+    may = (row, *ALLOWED[row], *(() if row in COMMON else COMMON))
+    here = () if module == "root" else tuple(module.split("."))
+    package = ("esper", *(here if is_package else here[:-1]))
+    return [
+        f"{module}:{line} imports {target}; {row} may import {', '.join(may)}"
+        for line, target in imported(ast.parse(source), package)
+        if not any(covers(name, target) for name in may)
+    ]
+
+
+def test_imports_point_one_way() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files
+    wrong = [
+        line
+        for path in files
+        for line in violations(module_of(path), path.read_text(encoding="utf-8"), is_package=path.stem == "__init__")
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_the_table_itself_points_one_way() -> None:
+    above: set[str] = set()
+    for row, names in ALLOWED.items():
+        # "root" is the public face: what it shows may read it (the version), the other rows may not.
+        unknown = {name for name in names if name != "root" and not any(covers(known, name) for known in above)}
+        assert not unknown, f"{row} names {unknown}, which is not above it"
+        above.add(row)
+
+
+@pytest.mark.parametrize("package", ["control", "ppo"])
+def test_what_decides_never_sees_what_trains(package: str) -> None:
+    for name in ("env", "training", "hosts", "data", "rewards", "attribution"):
+        assert not any(covers(may, name) or covers(name, may) for may in ALLOWED[package])
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("control.heuristic", "from esper.env.vector_env import GrowthVectorEnv"),
+        ("ppo.agent", "import esper.training.env_state"),
+        ("ppo.agent", "from esper import hosts"),
+        ("ppo.update", "def lazy():\n    from esper.data import task"),
+        ("env.vector_env", "from esper.control.random import RandomController"),
+        ("env.vector_env", "from ..ppo import agent"),
+        ("env.vector_env", "from esper.telemetry.hub import TelemetryHub"),
+        ("env.vector_env", "import esper"),
+        ("training.governor", "from esper.env import signals"),
+        ("seeds.slot", "from esper.hosts.cnn import ConvHost"),
+        ("spaces.mask", "from esper.seeds.slot import SeedSlot"),
+        ("spaces.mask", "from esper.seeds import SeedStage"),
+        ("telemetry.event", "from esper import config"),
+        ("telemetry.event", "from esper.telemetry import hub"),
+        ("config", "from .seeds import stage"),
+        ("experiment.run", "from esper.cli import run"),
+        ("bench.runner", "from esper.cli import run"),
+        ("root", "from esper.cli import main"),
+        ("novelty", "import math"),
+    ],
+)
+def test_a_wrong_import_is_caught(module: str, source: str) -> None:
+    assert len(violations(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("control.heuristic", "from esper.seeds.stage import SeedStage\nfrom esper.spaces import action"),
+        ("env.vector_env", "from esper.telemetry.event import StageChanged\nfrom esper.telemetry import event"),
+        ("env.vector_env", "from ..training import governor\nfrom . import signals\nfrom .signals import Signals"),
+        ("spaces.mask", "import esper.seeds.stage"),
+        ("training.governor", "import torch\nfrom esperanto import words\nimport esperanto.verbs"),
+        ("experiment.run", "from esper.telemetry.hub import TelemetryHub\nfrom esper import __version__"),
+        ("cli.run", "from esper.experiment.run import Experiment"),
+        ("__main__", "from esper.cli import main"),
+    ],
+)
+def test_a_right_import_passes(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_relative_imports_of_a_package_start_in_the_package() -> None:
+    assert violations("seeds", "from .stage import SeedStage", is_package=True) == []
+    assert len(violations("seeds", "from ..env import signals", is_package=True)) == 1
+    assert violations("root", "from .seeds import stage\nfrom .config import TrainingConfig", is_package=True) == []
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    files = [
+        path
+        for folder in ("esper", "csrc", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in SOURCE_SUFFIXES
+    ]
+    assert PACKAGE / "telemetry" / "event.py" in files
+    long = {str(path.relative_to(ROOT)): lines for path in files if (lines := line_count(path)) > MAX_LINES}
+    assert not long, f"more than {MAX_LINES} lines, make two of each: {long}"
+
+
+def line_count(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
