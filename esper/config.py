@@ -34,8 +34,8 @@ class Section(BaseModel):
 class RunConfig(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of everything random in the run."""
-    controller: str = "heuristic"
-    """What decides: heuristic, random, none, schedule or schedule:FILE.toml."""
+    controller: str = "schedule"
+    """What decides: schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random or none."""
     rounds: Count | None = None
     """Rounds of n_envs episodes each; None takes the task's default."""
     device: str = "cpu"

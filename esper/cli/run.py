@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @config_options
-@click.option("--controller", help="heuristic, schedule, schedule:FILE.toml, random or none.  [default: heuristic]")
+@click.option("--controller", help="schedule, schedule:FILE.toml, heuristic, random or none.  [default: schedule]")
 @click.option("--rounds", type=click.INT, help="Rounds of one episode in every env.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Run folder, new or empty.  [default: runs/TASK-CONTROLLER-TIME]"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.controller import Controller, EnvView
-from esper.seeds.stage import LIVING, SeedStage
+from esper.seeds.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
 from esper.spaces.observation import HISTORY, ObservationLayout
 
@@ -70,9 +70,12 @@ class HeuristicController(Controller):
         return bool(view.of(slot, "gate_passed")) and contribution > WORTH_KEEPING and contribution > error
 
     def _harmful(self, env: int, slot: str, view: EnvView) -> bool:
-        """Accuracy fell by more than 2 pp since the seed's birth, or a held seed's contribution is below −1 SE."""
+        """Accuracy fell by more than 2 pp since the seed's birth, or a held seed's contribution is below −1 SE.
+
+        Only a seed in the forward pass can be to blame.
+        """
         stage = view.stage(slot)
-        if stage not in LIVING or view.age(slot) < self.trial_period:
+        if stage not in (SeedStage.BLENDING, SeedStage.HOLDING) or view.age(slot) < self.trial_period:
             return False
         fallen = view.value("validation_accuracy") < self.accuracy_at_birth[env].get(slot, 0.0) - DROP
         return fallen or (

@@ -159,7 +159,8 @@ class Episode:
             if trial is not None:
                 measured.trial, measured.trial_error = trial.difference, trial.error
             contribution = self.counterfactual.contribution(slot.name)
-            measured.epochs_since_measured += 1
+            if measured.contribution is not None:
+                measured.epochs_since_measured += 1
             if contribution is not None:
                 measured.contribution_change = contribution.difference - (measured.contribution or 0.0)
                 measured.contribution, measured.contribution_error = contribution.difference, contribution.error
@@ -215,11 +216,10 @@ class Episode:
         """The reward of the measured transition."""
         self.signals.record(self.measurement)
         self.done = self.epoch >= self.training.horizon or self.governor.ends_episode
-        self.after = self.reward_state()
         self.terms = self.reward.pay(
             Transition(
                 before=self.before,
-                after=self.after,
+                after=self.reward_state(),
                 op=self.outcome.op,
                 succeeded=self.outcome.succeeded,
                 rolled_back=self.rolled_back,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import make_controller
+from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.experiment.environment import check_device
@@ -53,6 +54,8 @@ def compare_controllers(
     if len(set(controllers)) < len(controllers):
         raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
     task = load_task(config.task.name).to(check_device(config.run.device))
+    config = resolve(config, task)
+    config = config.with_values(env={"n_envs": min(pairs, config.env.n_envs or pairs)})
     envs = {name: GrowthVectorEnv(task, config) for name in controllers}
     try:
         played: dict[str, list[Played]] = {name: [] for name in controllers}

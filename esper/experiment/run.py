@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from esper.experiment.export import save_host
 from esper.experiment.files import write_atomic, write_json
 from esper.experiment.play import Played, play_round
 from esper.experiment.statistics import PairedComparison, compare_pairs
-from esper.telemetry.event import RoundCompleted, RunCompleted, RunStarted
+from esper.telemetry.event import BaselineMeasured, Event, RoundCompleted, RunCompleted, RunStarted
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
@@ -88,25 +87,21 @@ class Experiment:
             KeyboardInterrupt: interrupted before the first round was done.
         """
         start = time.perf_counter()
-        self._open_folder()
         grown: list[Played] = []
         alone: list[Accuracies] = []
-        interrupted = False
         rounds = int(self.config.run.rounds or 1)
-        try:
-            for number in range(1, rounds + 1):
-                played, twins = self._play(number, rounds)
-                grown.append(played)
-                alone.append(twins)
-        except KeyboardInterrupt:
-            interrupted = True
-            if not grown:
-                raise
-        finally:
-            summary = self._summarise(grown, alone, interrupted, time.perf_counter() - start) if grown else None
-            self.close()
-        assert summary is not None
-        return summary
+        with self:
+            self._open_folder()
+            try:
+                for number in range(1, rounds + 1):
+                    played, twins = self._play(number, rounds)
+                    grown.append(played)
+                    alone.append(twins)
+            except KeyboardInterrupt:
+                if not grown:
+                    raise
+            interrupted = len(grown) < rounds
+            return self._summarise(grown, alone, interrupted, time.perf_counter() - start)
 
     def _play(self, number: int, rounds: int) -> tuple[Played, Accuracies]:
         """One round and its twins."""
@@ -208,11 +203,11 @@ class Experiment:
             )
         )
 
-    def _emit(self, event: Any) -> None:
+    def _emit(self, event: Event) -> None:
         """To the hub; the baseline also goes into a file of its own, for later runs and reports."""
         assert self.hub is not None
         self.hub.emit(event)
-        if type(event).__name__ == "BaselineMeasured":
+        if isinstance(event, BaselineMeasured):
             write_json(self.folder / "baseline.json", asdict(event))
 
     def close(self) -> None:

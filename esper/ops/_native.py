@@ -5,6 +5,7 @@ optional: a CPU torch cannot load one. With ``ESPER_REQUIRE_NATIVE=1`` a GPU wit
 that no measurement is taken on a fallback by accident.
 """
 
+import importlib
 import json
 import os
 from dataclasses import dataclass
@@ -100,11 +101,16 @@ require_native(dict(os.environ), _CUDA, torch.cuda.is_available())
 
 
 def _host_report() -> ModuleReport:
+    """Load the pybind11 module by name, only to tell whether that works; nothing of it is used here."""
+    name = "esper._host"
+    path = _find(name)
+    if path is None:
+        return ModuleReport(name, None, "not built")
     try:
-        from esper import _host
+        importlib.import_module(name)
     except ImportError as error:
-        return ModuleReport("esper._host", None, str(error))
-    return ModuleReport("esper._host", Path(_host.__file__), None)
+        return ModuleReport(name, None, f"{path.name} cannot be loaded: {error}")
+    return ModuleReport(name, path, None)
 
 
 def modules() -> list[ModuleReport]:

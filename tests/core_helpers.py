@@ -1,0 +1,181 @@
+"""Small worlds for the tests of the core: a task loaded once, tiny configs, and an env that is driven by words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.config import TrainingConfig
+from esper.data.task import Task, resolve
+from esper.data.tasks import load_task
+from esper.env.baseline import Baseline
+from esper.env.episode import Episode
+from esper.env.vector_env import GrowthVectorEnv
+from esper.seeds.blend import STYLES
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.slot import SeedSlot
+from esper.seeds.stage import SeedStage
+from esper.spaces.action import Op
+from esper.telemetry.event import Event
+from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.host_step import train_epoch
+
+Actions = Mapping[int, NDArray[np.int64]]
+
+EASY_GATES: dict[str, Any] = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+"""G2 that any finite seed passes after one epoch, so that tests reach late stages in few epochs."""
+
+
+@cache
+def digits() -> Task:
+    return load_task("digits")
+
+
+def flat_baseline(horizon: int, accuracy: float = 10.0, loss: float = 2.3) -> Baseline:
+    return Baseline((accuracy,) * (horizon + 1), (loss,) * (horizon + 1), 0.1, 1)
+
+
+def tiny_config(n_envs: int = 1, horizon: int = 8, **sections: dict[str, Any]) -> TrainingConfig:
+    """64 samples in batches of 32, one lane, gates that open."""
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"lanes": 1},
+        "task": {"samples_per_epoch": 64, "batch_size": 32},
+        "env": {"n_envs": n_envs, "episode_length": horizon, "baseline_episodes": 1, "gates": EASY_GATES},
+    }
+    for name, values in sections.items():
+        tables[name] = {**tables.get(name, {}), **values}
+    return TrainingConfig.parse(tables)
+
+
+class Rig:
+    """An env with all its events, and actions by words."""
+
+    def __init__(self, config: TrainingConfig, blueprints: BlueprintRegistry | None = None) -> None:
+        self.events: list[Event] = []
+        horizon = config.env.episode_length
+        assert horizon is not None
+        self.env = GrowthVectorEnv(
+            digits(), config, emit=self.events.append, baseline=flat_baseline(horizon), blueprints=blueprints
+        )
+        self.reset(seed=config.run.seed)
+
+    def reset(self, **arguments: Any) -> None:
+        self.observation, self.info = self.env.reset(**arguments)
+
+    def action(self, op: str, slot: str | None = None, blueprint: str | None = None, **heads: Any) -> NDArray[np.int64]:
+        return self.env.action_spec.encode(Op[op], slot, blueprint, **heads)
+
+    def step(self, actions: Actions | None = None) -> None:
+        """One step; envs without an action WAIT. Results are kept as attributes."""
+        rows = np.zeros((self.env.num_envs, 8), dtype=np.int64)
+        for index, row in (actions or {}).items():
+            rows[index] = row
+        self.observation, self.rewards, self.terminated, self.truncated, self.info = self.env.step(rows)
+
+    def do(self, op: str, slot: str | None = None, blueprint: str | None = None, env: int = 0, **heads: Any) -> None:
+        self.step({env: self.action(op, slot, blueprint, **heads)})
+
+    def episode(self, index: int = 0) -> Episode:
+        return self.env.episodes[index]
+
+    def training(self, index: int = 0) -> ParallelEnvState:
+        return self.env.training[index]
+
+    def slot(self, name: str, index: int = 0) -> SeedSlot:
+        return self.training(index).slot_by_name[name]
+
+    def value(self, name: str, index: int = 0) -> float:
+        return float(self.env.layout.read(self.observation[index], name))
+
+    def of_kind(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def grow(
+        self, slot: str, stage: SeedStage, blueprint: str = "conv_light", env: int = 0, style: str = "LINEAR_ADD"
+    ) -> None:
+        """Bring an empty slot to ``stage`` by legal actions, with a tempo of 3: 1, 2, 3, 5 and 6 steps."""
+        self.do("GERMINATE", slot, blueprint, env, tempo=3, style=style)
+        path = [SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED]
+        for after in path[: path.index(stage) + 1] if stage in path else []:
+            if after is SeedStage.HOLDING:
+                self.step()  # the ramp ends: 1/3 and 2/3 were taken on entering
+            self.do("FOSSILIZE" if after is SeedStage.FOSSILIZED else "ADVANCE", slot, env=env)
+        assert self.slot(slot, env).stage is stage, self.slot(slot, env).stage
+
+
+@contextmanager
+def rig(
+    n_envs: int = 1, horizon: int = 8, blueprints: BlueprintRegistry | None = None, **sections: dict[str, Any]
+) -> Iterator[Rig]:
+    made = Rig(tiny_config(n_envs, horizon, **sections), blueprints)
+    try:
+        yield made
+    finally:
+        made.env.close()
+
+
+def make_training(config: TrainingConfig | None = None, index: int = 0, seed: int = 0) -> ParallelEnvState:
+    """One host in training, reset, without an env around it."""
+    task = digits()
+    training = ParallelEnvState(
+        index, task, resolve(config or tiny_config(), task), make_accumulators(1, torch.device("cpu"))[0]
+    )
+    training.reset(seed, 0)
+    return training
+
+
+def plant(
+    training: ParallelEnvState,
+    name: str,
+    blueprint: str = "conv_light",
+    style: str = "LINEAR_ADD",
+    stage: SeedStage = SeedStage.TRAINING,
+    target: float = 1.0,
+    registry: BlueprintRegistry = BLUEPRINTS,
+) -> SeedSlot:
+    """A seed at ``stage``, past all gates; blended at full ``target`` from BLENDING on."""
+    slot = training.slot_by_name[name]
+    training.germinate(slot, registry.get("cnn", blueprint), STYLES[style], 0, target)
+    for after in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING):
+        if slot.stage is not stage:
+            slot.advance("test")
+            assert slot.stage is after
+    if stage is SeedStage.FOSSILIZED:
+        slot.fossilize()
+    assert slot.stage is stage
+    return slot
+
+
+def train(training: ParallelEnvState, epochs: int = 1) -> None:
+    for _ in range(epochs):
+        train_epoch(training)
+
+
+def tensors_of(training: ParallelEnvState, seeds: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Copies of host parameters, buffers and momentum, and of those of the seeds in the named slots."""
+    found = {f"host.{name}": tensor for name, tensor in training.host.state_dict().items()}
+    groups = [training.host_group, *(training.seed_groups[name] for name in seeds)]
+    for group in groups:
+        for i, parameter in enumerate(group.parameters):
+            found[f"{group.name}.parameter.{i}"] = parameter.detach()
+            momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                found[f"{group.name}.momentum.{i}"] = momentum
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def all_finite(training: ParallelEnvState) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training).values())

@@ -1,0 +1,127 @@
+"""Blueprints and blend operators: exact sizes, small births, and the registry's errors."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from esper.seeds.alpha import AlphaCurve
+from esper.seeds.blend import STYLES, BlendOperator, Seed, gate_parameters
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.blueprints.cnn import group_norm
+from esper.spaces.action import ALPHA_CURVES
+from esper.spaces.action import STYLES as STYLE_NAMES
+
+NAMES = ("norm", "conv_light", "depthwise", "attention")
+WIDTHS = (1, 3, 6, 8, 16, 24, 48, 64)
+
+
+def hidden(c: int) -> int:
+    return max(4, c // 4)
+
+
+# Counted by hand: GroupNorm 2C, scale C, 3x3 9C^2, depthwise 9C, 1x1 C^2, two Linear layers with bias.
+FORMULAS: dict[str, Callable[[int], int]] = {
+    "norm": lambda c: 2 * c,
+    "conv_light": lambda c: 9 * c * c + 2 * c + c,
+    "depthwise": lambda c: 9 * c + c * c + 2 * c + c,
+    "attention": lambda c: (c * hidden(c) + hidden(c)) + (hidden(c) * c + c) + c,
+}
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_the_blueprints_of_this_release_are_registered() -> None:
+    assert set(NAMES) <= set(BLUEPRINTS.names("cnn"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: int) -> None:
+    blueprint = BLUEPRINTS.get("cnn", name)
+    assert count(blueprint.build(width)) == blueprint.parameters(width) == FORMULAS[name](width)
+    assert blueprint.description
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_gate_has_the_parameters_it_states(width: int) -> None:
+    size = max(8, width // 4)
+    expected = (width * size + size) + (size * 1 + 1)
+    plain = count(Seed(nn.Identity(), BlendOperator.ADD, width))
+    gated = count(Seed(nn.Identity(), BlendOperator.GATE, width))
+    assert (plain, gated) == (0, expected)
+    assert gate_parameters(width) == expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(1, 1), (3, 1), (16, 1), (31, 1), (32, 2), (48, 2), (64, 4), (512, 32), (1024, 32)]
+)
+def test_group_norm_takes_the_most_groups_that_leave_sixteen_channels(channels: int, groups: int) -> None:
+    assert group_norm(channels).num_groups == groups
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("width", [3, 6, 32])
+def test_a_seed_keeps_the_shape_and_is_born_small(name: str, style: str, width: int) -> None:
+    torch.manual_seed(0)
+    seed = Seed(BLUEPRINTS.get("cnn", name).build(width), STYLES[style].operator, width)
+    h = torch.relu(torch.randn(16, width, 4, 4))
+    delta = seed(h)
+    assert delta.shape == h.shape
+    assert 0 < float(delta.square().mean().sqrt()) < 0.5 * float(h.square().mean().sqrt())
+
+
+def test_the_operators_are_what_they_say() -> None:
+    h = torch.randn(4, 6, 2, 2)
+    body = nn.Conv2d(6, 6, 1)
+    f = body(h)
+    torch.testing.assert_close(Seed(body, BlendOperator.ADD, 6)(h), f)
+    torch.testing.assert_close(Seed(body, BlendOperator.MULTIPLY, 6)(h), h * torch.tanh(f))
+    gated = Seed(body, BlendOperator.GATE, 6)
+    first, last = (layer for layer in gated.modules() if isinstance(layer, nn.Linear))
+    g = torch.sigmoid(last(torch.relu(first(h.mean(dim=(2, 3))))))
+    assert g.shape == (4, 1)
+    torch.testing.assert_close(gated(h), g.reshape(4, 1, 1, 1) * f)
+
+
+def test_the_names_a_controller_can_choose_are_those_of_the_seeds() -> None:
+    assert tuple(STYLES) == STYLE_NAMES
+    assert tuple(curve.value for curve in AlphaCurve) == ALPHA_CURVES
+
+
+def test_finding_h6_an_unknown_blueprint_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'conv_ligth'") as caught:
+        BLUEPRINTS.get("cnn", "conv_ligth")
+    assert all(name in str(caught.value) for name in NAMES)
+    with pytest.raises(ValueError, match="unknown blueprint 'norm' for perceptron"):
+        BLUEPRINTS.get("perceptron", "norm")
+
+
+def test_a_name_is_registered_once_a_topology() -> None:
+    registry = BlueprintRegistry()
+
+    def identity(_channels: int) -> nn.Module:
+        """Nothing at all.
+
+        More text that is not the description.
+        """
+        return nn.Identity()
+
+    registry.register("cnn", "own", parameters=lambda _c: 0)(identity)
+    registry.register("other", "own", parameters=lambda _c: 0)(identity)
+    with pytest.raises(ValueError, match="already has a blueprint named 'own'"):
+        registry.register("cnn", "own", parameters=lambda _c: 0)(identity)
+    assert registry.names("cnn") == ("own",)
+    assert registry.get("cnn", "own").description == "Nothing at all."
+
+
+def test_a_copy_of_the_registry_does_not_see_later_blueprints() -> None:
+    registry = BLUEPRINTS.copy()
+    registry.register("cnn", "later", parameters=lambda _c: 0)(lambda _c: nn.Identity())
+    assert "later" in registry.names("cnn")
+    assert "later" not in BLUEPRINTS.names("cnn")
+    assert "later" not in BLUEPRINTS.copy().names("cnn")
