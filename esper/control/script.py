@@ -85,7 +85,7 @@ def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
 
 def read_schedule(path: Path) -> list[Entry]:
     """The ``[[action]]`` tables of a TOML file. Raises ConfigError naming the file and what would be right."""
-    tables = read_toml(path)
+    tables = read_toml(path, "schedule")
     if set(tables) != {"action"} or not isinstance(tables["action"], list):
         raise ConfigError(f"{path}: a schedule is a list of [[action]] tables with epoch, op, slot, ...")
     try:

@@ -111,9 +111,9 @@ class GrowthVectorEnv(VectorEnv[Float32s, NDArray[np.int64], NDArray[Any]]):
             self._episode_numbers[:] = -1
         mask = np.ones(self.num_envs, dtype=np.bool_)
         if options and "reset_mask" in options:
-            mask = np.asarray(options["reset_mask"], dtype=np.bool_)
+            mask = np.array(options["reset_mask"], dtype=np.bool_)
         if not self.episodes:
-            self._open()
+            self.prepare()
             mask[:] = True
         starting = [episode for episode, chosen in zip(self.episodes, mask, strict=True) if chosen]
         self._episode_numbers[mask] += 1
@@ -127,8 +127,10 @@ class GrowthVectorEnv(VectorEnv[Float32s, NDArray[np.int64], NDArray[Any]]):
             episode.begin()
         return self._observe(), self._info()
 
-    def _open(self) -> None:
-        """The first reset: measure the baseline unless it was given."""
+    def prepare(self) -> None:
+        """Measure the baseline unless it was given; the first reset does this where it was not done before."""
+        if self.episodes:
+            return
         if self.baseline is None:
             self.baseline = measure_baseline(self.task, self.config, self.lanes, self.run_seed)
         self.baseline.check(self.horizon)
@@ -142,6 +144,8 @@ class GrowthVectorEnv(VectorEnv[Float32s, NDArray[np.int64], NDArray[Any]]):
         actions = self._checked(actions)
         active = [episode for episode in self.episodes if not episode.done]
         idle = np.array([episode.done for episode in self.episodes])
+        for episode in self.episodes:
+            episode.terms = {}
         rewards = np.zeros(self.num_envs)
         with self._phase("decide"):
             for episode in active:

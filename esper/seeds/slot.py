@@ -106,6 +106,8 @@ class SeedSlot:
                 delta = seed.eval()(probe)
         except (RuntimeError, ValueError, TypeError) as error:
             raise GerminationFailed(f"{blueprint.name} in {self.name}: {error}") from error
+        if not any(parameter.requires_grad for parameter in seed.parameters()):
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: it has no parameters to train")
         if delta.shape != probe.shape:
             raise GerminationFailed(
                 f"{blueprint.name} in {self.name} turns {tuple(probe.shape)} into {tuple(delta.shape)}; "

@@ -90,8 +90,13 @@ def delta_of(slot: SeedSlot, h: Tensor) -> Tensor:
     entry, finite = h, slot.finite
     if h.requires_grad and torch.is_grad_enabled():
         entry = h.view_as(h)
-        # By the time of the backward pass the flag knows about this very delta.
-        entry.register_hook(lambda gradient: torch.where(finite, gradient, 0.0))  # type: ignore[no-untyped-call]
+
+        def cut(gradient: Tensor) -> Tensor:
+            # The flag knows about this very delta by now, and here it learns of what flows back through the seed.
+            finite.logical_and_(torch.isfinite(gradient.sum()))
+            return torch.where(finite, gradient, 0.0)
+
+        entry.register_hook(cut)  # type: ignore[no-untyped-call]
     delta = slot.seed(entry)
     finite.logical_and_(torch.isfinite(delta.detach().sum()))
     return torch.where(finite, delta, 0.0)
@@ -101,11 +106,12 @@ def shadow_gradients(env: ParallelEnvState, site: int, h: Tensor, y: Tensor) -> 
     """Gradients of the shadow loss for the one seed at ``site``; other incubating seeds are absent."""
     slot = env.slots[site]
     assert slot.seed is not None
-    parameters = list(slot.seed.parameters())
+    parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
     with env.shadow_of(slot).in_place():
-        grown = torch.add(h, slot.seed(h), alpha=slot.incubation_target)
+        grown = torch.add(h, delta_of(slot, h), alpha=slot.incubation_target)
         loss = F.cross_entropy(walk(env, grown, start=site + 1), y)
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
