@@ -41,10 +41,11 @@ def main(
     from rich.console import Console
 
     from esper.bench import runner, table
+    from esper.experiment.environment import summary_lines
 
     torch.set_num_threads(threads)
     console = Console()
-    heading = table.machine()
+    heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
     results = [
         runner.measure(comparison, rounds)

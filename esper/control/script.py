@@ -92,10 +92,9 @@ def read_schedule(path: Path) -> list[Entry]:
         return [Entry.model_validate(table) for table in tables["action"]]
     except ValidationError as error:
         problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "an [[action]]"
         known = ", ".join(Entry.model_fields)
-        raise ConfigError(
-            f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; keys are: {known}"
-        ) from None
+        raise ConfigError(f"{path}: {place}: {problem['msg']}; keys are: {known}") from None
 
 
 def shipped_schedule(task: str) -> Path:
