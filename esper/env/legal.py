@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 from esper.env.episode import Episode
@@ -64,7 +62,6 @@ def may_retarget(slot: SeedSlot) -> bool:
     return slot.stage in (SeedStage.BLENDING, SeedStage.HOLDING) and slot.alpha.holding
 
 
-@cache
 def largest_size(blueprint: Blueprint, channels: int) -> int:
     """Parameters of the seed with its largest blend style, the gated one: affordable means affordable in any style."""
     return blueprint.parameters(channels) + gate_parameters(channels)

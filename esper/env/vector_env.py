@@ -120,9 +120,10 @@ class GrowthVectorEnv(VectorEnv[Float32s, NDArray[np.int64], NDArray[Any]]):
         self.illegal_actions[mask] = 0
         for episode in starting:
             episode.reset(self.run_seed, int(self._episode_numbers[episode.index]))
-        with self._phase("validate"):
-            self.lanes.run(Episode.validate, starting)
-            transfer(starting)
+        if starting:
+            with self._phase("validate"):
+                self.lanes.run(Episode.validate, starting)
+                transfer(starting)
         for episode in starting:
             episode.begin()
         return self._observe(), self._info()

@@ -83,7 +83,7 @@ def test_the_operators_are_what_they_say() -> None:
     torch.testing.assert_close(Seed(body, BlendOperator.MULTIPLY, 6)(h), h * torch.tanh(f))
     gated = Seed(body, BlendOperator.GATE, 6)
     first, last = (layer for layer in gated.modules() if isinstance(layer, nn.Linear))
-    g = torch.sigmoid(last(torch.relu(first(h.mean(dim=(2, 3))))))
+    g = torch.sigmoid(last(nn.functional.silu(first(h.mean(dim=(2, 3))))))
     assert g.shape == (4, 1)
     torch.testing.assert_close(gated(h), g.reshape(4, 1, 1, 1) * f)
 
