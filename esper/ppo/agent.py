@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -219,7 +220,8 @@ class PPOAgent:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # Adam keeps the very tensors it is given, and changes them in place.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.observations.load_state_dict(state["observations"])
         self.rewards.load_state_dict(state["rewards"])
         self.generator.set_state(state["generator"])

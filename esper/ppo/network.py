@@ -1,4 +1,4 @@
-"""The policy and value network: what is seen and remembered, and how an action's eight heads follow from one another."""
+"""The policy and value network: what is seen and remembered, and how the heads of an action follow from one another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PolicyNetwork(nn.Module):
     """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
 
     A slot's features go through one encoder that all slots share, with an embedding of its place; the slot and
-    blueprint heads score these embeddings, so their number belongs to the task and not to the network's shape elsewhere.
+    blueprint heads score these embeddings, so their number shapes no other part of the network.
     """
 
     def __init__(self, spec: ActionSpec, width: int = 128) -> None:
