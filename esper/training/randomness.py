@@ -17,6 +17,7 @@ class Purpose(IntEnum):
     DATA = 2
     SEED = 3
     POLICY = 4
+    NOISE = 5
 
 
 def derive_seed(run_seed: int, env: int, episode: int, purpose: Purpose, *counters: int) -> int:
