@@ -35,7 +35,7 @@ Schedule = NDArray[np.int64]
 
 BATCH = 2048
 """Schedules played together."""
-KEPT = 4
+KEPT = 2
 """Schedules that are polished."""
 
 
