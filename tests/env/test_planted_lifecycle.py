@@ -33,8 +33,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "easy": {"gates": {"trial_standard_errors": 100.0, "min_training_epochs": 1}, "min_prune_age": 2, "embargo": 3},
     "automatic": {
         "auto_advance": ["G1", "G2", "G3"],
-        "max_training_epochs": 6,
-        "gates": {"min_training_epochs": 2},
+        "max_training_epochs": 4,  # a seed may pass in the very epoch that would be its last
+        "gates": {"min_training_epochs": 4},
         "min_prune_age": 8,
         "embargo": 2,
     },
