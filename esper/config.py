@@ -7,6 +7,7 @@ are checked where their registries are known: when an env or an experiment is ma
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse"]
@@ -32,7 +34,7 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
     """Seed of everything random in the run."""
     controller: str = "schedule"
     """What decides: schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random or none."""
@@ -76,7 +78,7 @@ class GateConfig(Section):
     """G2, permissive: paired standard errors that the trial accuracy may lie below the accuracy without the seed."""
     min_blending_epochs: Count | None = None
     """G3, strict: epochs in BLENDING; None: max(2, T/15)."""
-    min_contribution: float = 1.0
+    min_contribution: Finite = 1.0
     """G5, strict: smallest contribution, pp."""
     contribution_standard_errors: NonNegative = 1.64
     """G5, strict: how many paired standard errors the contribution must lie above zero."""
@@ -257,14 +259,14 @@ class Durations:
         )
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError when the file is missing or is not TOML."""
+def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError, calling it a ``kind``, when it is missing or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist") from None
+        raise ConfigError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read as TOML: {error}") from None
+        raise ConfigError(f"{kind} {path} cannot be read as TOML: {error}") from None
 
 
 def set_dotted(tables: dict[str, Any], assignment: str) -> None:
@@ -298,15 +300,18 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
 
 def _toml(tables: dict[str, Any], prefix: str = "") -> str:
     """Tables of scalars, lists and tables as TOML. JSON's strings, numbers, booleans and lists are TOML's too."""
-    import json
-
-    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {_toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     text = "\n".join(lines) + "\n" if lines else ""
     for key, value in tables.items():
         if isinstance(value, dict):
             name = f"{prefix}{key}"
             text += f"\n[{name}]\n" + _toml(value, f"{name}.")
     return text
+
+
+def _toml_value(value: Any) -> str:
+    # TOML has no surrogate pairs, and wants DEL escaped where JSON does not.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -28,6 +29,19 @@ from esper.training.env_state import ParallelEnvState, make_accumulators
 from esper.training.host_step import train_epoch
 
 Actions = Mapping[int, NDArray[np.int64]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Hosts train with one intra-op thread, as they do in a lane: the same bits whatever the machine, and no waiting.
+
+    A folder whose conftest imports this fixture has it for all its tests.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 EASY_GATES: dict[str, Any] = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
 """G2 that any finite seed passes after one epoch, so that tests reach late stages in few epochs."""
@@ -179,3 +193,31 @@ def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None
 
 def all_finite(training: ParallelEnvState) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training).values())
+
+
+def _fill_first_weight(value: float) -> Callable[[ParallelEnvState], None]:
+    def damage(training: ParallelEnvState) -> None:
+        with torch.no_grad():
+            next(training.host.parameters()).flatten()[0] = value
+
+    return damage
+
+
+def _break_running_mean(training: ParallelEnvState) -> None:
+    mean = training.batch_norms[0].running_mean
+    assert mean is not None
+    mean[0] = float("nan")
+
+
+def _break_momentum(training: ParallelEnvState) -> None:
+    state = next(iter(training.host_group.optimizer.state.values()))
+    state["momentum_buffer"].fill_(float("inf"))
+
+
+DAMAGE: dict[str, Callable[[ParallelEnvState], None]] = {
+    "NaN weight": _fill_first_weight(float("nan")),
+    "infinite weight": _fill_first_weight(float("inf")),
+    "NaN running mean": _break_running_mean,
+    "infinite momentum": _break_momentum,
+}
+"""Ways to break a host, each of which the governor sees in the next epoch."""

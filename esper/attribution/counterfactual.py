@@ -103,6 +103,8 @@ class CounterfactualHelper:
 
     def interaction(self, slot: str) -> float | None:
         """Σ over other blended slots j of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None where not all were measured."""
+        if slot not in self.blended:
+            return None
         total = 0.0
         for other in self.blended:
             if other == slot:

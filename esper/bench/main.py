@@ -1,12 +1,16 @@
 """The `esper-bench` command. A case is one file beside this one, and one entry in `CASES`."""
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
 # Command -> module with NAME and comparisons(sizes, seed). Imported only when it runs: --help must not load torch.
 CASES = {"grad-stats": "esper.bench.grad_stats"}
+
+# Columns of the table where there is no terminal to fit into: no cell is broken.
+WIDE = 160
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -41,10 +45,11 @@ def main(
     from rich.console import Console
 
     from esper.bench import runner, table
+    from esper.experiment.environment import summary_lines
 
     torch.set_num_threads(threads)
-    console = Console()
-    heading = table.machine()
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
     results = [
         runner.measure(comparison, rounds)

@@ -1,40 +1,9 @@
 """Print what was measured, and on what."""
 
-import platform
-from pathlib import Path
-
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from esper.bench.runner import Result
-
-
-def cpu_name() -> str:
-    """The processor's own name for itself, or the architecture where it has none."""
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def machine() -> list[str]:
-    """Lines naming hardware, versions and compiled modules."""
-    from esper import _host
-    from esper.ops import _native
-
-    features = [name for name, present in _host.cpu_features().items() if present]
-    lines = [
-        f"CPU     {cpu_name()}, {_host.physical_cores()} cores ({', '.join(features) or platform.machine()}), "
-        f"{torch.get_num_threads()} thread(s)",
-        f"GPU     {torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'}",
-        f"torch   {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}",
-        f"built   {_native.built_with()}",
-    ]
-    lines += [f"{module.name:<15} {'loaded' if module.loaded else module.reason}" for module in _native.modules()]
-    return lines
 
 
 def print_results(results: list[Result], console: Console) -> None:

@@ -31,6 +31,9 @@ def command(
     Fewer than 10 pairs are allowed, and are said to be inconclusive.
     """
     config = build_config(config_file, assignments, flags, {})
+    ignored = config.run.model_fields_set & {"controller", "rounds"}
+    if ignored:
+        raise ConfigError(f"run.{sorted(ignored)[0]} means nothing here: --arm and --pairs say what is played")
     reference = reference or ("none" if "none" in arms else arms[-1])
     if len(arms) < 2 or reference not in arms:
         raise ConfigError(f"give two or more --arm, the reference among them; got {', '.join(arms)} and {reference}")
@@ -42,23 +45,29 @@ def command(
     from esper.experiment.compare import against_reference, compare_controllers
     from esper.experiment.environment import describe_environment
     from esper.experiment.files import write_json
+    from esper.telemetry.sinks.console import count
 
     found = compare_controllers(config, arms, pairs, progress=click.echo)
     comparisons = against_reference(found, reference)
-    click.echo(f"\nTest accuracy of committed hosts after the last epoch, {pairs} pairs, seed {config.run.seed}\n")
+    click.echo(
+        f"\nTest accuracy of committed hosts after the last epoch, {count(pairs, 'pair')}, seed {config.run.seed}\n"
+    )
     click.echo(f"{'arm':28s} {'mean %':>7s} {'std':>5s} {'seeds kept':>10s} {'parameters':>10s}")
     for arm in found:
-        spread = arm.accuracy.std(ddof=1) if pairs > 1 else float("nan")
+        spread = f"{arm.accuracy.std(ddof=1):5.2f}" if pairs > 1 else "    -"
         click.echo(
-            f"{arm.controller:28s} {arm.accuracy.mean():7.2f} {spread:5.2f} {arm.fossils.mean():10.1f} "
+            f"{arm.controller:28s} {arm.accuracy.mean():7.2f} {spread} {arm.fossils.mean():10.1f} "
             f"{arm.parameters.mean():10.0f}"
         )
-    click.echo(f"\nPaired differences to {reference!r}, pp (p corrected for {len(comparisons)} comparisons, Holm)\n")
+    click.echo(
+        f"\nPaired differences to {reference!r}, pp (p corrected for {count(len(comparisons), 'comparison')}, Holm)\n"
+    )
     for comparison in comparisons:
         c = comparison.pair
+        interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if pairs > 1 else "no interval"
         click.echo(
-            f"{c.name_a:28s} {c.difference:+6.2f}  95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}  "
-            f"p = {comparison.adjusted_p:.2g}  {c.wins} better, {c.ties} equal, {c.losses} worse"
+            f"{c.name_a:28s} {c.difference:+6.2f}  {interval}  p = {comparison.adjusted_p:.2g}  "
+            f"{c.wins} better, {c.ties} equal, {c.losses} worse"
         )
         click.echo(f"{'':28s} {comparison.verdict}")
     if json_file is not None:

@@ -21,19 +21,10 @@ def command(observation: bool, config: bool, task: str) -> None:
 
 def show_environment() -> None:
     """Versions, hardware, each compiled module with its path or why it is missing, and how to repair it."""
-    from esper.experiment.environment import describe_environment
+    from esper.experiment.environment import summary_lines
     from esper.ops import _native
 
-    facts = describe_environment()
-    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    click.echo(f"Python {facts['python']}; {packages}")
-    click.echo(
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; {', '.join(facts['instruction_sets'])}"
-    )
-    click.echo(f"CUDA {facts['cuda'] or 'not in this torch'}; GPUs: {', '.join(facts['gpus']) or 'none'}")
-    click.echo(f"Built with: {facts['built_with']}")
-    for name, where in facts["modules"].items():
-        click.echo(f"  {name:14s} {where}")
+    click.echo("\n".join(summary_lines()))
     click.echo(f"To build the modules again, from the root of the repository: {_native.REPAIR_COMMAND}")
 
 

@@ -51,6 +51,7 @@ def build_config(
         set_dotted(tables, assignment)
     given = {place: flags[flag.removeprefix("--").replace("-", "_")] for flag, place, _, _ in FLAGS}
     for (section, key), value in {**given, **extra}.items():
-        if value is not None:
-            tables.setdefault(section, {})[key] = value
+        table = tables.setdefault(section, {})
+        if value is not None and isinstance(table, dict):  # parse() refuses a section that is a value
+            table[key] = value
     return TrainingConfig.parse(tables)

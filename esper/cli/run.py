@@ -45,7 +45,11 @@ def command(
 
     folder = out or default_folder(config.task.name, config.run.controller)
     with Experiment(config, folder, [ConsoleSink(Console())]) as experiment:
-        summary = experiment.run()
+        try:
+            summary = experiment.run()
+        except KeyboardInterrupt:
+            click.echo(f"No round was completed; the events until then are in {folder}.")
+            raise
     click.echo(closing_words(summary, config.run.controller, config.task.name))
     if summary.interrupted:
         raise click.Abort
@@ -60,6 +64,8 @@ def default_folder(task: str, controller: str) -> Path:
 
 def closing_words(summary: RunSummary, controller: str, task: str) -> str:
     """What a person reads last: the result beside the hosts left alone, what it cost, where it is, what to try next."""
+    from esper.telemetry.sinks.console import count
+
     c = summary.comparison
     low, high = c.interval
     others = [
@@ -72,7 +78,7 @@ def closing_words(summary: RunSummary, controller: str, task: str) -> str:
         f"{c.verdict() if c.winner() is None else f'{c.winner()} is better'}.",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept a host).",
-        f"{summary.rounds} rounds in {summary.seconds:.0f} s; run folder: {summary.folder}",
+        f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}",
         *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
         *(["Interrupted: the figures are those of the rounds that were completed."] if summary.interrupted else []),
         "",

@@ -27,8 +27,18 @@ def make_controller(
     """The controller of that name. Raises ConfigError that lists the known names or says what is wrong."""
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
+    path = schedule_file(name, task)
+    if path is None:
+        raise ConfigError(f"unknown controller {name!r}; known: {', '.join(NAMES)}")
+    try:
+        return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def schedule_file(name: str, task: str) -> Path | None:
+    """The file behind ``schedule`` or ``schedule:FILE``; None for a controller of another kind."""
     kind, _, file = name.partition(":")
     if kind != "schedule" or name == "schedule:":
-        raise ConfigError(f"unknown controller {name!r}; known: {', '.join(NAMES)}")
-    path = Path(file) if file else shipped_schedule(task)
-    return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)
+        return None
+    return Path(file) if file else shipped_schedule(task)

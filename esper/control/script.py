@@ -85,17 +85,16 @@ def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
 
 def read_schedule(path: Path) -> list[Entry]:
     """The ``[[action]]`` tables of a TOML file. Raises ConfigError naming the file and what would be right."""
-    tables = read_toml(path)
+    tables = read_toml(path, "schedule")
     if set(tables) != {"action"} or not isinstance(tables["action"], list):
         raise ConfigError(f"{path}: a schedule is a list of [[action]] tables with epoch, op, slot, ...")
     try:
         return [Entry.model_validate(table) for table in tables["action"]]
     except ValidationError as error:
         problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "an [[action]]"
         known = ", ".join(Entry.model_fields)
-        raise ConfigError(
-            f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; keys are: {known}"
-        ) from None
+        raise ConfigError(f"{path}: {place}: {problem['msg']}; keys are: {known}") from None
 
 
 def shipped_schedule(task: str) -> Path:

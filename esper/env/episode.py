@@ -5,6 +5,7 @@ The vector env calls the phases of a step in order for all envs together; nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -145,7 +146,8 @@ class Episode:
             if mine is not None and host is not None:
                 ratio = mine.ratio_to(host)
                 old = measured.gradient_ratio
-                measured.gradient_ratio = ratio if old is None else RATIO_DECAY * old + (1 - RATIO_DECAY) * ratio
+                if math.isfinite(ratio):
+                    measured.gradient_ratio = ratio if old is None else RATIO_DECAY * old + (1 - RATIO_DECAY) * ratio
                 measured.gradient_norm, measured.gradient_health = mine.norm, mine.health
                 measured.vanishing, measured.exploding = mine.vanishing, mine.exploding
             trial = self.counterfactual.trial_of(slot.name)
@@ -158,20 +160,17 @@ class Episode:
                 measured.contribution_change = contribution.difference - (measured.contribution or 0.0)
                 measured.contribution, measured.contribution_error = contribution.difference, contribution.error
                 measured.epochs_since_measured = 0
-                measured.interaction = self.counterfactual.interaction(slot.name) or 0.0
+            interaction = self.counterfactual.interaction(slot.name)
+            if interaction is not None:
+                measured.interaction = interaction
 
     # Phase 4
     def govern(self) -> None:
         """Cut living seeds that are not finite; roll back a host that went bad; else take a snapshot when due."""
         env = self.training
-        for slot, finite in zip(self.slots, self.finite, strict=True):
-            if slot.living and not finite:
-                assert slot.blueprint is not None
-                self._emit(SeedCut, slot=slot.name, blueprint=slot.blueprint.name)
-                slot.cut("not finite")
-                env.forget_removed_seeds()
         panic = self.governor.check(self.measurement.loss, self.not_finite)
         if panic is None:
+            self._cut_broken_seeds()
             fossilized = self.outcome.op is Op.FOSSILIZE and self.outcome.succeeded
             self.governor.snapshot_if_due(env, self._record(), fossilized)
             return
@@ -195,6 +194,15 @@ class Episode:
             restored_epoch=snapshot.epoch,
             rollbacks=self.governor.rollbacks,
         )
+
+    def _cut_broken_seeds(self) -> None:
+        """Only in a healthy host: in a broken one every seed has seen values that are not finite."""
+        for slot, finite in zip(self.slots, self.finite, strict=True):
+            if slot.living and not finite:
+                assert slot.blueprint is not None
+                self._emit(SeedCut, slot=slot.name, blueprint=slot.blueprint.name)
+                slot.cut("not finite")
+        self.training.forget_removed_seeds()
 
     # Phase 5
     def tick(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.env.fleet import HAS_SEED, INT, IS_BLENDED, IS_COOLING, Bools, Floats, Ints, Rules, Slots
+from esper.env.fleet import FLOAT, HAS_SEED, INT, IS_BLENDED, IS_COOLING, Bools, Floats, Ints, Rules, Slots
 from esper.seeds.alpha import AlphaCurve
 from esper.seeds.blend import STYLES, BlendOperator
 from esper.seeds.gate import GATES
@@ -56,6 +56,7 @@ class SeedSlots(Slots):
     style: Ints = field(metadata=INT)
     tempo: Ints = field(metadata=INT)
     alpha_curve: Ints = field(metadata=INT)
+    alpha_at_tick: Floats = field(metadata=FLOAT)
 
     @property
     def lowering(self) -> Bools:
@@ -122,7 +123,9 @@ def tick(slots: SeedSlots, active: Bools, embargo: int) -> None:
     needed = np.where(slots.stage == SeedStage.EMBARGOED, embargo, 1)
     _enter(slots, cooling & (slots.epochs_in_stage >= needed), _COOLED[slots.stage])
     slots.age += seeded
-    _tick_alpha(slots, seeded)
+    _advance_alpha(slots, seeded)
+    np.copyto(slots.alpha_velocity, slots.alpha - slots.alpha_at_tick, where=seeded)
+    np.copyto(slots.alpha_at_tick, slots.alpha, where=seeded)
     cut(slots, seeded & slots.fading & slots.holding)
 
 
@@ -179,22 +182,18 @@ def _ramp(slots: SeedSlots, where: Bools, target: Floats, steps: Ints, curve: In
         (slots.alpha_curve, curve),
     ):
         np.copyto(values, new, where=where)
-    jumps = where & (slots.alpha_steps == 0)
-    np.copyto(slots.alpha_velocity, slots.alpha_target - slots.alpha, where=jumps)
-    np.copyto(slots.alpha, slots.alpha_target, where=jumps)
-    _tick_alpha(slots, where & ~jumps)
+    np.copyto(slots.alpha, slots.alpha_target, where=where & (slots.alpha_steps == 0))
+    _advance_alpha(slots, where)
 
 
-def _tick_alpha(slots: SeedSlots, where: Bools) -> None:
+def _advance_alpha(slots: SeedSlots, where: Bools) -> None:
     """One step of the ramp; nothing while holding."""
-    before = slots.alpha.copy()
     moving = where & ~slots.holding
     slots.alpha_done += moving
     start, target = slots.alpha_start, slots.alpha_target
     value = start + (target - start) * _RAMPS[slots.alpha_curve, slots.alpha_steps, slots.alpha_done]
     value = np.clip(value, np.minimum(start, target), np.maximum(start, target))
     np.copyto(slots.alpha, np.where(slots.holding, target, value), where=moving)
-    np.copyto(slots.alpha_velocity, slots.alpha - before, where=where)
 
 
 def _enter(slots: SeedSlots, where: Bools, stage: Ints | SeedStage) -> None:

@@ -154,7 +154,9 @@ class PlantedVectorEnv(SlotVectorEnv):
         change = contribution - np.where(measured_before, seeds.contribution, 0.0)
         seeds.epochs_since_measured += here & measured_before
         seeds.epochs_since_measured[blended] = 0
-        costly = blended & (self.fleet.epoch % self.config.env.counterfactual_every == 0)[:, None]
+        # A seed that is blended alone interacts with nothing, which costs no measurement to know.
+        due = self.fleet.epoch % self.config.env.counterfactual_every == 0
+        costly = blended & (due | (blended.sum(axis=1) == 1))[:, None]
         incubating = here & (seeds.stage == SeedStage.TRAINING)
         learning = here & seeds.learning
         immaturity = 1 - self.growth.maturity

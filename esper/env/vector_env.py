@@ -82,9 +82,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         starting = [episode for episode, chosen in zip(self.episodes, mask, strict=True) if chosen]
         for episode in starting:
             episode.reset(self.run_seed, int(self._episode_numbers[episode.index]))
-        with self._phase("validate"):
-            self.lanes.run(Episode.validate, starting)
-            transfer(starting)
+        if starting:
+            with self._phase("validate"):
+                self.lanes.run(Episode.validate, starting)
+                transfer(starting)
         for episode in starting:
             episode.begin()
         return self._show(gather(self.episodes)), self._info()

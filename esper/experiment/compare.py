@@ -55,7 +55,9 @@ def compare_controllers(
         raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
     task = load_task(config.task.name).to(check_device(config.run.device))
     config = resolve(config, task)
-    config = config.with_values(env={"n_envs": min(pairs, config.env.n_envs or pairs)})
+    # As few envs as play the pairs in as many rounds, so that little is played beyond them.
+    rounds = -(-pairs // (config.env.n_envs or 1))
+    config = config.with_values(env={"n_envs": -(-pairs // rounds)})
     envs = {name: GrowthVectorEnv(task, config) for name in controllers}
     try:
         played: dict[str, list[Played]] = {name: [] for name in controllers}
@@ -64,7 +66,6 @@ def compare_controllers(
             for name, env in envs.items()
         }
         order = np.random.default_rng([config.run.seed, len(controllers)])
-        rounds = -(-pairs // next(iter(envs.values())).num_envs)
         baseline = None
         for number in range(rounds):
             for name in order.permutation(list(controllers)).tolist():

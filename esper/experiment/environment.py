@@ -33,6 +33,23 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+def summary_lines(paths: bool = True) -> list[str]:
+    """The same for people; with ``paths``, where each compiled module lies, else only that it was loaded."""
+    facts = describe_environment()
+    modules = facts["modules"]
+    if not paths:
+        modules = {name: where if where.startswith("missing") else "loaded" for name, where in modules.items()}
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    hardware = f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB"
+    return [
+        f"Python {facts['python']}; {packages}",
+        f"{hardware}; {', '.join(facts['instruction_sets']) or platform.machine()}",
+        f"CUDA {facts['cuda'] or 'not in this torch'}; GPUs: {', '.join(facts['gpus']) or 'none'}",
+        f"Built with: {facts['built_with']}",
+        *(f"  {name:14s} {where}" for name, where in modules.items()),
+    ]
+
+
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     try:

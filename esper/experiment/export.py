@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from esper.hosts.grown import GrownHost
 from esper.seeds.blend import STYLES, Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.env_state import ParallelEnvState
+from esper.training.randomness import seeded
 
 FORMAT = 1
 
@@ -29,11 +31,11 @@ class HostFiles:
 
     @property
     def weights(self) -> Path:
-        return self.stem.with_suffix(".safetensors")
+        return self.stem.with_name(self.stem.name + ".safetensors")
 
     @property
     def topology(self) -> Path:
-        return self.stem.with_suffix(".json")
+        return self.stem.with_name(self.stem.name + ".json")
 
 
 def committed_network(training: ParallelEnvState) -> GrownHost:
@@ -54,7 +56,8 @@ def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> 
         assert slot.style is not None
         style = next(name for name, style in STYLES.items() if style == slot.style)
         slots[slot.name] = {"blueprint": slot.blueprint.name, "style": style, "alpha": slot.alpha.alpha}
-    write_atomic(files.weights, safetensors.torch.save(weights))
+    content = safetensors.torch.save(weights)
+    write_atomic(files.weights, content)
     write_json(
         files.topology,
         {
@@ -64,6 +67,7 @@ def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> 
             "host_parameters": training.host_parameters,
             "parameters": sum(p.numel() for p in network.parameters()),
             "slots": slots,
+            "weights_sha256": hashlib.sha256(content).hexdigest(),
             **facts,
         },
     )
@@ -75,27 +79,43 @@ def load_host(stem: Path) -> GrownHost:
 
     Raises ConfigError for a file that is missing, broken, or of a newer format, naming it.
     """
-    files = HostFiles(stem)
+    files = HostFiles(Path(stem))
+    for file in (files.topology, files.weights):
+        if not file.is_file():
+            raise ConfigError(f"{file} does not exist")
     try:
-        facts = json.loads(files.topology.read_text(encoding="utf-8"))
-        weights = safetensors.torch.load_file(files.weights)
-        if facts["format"] > FORMAT:
-            raise ConfigError(f"{files.topology} has format {facts['format']}; this Esper reads up to {FORMAT}")
+        network = _rebuild(json.loads(files.topology.read_text(encoding="utf-8")), files.weights.read_bytes())
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        safetensors.SafetensorError,
+    ) as error:
+        raise ConfigError(f"{files.stem}: not a host that can be loaded: {error}") from error
+    return network.eval()
+
+
+def _rebuild(facts: dict[str, Any], content: bytes) -> GrownHost:
+    if not 1 <= facts["format"] <= FORMAT:
+        raise ValueError(f"it has format {facts['format']}; this Esper reads up to {FORMAT}")
+    if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
+        raise ValueError("the weights are not those that the topology was written with")
+    with seeded(0):  # every value is overwritten
         host = load_task(facts["task"]).build_host()
         channels = {site.name: site.channels for site in host.sites}
-        seeds = {}
+        seeds, alphas = {}, {}
         for name, slot in facts["slots"].items():
             blueprint = BLUEPRINTS.get(facts["topology"], slot["blueprint"])
             seeds[name] = Seed(blueprint.build(channels[name]), STYLES[slot["style"]].operator, channels[name])
-        network = GrownHost(host, seeds, {name: float(slot["alpha"]) for name, slot in facts["slots"].items()})
-        network.load_state_dict(weights)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{error.filename} does not exist") from None
-    except ConfigError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{files.stem}: not a host that can be loaded: {type(error).__name__}: {error}") from error
-    return network.eval()
+            alphas[name] = float(slot["alpha"])
+            if not 0 <= alphas[name] <= 1:
+                raise ValueError(f"alpha of {name} is {alphas[name]}, not between 0 and 1")
+        network = GrownHost(host, seeds, alphas)
+    network.load_state_dict(safetensors.torch.load(content))
+    return network
 
 
 def accuracy(network: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:

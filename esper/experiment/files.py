@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from esper.telemetry.event import plain
+
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write beside ``path`` and rename: readers see the old file or the new one, never a part."""
@@ -19,4 +21,5 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+    """As indented JSON; numbers that are not finite, which JSON has not, as strings."""
+    write_atomic(path, (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode())

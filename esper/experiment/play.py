@@ -40,7 +40,7 @@ def play_round(env: GrowthVectorEnv, controller: Controller, seed: int | None = 
     observation, info = env.reset(seed=seed)
     controller.begin()
     returns = np.zeros(env.num_envs)
-    done = np.zeros(env.num_envs, dtype=np.bool_)
+    done = info["idle"]
     while not done.all():
         actions = controller.act(observation, info["action_mask"])
         observation, rewards, terminated, truncated, info = env.step(actions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import NoGrowth
-from esper.control.names import make_controller
+from esper.control.names import make_controller, schedule_file
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.experiment.environment import check_device, describe_environment
 from esper.experiment.export import save_host
 from esper.experiment.files import write_atomic, write_json
+from esper.experiment.interrupt import interrupts_wait
 from esper.experiment.play import Played, play_round
 from esper.experiment.statistics import PairedComparison, compare_pairs
 from esper.telemetry.event import BaselineMeasured, Event, RoundCompleted, RunCompleted, RunStarted
@@ -61,8 +62,10 @@ class Experiment:
         device = check_device(config.run.device)
         self.task = load_task(config.task.name).to(device)
         self.config = resolve(config, self.task)
-        self.folder = folder
+        self.folder = folder = Path(folder)
+        self.hub: TelemetryHub | None = None
         self.callbacks = callbacks
+        self.best = -np.inf
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} already holds something; give --out a new or empty folder")
         self.env = GrowthVectorEnv(self.task, self.config, self._emit)
@@ -77,8 +80,6 @@ class Experiment:
             self.close()
             raise
         self.alone = NoGrowth(self.env.action_spec, self.env.layout, self.env.num_envs)
-        self.hub: TelemetryHub | None = None
-        self.best = -np.inf
 
     def run(self) -> RunSummary:
         """Play all rounds; Ctrl-C ends after the last whole round, and what was measured until then is kept.
@@ -86,50 +87,57 @@ class Experiment:
         Raises:
             KeyboardInterrupt: interrupted before the first round was done.
         """
+        if self.hub is not None:
+            raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
         start = time.perf_counter()
         grown: list[Played] = []
         alone: list[Accuracies] = []
         rounds = int(self.config.run.rounds or 1)
         with self:
             self._open_folder()
+            self.env.prepare()
+            self.twins.baseline = self.env.baseline
             try:
                 for number in range(1, rounds + 1):
-                    played, twins = self._play(number, rounds)
-                    grown.append(played)
-                    alone.append(twins)
+                    self._play(number, rounds, grown, alone)
             except KeyboardInterrupt:
                 if not grown:
                     raise
             interrupted = len(grown) < rounds
-            return self._summarise(grown, alone, interrupted, time.perf_counter() - start)
+            summary = self._summarise(grown, alone, interrupted, time.perf_counter() - start)
+        assert self.hub is not None
+        # Only a closed hub knows of every sink that failed.
+        return replace(summary, dropped_sinks={name: str(sink.error) for name, sink in self.hub.dropped.items()})
 
-    def _play(self, number: int, rounds: int) -> tuple[Played, Accuracies]:
-        """One round and its twins."""
+    def _play(self, number: int, rounds: int, grown: list[Played], alone: list[Accuracies]) -> None:
+        """One round and its twins; added to ``grown`` and ``alone`` if, and only if, it is written down too."""
         clock, phases = time.perf_counter(), dict(self.env.phase_seconds)
         played = play_round(self.env, self.controller, seed=self.config.run.seed if number == 1 else None)
         seconds = time.perf_counter() - clock
-        self.twins.baseline = self.env.baseline
         twins = play_round(self.twins, self.alone, seed=self.config.run.seed if number == 1 else None)
-        self._keep_best(played)
-        samples = int(played.epochs.sum()) * self._samples_per_epoch()
-        self._emit(
-            RoundCompleted(
-                round=number,
-                rounds=rounds,
-                episodes=self.env.num_envs,
-                mean_return=float(played.returns.mean()),
-                committed_accuracy=float(played.committed.mean()),
-                baseline_accuracy=float(played.baseline.mean()),
-                fossils=float(played.fossils.mean()),
-                rollbacks=int(played.rollbacks.sum()),
-                illegal_actions=int(played.illegal_actions.sum()),
-                samples=samples,
-                seconds=time.perf_counter() - clock,
-                images_per_second=samples / seconds,
-                phase_seconds={name: spent - phases[name] for name, spent in self.env.phase_seconds.items()},
+        with interrupts_wait():
+            self._keep_best(played)
+            samples = int(played.epochs.sum()) * self._samples_per_epoch()
+            self._emit(
+                RoundCompleted(
+                    round=number,
+                    rounds=rounds,
+                    episodes=self.env.num_envs,
+                    mean_return=float(played.returns.mean()),
+                    committed_accuracy=float(played.committed.mean()),
+                    test_accuracy=float(played.test.mean()),
+                    alone_test_accuracy=float(twins.test.mean()),
+                    fossils=float(played.fossils.mean()),
+                    rollbacks=int(played.rollbacks.sum()),
+                    illegal_actions=int(played.illegal_actions.sum()),
+                    samples=samples,
+                    seconds=time.perf_counter() - clock,
+                    images_per_second=samples / seconds,
+                    phase_seconds={name: spent - phases[name] for name, spent in self.env.phase_seconds.items()},
+                )
             )
-        )
-        return played, twins.test
+            grown.append(played)
+            alone.append(twins.test)
 
     def _samples_per_epoch(self) -> int:
         """Samples that one epoch really trains on: full batches only."""
@@ -162,7 +170,7 @@ class Experiment:
             rounds=len(grown),
             interrupted=interrupted,
             seconds=seconds,
-            dropped_sinks={name: str(sink.error) for name, sink in self.hub.dropped.items()},
+            dropped_sinks={},
         )
         self._emit(
             RunCompleted(
@@ -181,12 +189,20 @@ class Experiment:
 
     def _open_folder(self) -> None:
         """Make the run folder with its config and environment, and start the event log."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run folder {self.folder} cannot be made: {error.strerror}; give another --out"
+            ) from None
         write_atomic(self.folder / "config.toml", self.config.to_toml().encode())
         write_json(self.folder / "env.json", describe_environment())
         files: list[Sink] = [JsonlSink(self.folder / "events.jsonl"), MetricsCsvSink(self.folder / "metrics.csv")]
         self.hub = TelemetryHub([*files, *self.callbacks])
         config = self.config
+        schedule = schedule_file(config.run.controller, self.task.name)
+        if schedule is not None:
+            write_atomic(self.folder / "schedule.toml", schedule.read_bytes())
         self._emit(
             RunStarted(
                 task=self.task.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -37,4 +38,12 @@ class Host(nn.Module):
     @property
     def slot_names(self) -> tuple[str, ...]:
         """Names in row-major order (r0c0, r0c1, ..., r1c0, ...): the order of actions and observations."""
-        return tuple(sorted(site.name for site in self.sites))
+        return tuple(sorted((site.name for site in self.sites), key=_row_and_column))
+
+
+def _row_and_column(name: str) -> tuple[int, int]:
+    """``r1c10`` → (1, 10). Raises ValueError for any other form."""
+    match = re.fullmatch(r"r(\d+)c(\d+)", name)
+    if match is None:
+        raise ValueError(f"slot name {name!r} is not of the form r0c0: row and column")
+    return int(match[1]), int(match[2])

@@ -39,7 +39,8 @@ class AlphaController:
     done: int = 0
     curve: AlphaCurve = AlphaCurve.LINEAR
     velocity: float = 0.0
-    """Change of alpha in the last tick."""
+    """Change of alpha from one tick to the next, by the ramp or by a jump."""
+    alpha_at_tick: float = 0.0
 
     @property
     def holding(self) -> bool:
@@ -63,16 +64,19 @@ class AlphaController:
             raise ValueError(f"alpha wants a target in [0, 1] and steps >= 0, not {target} in {steps}")
         self.start, self.target, self.steps, self.done, self.curve = self.alpha, target, steps, 0, curve
         if steps == 0:
-            self.velocity = target - self.alpha
             self.alpha = target
 
     def tick(self) -> None:
+        """An epoch has passed: one step of the ramp, and the velocity since the last tick."""
+        self.advance()
+        self.velocity = self.alpha - self.alpha_at_tick
+        self.alpha_at_tick = self.alpha
+
+    def advance(self) -> None:
         """One step of the ramp; nothing while holding."""
-        before = self.alpha
         if not self.holding:
             self.done += 1
             low, high = sorted((self.start, self.target))
             value = self.start + (self.target - self.start) * self.curve.at(self.done / self.steps)
             # The end is snapped, so that rounding never leaves a seed at 0.9999999.
             self.alpha = self.target if self.holding else min(max(value, low), high)
-        self.velocity = self.alpha - before

@@ -59,7 +59,8 @@ class Seed(nn.Module):
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)
-            self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+            # SiLU, not ReLU: eight hidden units can all be born dead, and then the gate never learns.
+            self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, h: Tensor) -> Tensor:
         f: Tensor = self.body(h)

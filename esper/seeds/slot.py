@@ -104,8 +104,10 @@ class SeedSlot:
             seed = Seed(blueprint.build(self.site.channels), style.operator, self.site.channels).to(probe.device)
             with torch.inference_mode():
                 delta = seed.eval()(probe)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise GerminationFailed(f"{blueprint.name} in {self.name}: {error}") from error
+        except Exception as error:  # a user's factory may raise anything, and must not end the run
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: {type(error).__name__}: {error}") from error
+        if not any(parameter.requires_grad for parameter in seed.parameters()):
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: it has no parameters to train")
         if delta.shape != probe.shape:
             raise GerminationFailed(
                 f"{blueprint.name} in {self.name} turns {tuple(probe.shape)} into {tuple(delta.shape)}; "
@@ -186,8 +188,7 @@ class SeedSlot:
 
     def _ramp(self, target: float, steps: int, curve: AlphaCurve) -> None:
         self.alpha.retarget(target, steps, curve)
-        if steps > 0:
-            self.alpha.tick()
+        self.alpha.advance()
 
     def _enter(self, stage: SeedStage, cause: str) -> None:
         check_transition(self.stage, stage)

@@ -100,6 +100,8 @@ class ActionSpec:
 
     def _index(self, head: str, value: object) -> int:
         choices = self.choices(head)
+        if value is None:
+            raise ValueError(f"{head} is missing; choose one of: {', '.join(map(str, choices))}")
         if value not in choices:
             raise ValueError(f"{head} {value!r} is not one of: {', '.join(map(str, choices))}")
         return choices.index(value)

@@ -155,6 +155,8 @@ class EpisodeCompleted(Event):
 class RoundCompleted(Event):
     """One round, counted from 1; means are over its hosts, ``fossils`` is the mean number a host.
 
+    ``committed_accuracy`` is that of committed networks on validation images, the other two on test images: of the
+    grown hosts, and of the same hosts left alone.
     ``seconds`` is this round's, twins included; ``images_per_second`` counts the grown hosts' training samples only.
     """
 
@@ -163,7 +165,8 @@ class RoundCompleted(Event):
     episodes: int
     mean_return: float
     committed_accuracy: float
-    baseline_accuracy: float
+    test_accuracy: float
+    alone_test_accuracy: float
     fossils: float
     rollbacks: int
     illegal_actions: int
@@ -190,7 +193,7 @@ class RunCompleted(Event):
 
 def record(event: Event) -> dict[str, Any]:
     """The event as a JSON-ready dict: "event" (its name), "schema", and its fields; non-finite floats as strings."""
-    return {"event": type(event).__name__, "schema": SCHEMA_VERSION, **_plain(dataclasses.asdict(event))}
+    return {"event": type(event).__name__, "schema": SCHEMA_VERSION, **plain(dataclasses.asdict(event))}
 
 
 def stable_record(event: Event) -> dict[str, Any]:
@@ -202,12 +205,12 @@ def stable_record(event: Event) -> dict[str, Any]:
     return fields
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN or infinity: write them as strings, so that the log stays readable by every parser."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

@@ -16,7 +16,7 @@ from esper.seeds.blueprints import Blueprint
 from esper.seeds.slot import SeedSlot, StageChange
 from esper.seeds.stage import SeedStage
 from esper.training.gradient_stats import SeedGradientCollector
-from esper.training.randomness import Purpose, derive_seed, seeded
+from esper.training.randomness import Purpose, derive_seed, own_dropout, seeded
 from esper.training.shadow import ShadowStatistics
 
 HOST = "host"
@@ -61,6 +61,8 @@ class ParallelEnvState:
         self.shadows: dict[str, ShadowStatistics] = {}
         self.collector = SeedGradientCollector()
         self.order = torch.Generator()
+        self.dropout = torch.Generator(self.device)
+        own_dropout(self.host, self.dropout)
         self.episode = -1
         self.epoch = 0
         self.batch = 0
@@ -75,6 +77,8 @@ class ParallelEnvState:
         self.host.load_state_dict(fresh.state_dict())
         self.host_group.optimizer.state.clear()
         self.order.manual_seed(self._seed(Purpose.DATA))
+        self.dropout.manual_seed(self._seed(Purpose.DROPOUT))
+        self.row.zero_()
         self.seed_groups.clear()
         self.shadows.clear()
         for slot in self.slots:
@@ -89,6 +93,8 @@ class ParallelEnvState:
             slot.germinate(blueprint, style, tempo, target, probe)
         self.germinations += 1
         assert slot.seed is not None
+        generator = torch.Generator(self.device).manual_seed(self._seed(Purpose.DROPOUT, self.germinations))
+        own_dropout(slot.seed, generator)
         parameters = list(slot.seed.parameters())
         self.seed_groups[slot.name] = ParameterGroup(slot.name, parameters, self._optimizer(slot.seed, 0.0), slot)
 

@@ -38,7 +38,7 @@ def evaluate(env: ParallelEnvState, split: Split, configurations: list[Configura
     correct = torch.zeros(len(configurations), len(split), dtype=torch.uint8, device=env.device)
     loss = torch.zeros(len(configurations), dtype=torch.float64, device=env.device)
 
-    def descend(site: int, h: Tensor, members: list[int]) -> None:
+    def descend(site: int, h: Tensor, members: list[int], judge: bool) -> None:
         h = env.host.segments[site](h)
         if site == len(env.slots):
             correct[members] = (h.argmax(dim=1) == split.y).to(torch.uint8)
@@ -48,13 +48,13 @@ def evaluate(env: ParallelEnvState, split: Split, configurations: list[Configura
         for member in members:
             branches.setdefault(configurations[member][site], []).append(member)
         slot = env.slots[site]
-        delta = delta_of(slot, h) if any(branches) else None  # any alpha but 0
+        delta = delta_of(slot, h, judge) if any(branches) else None  # any alpha but 0
         for alpha, branch in branches.items():
             if delta is None or not alpha:
-                descend(site + 1, h, branch)
+                descend(site + 1, h, branch, judge)
                 continue
             with env.shadow_of(slot).in_place() if slot.incubating else nullcontext():  # a trial
-                descend(site + 1, torch.add(h, delta, alpha=alpha), branch)
+                descend(site + 1, torch.add(h, delta, alpha=alpha), branch, judge and not slot.incubating)
 
     training = env.host.training
     env.host.eval()
@@ -62,7 +62,7 @@ def evaluate(env: ParallelEnvState, split: Split, configurations: list[Configura
         if slot.seed is not None:
             slot.seed.eval()
     with torch.inference_mode():
-        descend(0, split.x, list(range(len(configurations))))
+        descend(0, split.x, list(range(len(configurations))), judge=True)
     env.host.train(training)
     for slot in env.slots:
         if slot.seed is not None:

@@ -94,7 +94,11 @@ class Governor:
     def roll_back(self, env: ParallelEnvState) -> Snapshot:
         """Restore the newest snapshot, or the older one when the last rollback was less than ``snapshot_every`` ago."""
         recent = self._rolled_back_at is not None and env.epoch - self._rolled_back_at <= self.durations.snapshot_every
-        snapshot = self._generations[1 if recent and self._captured == 2 else 0]
+        if recent and self._captured == 2:
+            # What was restored last led straight to this panic: it is not trusted again.
+            self._generations.reverse()
+            self._captured = 1
+        snapshot = self._generations[0]
         snapshot.restore(env)
         self.rollbacks += 1
         self._rolled_back_at = env.epoch

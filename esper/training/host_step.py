@@ -57,10 +57,13 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
     accumulate(env.row, loss.detach(), logits.detach(), y)
 
 
-def walk(env: ParallelEnvState, h: Tensor, start: int = 0, features: dict[int, Tensor] | None = None) -> Tensor:
+def walk(
+    env: ParallelEnvState, h: Tensor, start: int = 0, features: dict[int, Tensor] | None = None, judge: bool = True
+) -> Tensor:
     """The rest of the host from segment ``start`` on, with the blended seeds: features h to logits [B, classes].
 
-    The features at each slot with an incubating seed go, detached, into ``features`` by site number where it is given.
+    Blending is out = h + alpha · d(h): the identity path stays open, so no stage cuts the gradient of the host. The
+    features at each slot with an incubating seed go, detached, into ``features`` by site number where it is given.
     """
     segments = env.host.segments
     for site, slot in enumerate(env.slots[start:], start):
@@ -68,30 +71,31 @@ def walk(env: ParallelEnvState, h: Tensor, start: int = 0, features: dict[int, T
         if slot.incubating and features is not None:
             features[site] = h.detach()
         elif slot.blended:
-            h = blend(slot, h)
+            h = torch.add(h, delta_of(slot, h, judge), alpha=slot.alpha.alpha)
     return segments[-1](h)  # type: ignore[no-any-return]
 
 
-def blend(slot: SeedSlot, h: Tensor) -> Tensor:
-    """out = h + alpha · d(h); the identity path stays open, so no stage cuts the gradient of the host."""
-    return torch.add(h, delta_of(slot, h), alpha=slot.alpha.alpha)
-
-
-def delta_of(slot: SeedSlot, h: Tensor) -> Tensor:
+def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
     """d(h), [B, ...] as h; for a living seed, zero from the moment it is non-finite.
 
     The cut is made on the device, forward and backward, without a sync; with ``where`` and not with a product, because
-    0 · NaN is NaN. A fossil is part of the host, and the governor's to judge.
+    0 · NaN is NaN. A fossil is part of the host, and the governor's to judge. ``judge`` is False where h has passed an
+    incubating seed: what that one does to seeds behind it is not their fault.
     """
     assert slot.seed is not None
     assert slot.finite is not None
-    if slot.stage is SeedStage.FOSSILIZED:
+    if slot.stage is SeedStage.FOSSILIZED or not judge:
         return slot.seed(h)  # type: ignore[no-any-return]
     entry, finite = h, slot.finite
     if h.requires_grad and torch.is_grad_enabled():
         entry = h.view_as(h)
-        # By the time of the backward pass the flag knows about this very delta.
-        entry.register_hook(lambda gradient: torch.where(finite, gradient, 0.0))  # type: ignore[no-untyped-call]
+
+        def cut(gradient: Tensor) -> Tensor:
+            # The flag knows about this very delta by now, and here it learns of what flows back through the seed.
+            finite.logical_and_(torch.isfinite(gradient.sum()))
+            return torch.where(finite, gradient, 0.0)
+
+        entry.register_hook(cut)  # type: ignore[no-untyped-call]
     delta = slot.seed(entry)
     finite.logical_and_(torch.isfinite(delta.detach().sum()))
     return torch.where(finite, delta, 0.0)
@@ -101,11 +105,12 @@ def shadow_gradients(env: ParallelEnvState, site: int, h: Tensor, y: Tensor) -> 
     """Gradients of the shadow loss for the one seed at ``site``; other incubating seeds are absent."""
     slot = env.slots[site]
     assert slot.seed is not None
-    parameters = list(slot.seed.parameters())
+    parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
     with env.shadow_of(slot).in_place():
-        grown = torch.add(h, slot.seed(h), alpha=slot.incubation_target)
-        loss = F.cross_entropy(walk(env, grown, start=site + 1), y)
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        grown = torch.add(h, delta_of(slot, h), alpha=slot.incubation_target)
+        loss = F.cross_entropy(walk(env, grown, start=site + 1, judge=False), y)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 

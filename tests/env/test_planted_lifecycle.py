@@ -25,7 +25,7 @@ from esper.seeds.stage import ADVANCES, COOLDOWN, SeedStage
 from esper.spaces.action import HEADS, RELEVANT, Action, Op
 
 S = SeedStage
-EPOCHS = 300
+EPISODES, EPOCHS = 8, 50
 PROBE = torch.zeros(1, 2, 2, 2)
 MEASURED = {f.name for f in fields(SeedMeasurements)}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -178,10 +178,10 @@ def test_seeds_in_arrays_live_as_slots_do(name: str, monkeypatch: pytest.MonkeyP
     random = np.random.default_rng(sum(map(ord, name)))
     seen: set[SeedStage] = set()
     faded, illegal = 0, 0
-    for _episode in range(3):  # fossils stay, so that a long episode ends with nothing to do
+    for _episode in range(EPISODES):  # fossils stay, so that a long episode ends with nothing to do
         env.reset(seed=0)
         twins = [Twin(env) for _ in range(envs)]
-        for epoch in range(EPOCHS // 3):
+        for epoch in range(EPOCHS):
             rows = np.array([draw(random, twin) for twin in twins])
             for twin, row in zip(twins, rows, strict=True):
                 twin.act(row)

@@ -1,7 +1,7 @@
 """The alpha controller against the reference ramps, and its promises for any ramp."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.seeds.alpha import AlphaController, AlphaCurve
@@ -41,7 +41,7 @@ def test_steeper_logistics_start_later() -> None:
     early = [curve.at(0.2) for curve in curves]
     assert early == sorted(early, reverse=True)
     # k = 6 at t = 0.2: (1/(1 + e^1.8) - 1/(1 + e^3)) / (1/(1 + e^-3) - 1/(1 + e^3))
-    assert early[0] == pytest.approx(0.10507, abs=1e-5)
+    assert early[0] == pytest.approx(0.10432, abs=1e-5)
 
 
 def test_it_retargets_only_when_holding() -> None:
@@ -76,6 +76,7 @@ def test_impossible_targets_are_refused(target: float, steps: int) -> None:
     assert controller == AlphaController()
 
 
+@settings(deadline=None)
 @given(
     start=st.floats(0, 1),
     target=st.floats(0, 1),

@@ -70,7 +70,7 @@ def test_a_seed_keeps_the_shape_and_is_born_small(name: str, style: str, width: 
     torch.manual_seed(0)
     seed = Seed(BLUEPRINTS.get("cnn", name).build(width), STYLES[style].operator, width)
     h = torch.relu(torch.randn(16, width, 4, 4))
-    delta = seed(h)
+    delta = seed(h).detach()
     assert delta.shape == h.shape
     assert 0 < float(delta.square().mean().sqrt()) < 0.5 * float(h.square().mean().sqrt())
 
@@ -83,7 +83,7 @@ def test_the_operators_are_what_they_say() -> None:
     torch.testing.assert_close(Seed(body, BlendOperator.MULTIPLY, 6)(h), h * torch.tanh(f))
     gated = Seed(body, BlendOperator.GATE, 6)
     first, last = (layer for layer in gated.modules() if isinstance(layer, nn.Linear))
-    g = torch.sigmoid(last(torch.relu(first(h.mean(dim=(2, 3))))))
+    g = torch.sigmoid(last(nn.functional.silu(first(h.mean(dim=(2, 3))))))
     assert g.shape == (4, 1)
     torch.testing.assert_close(gated(h), g.reshape(4, 1, 1, 1) * f)
 

@@ -15,7 +15,7 @@ DURATIONS = Durations.of(TrainingConfig(), 150)
 PERMISSIVE, STRICT = GateConfig(), GateConfig(level="strict")
 LEVELS = pytest.mark.parametrize("config", [PERMISSIVE, STRICT], ids=["permissive", "strict"])
 
-TRAINED = {
+TRAINED: dict[str, Any] = {
     "gradient_norm": 0.5,
     "gradient_ratio": 0.10,
     "gradient_health": 0.7,
@@ -148,7 +148,8 @@ def test_g5_wants_a_measured_contribution_and_a_quiet_governor(config: GateConfi
     good = evidence(S.HOLDING, 1, at(0.0, 1.0), contribution=2.0, contribution_error=1.0)
     assert answer(S.FOSSILIZED, good, config).passed
     assert not answer(S.FOSSILIZED, replace(good, anomaly_pending=True), config).passed
-    for missing in ({}, {"contribution": 2.0}, {"contribution_error": 1.0}):
+    incomplete: list[dict[str, Any]] = [{}, {"contribution": 2.0}, {"contribution_error": 1.0}]
+    for missing in incomplete:
         assert not answer(S.FOSSILIZED, evidence(S.HOLDING, 1, at(0.0, 1.0), **missing), config).passed
 
 

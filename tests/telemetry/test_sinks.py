@@ -40,7 +40,8 @@ def completed(number: int, **changes: Any) -> RoundCompleted:
         "episodes": 8,
         "mean_return": 0.5 * number,
         "committed_accuracy": 80.0 + number,
-        "baseline_accuracy": 83.5,
+        "test_accuracy": 79.0 + number,
+        "alone_test_accuracy": 83.5,
         "fossils": 1.5,
         "rollbacks": number,
         "illegal_actions": 0,
@@ -279,11 +280,11 @@ def test_console_header_says_what_runs() -> None:
 
 
 def test_console_has_one_line_a_round() -> None:
-    (line,) = printed(completed(1, committed_accuracy=85.7))
+    (line,) = printed(completed(1, test_accuracy=85.7))
     assert line.split("  ") == [
         "round 1/10",
-        "committed 85.7 %",
-        "baseline 83.5 %",
+        "grown 85.7 %",
+        "alone 83.5 %",
         "(+2.2 pp)",
         "1.5 fossils a host",
         "1 rollback",
@@ -292,8 +293,8 @@ def test_console_has_one_line_a_round() -> None:
     ]
 
 
-def test_console_shows_a_loss_against_the_baseline_as_negative() -> None:
-    (line,) = printed(completed(2, committed_accuracy=80.0))
+def test_console_shows_a_loss_against_the_hosts_left_alone_as_negative() -> None:
+    (line,) = printed(completed(2, test_accuracy=80.0))
     assert "(-3.5 pp)" in line
     assert "2 rollbacks" in line
 

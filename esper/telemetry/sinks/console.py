@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from esper.telemetry.event import Event, GovernorRollback, RoundCompleted, RunStarted, SeedCut
+from esper.telemetry.event import BaselineMeasured, Event, GovernorRollback, RoundCompleted, RunStarted, SeedCut
 
 
 class ConsoleSink:
-    """Prints a header when the run starts, then one line per round, rollback and cut seed; ASCII only.
+    """Prints a header when the run starts, the baseline, then a line per round, rollback and cut seed; ASCII only.
 
     The time left is the mean duration of the rounds seen so far, times the rounds to come.
     """
@@ -22,6 +22,8 @@ class ConsoleSink:
         match event:
             case RunStarted():
                 self._print_header(event)
+            case BaselineMeasured():
+                self._print(f"baseline: {event.episodes} hosts left alone end at {event.accuracy[-1]:.1f} %")
             case RoundCompleted():
                 self._print_round(event)
             case GovernorRollback():
@@ -40,7 +42,8 @@ class ConsoleSink:
 
     def _print_header(self, event: RunStarted) -> None:
         self._print(f"task {event.task}, controller {event.controller}, seed {event.seed}")
-        self._print(f"{event.rounds} rounds of {event.n_envs} hosts, {event.episode_length} epochs each")
+        sizes = (count(event.rounds, "round"), count(event.n_envs, "host"), count(event.episode_length, "epoch"))
+        self._print("{} of {}, {} each".format(*sizes))
         self._print(f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}")
         self._print(f"blueprints: {', '.join(event.blueprints)}")
         self._print(f"run folder: {event.folder}")
@@ -51,9 +54,9 @@ class ConsoleSink:
         left = (event.rounds - event.round) * self._seconds_seen / self._rounds_seen
         self._print(
             f"round {event.round}/{event.rounds}  "
-            f"committed {event.committed_accuracy:.1f} %  baseline {event.baseline_accuracy:.1f} %  "
-            f"({event.committed_accuracy - event.baseline_accuracy:+.1f} pp)  "
-            f"{event.fossils:.1f} fossils a host  {_count(event.rollbacks, 'rollback')}  "
+            f"grown {event.test_accuracy:.1f} %  alone {event.alone_test_accuracy:.1f} %  "
+            f"({event.test_accuracy - event.alone_test_accuracy:+.1f} pp)  "
+            f"{event.fossils:.1f} fossils a host  {count(event.rollbacks, 'rollback')}  "
             f"{event.images_per_second:,.0f} images/s  ETA {_duration(left)}"
         )
 
@@ -62,7 +65,7 @@ class ConsoleSink:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -1,0 +1,227 @@
+"""Counterfactuals: which configurations, paired statistics by hand, and the tree against one pass each."""
+
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
+from esper.seeds.alpha import AlphaController
+from esper.seeds.slot import SeedSlot, SlotSite
+from esper.seeds.stage import SeedStage
+from esper.training.evaluate import Configuration, committed_configuration, evaluate
+from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, train
+
+S = SeedStage
+
+
+def slots(*given: tuple[SeedStage, float]) -> list[SeedSlot]:
+    """Slots a, b, c, ... at these stages and alphas; an incubating one has its target there."""
+    made = []
+    for name, (stage, alpha) in zip("abcdef", given, strict=False):
+        slot = SeedSlot(SlotSite(name, 3), 1, lambda _change: None)
+        slot.stage = stage
+        if stage is S.TRAINING:
+            slot.incubation_target = alpha
+        else:
+            slot.alpha = AlphaController(alpha=alpha)
+        made.append(slot)
+    return made
+
+
+def named(helper: CounterfactualHelper, configurations: list[Configuration]) -> dict[str, Configuration]:
+    assert len(set(configurations)) == len(configurations)
+    return {name: configurations[row] for name, row in helper.row_of.items()}
+
+
+def test_nothing_blended_is_one_configuration() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True)
+    assert named(helper, plan) == {ALL_ON: (0, 0, 0), ALL_OFF: (0, 0, 0), COMMITTED: (0, 0, 0)}
+    assert len(plan) == 1
+
+
+def test_two_blended_and_one_on_trial() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True)
+    assert named(helper, plan) == {
+        ALL_ON: (1.0, 0, 0.4),
+        ALL_OFF: (0, 0, 0),
+        COMMITTED: (1.0, 0, 0),
+        "a off": (0, 0, 0.4),
+        "c off": (1.0, 0, 0),
+        "b on trial": (1.0, 0.7, 0.4),
+        "a alone": (1.0, 0, 0),
+        "c alone": (0, 0, 0.4),
+    }
+    assert len(plan) == 5
+
+
+@pytest.mark.parametrize(("blended", "pairs", "distinct"), [(2, 0, 4), (3, 3, 8), (4, 6, 16), (5, 0, 12)])
+def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinct: int) -> None:
+    """Of two seeds "off" is the other's "alone", of three it is a pair: up to four, these are all subsets."""
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * blended), costly=True)
+    found = {name: configuration for name, configuration in named(helper, plan).items() if " and " in name}
+    assert len(found) == pairs
+    for name, configuration in found.items():
+        assert {"abcdef"[site] for site, alpha in enumerate(configuration) if alpha} == set(name.split(" and "))
+    assert len(plan) == distinct
+
+
+def test_the_costly_ones_can_be_left_out() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 3), costly=False)
+    assert set(named(helper, plan)) == {ALL_ON, ALL_OFF, COMMITTED, "a off", "b off", "c off"}
+    helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)))
+    assert helper.interaction("a") is None
+
+
+def test_paired_statistics_against_numpy() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
+    draw = np.random.default_rng(0)
+    correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
+    loss = draw.random(len(plan))
+    helper.record(correct, loss)
+    on, off = (correct[helper.row_of[name]].astype(float) for name in (ALL_ON, "a off"))
+    paired = helper.contribution("a")
+    assert paired is not None
+    assert paired.difference == pytest.approx(100 * (on.mean() - off.mean()))
+    assert paired.error == pytest.approx(100 * np.std(on - off, ddof=1) / np.sqrt(50))
+    tried = helper.trial_of("b")
+    assert tried is not None
+    assert tried.difference == pytest.approx(100 * (correct[helper.row_of["b on trial"]].mean() - on.mean()))
+    assert helper.accuracy(ALL_ON) == pytest.approx(100 * on.mean())
+    assert helper.loss_of(COMMITTED) == loss[helper.row_of[COMMITTED]]
+    assert helper.contribution("b") is None
+    assert helper.trial_of("a") is None
+
+
+def test_a_paired_error_by_hand() -> None:
+    """Differences 100, 0, 0, -100 pp: mean 0, sum of squares 20000, over n - 1 = 3, root 81.65, over 2 is 40.82."""
+    helper = CounterfactualHelper()
+    helper.plan(slots((S.HOLDING, 1.0)), costly=False)
+    helper.record(np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2))
+    paired = helper.contribution("a")
+    assert paired is not None
+    assert paired.difference == 0.0
+    assert paired.error == pytest.approx(40.8248, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_interactions_by_hand(count: int) -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * count), costly=True)
+    right = {  # of 100 images, by what is on
+        (): 40,
+        ("a",): 50,
+        ("b",): 45,
+        ("c",): 41,
+        ("a", "b"): 70,
+        ("a", "c"): 49,
+        ("b", "c"): 46,
+        ("a", "b", "c"): 72,
+    }
+    correct = np.zeros((len(plan), 100), dtype=np.uint8)
+    for row, configuration in enumerate(plan):
+        correct[row, : right[tuple("abc"[site] for site, alpha in enumerate(configuration) if alpha)]] = 1
+    helper.record(correct, np.zeros(len(plan)))
+    pair_ab = 70 - 50 - 45 + 40
+    pair_ac = 49 - 50 - 41 + 40
+    pair_bc = 46 - 45 - 41 + 40
+    if count == 2:
+        assert helper.interaction("a") == pytest.approx(pair_ab)
+        assert helper.interaction("b") == pytest.approx(pair_ab)
+    else:
+        assert helper.interaction("a") == pytest.approx(pair_ab + pair_ac)
+        assert helper.interaction("b") == pytest.approx(pair_ab + pair_bc)
+        assert helper.interaction("c") == pytest.approx(pair_ac + pair_bc)
+
+
+def test_finding_m13_reset_forgets_the_matrix() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
+    helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)))
+    helper.reset()
+    assert (helper.row_of, helper.configurations, helper.blended) == ({}, [], [])
+    assert helper.correct.size == helper.loss.size == 0
+    assert helper.contribution("a") is None
+    assert helper.trial_of("b") is None
+    with pytest.raises(KeyError):
+        helper.accuracy(ALL_ON)
+
+
+def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:
+    helper = CounterfactualHelper()
+    first = helper.plan(slots((S.HOLDING, 1.0)), costly=True)
+    kept = list(first)
+    helper.plan(slots((S.DORMANT, 0.0)), costly=True)
+    assert first == kept
+
+
+def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
+    """The configuration by itself: no sharing, statistics of the trial where there is one."""
+    host, split = training.host.eval(), digits().validation
+    trial = next((s for s, a in zip(training.slots, configuration, strict=True) if s.incubating and a), None)
+    h, entered = split.x, False
+    shadow = training.shadow_of(trial).in_place() if trial else None
+    with torch.inference_mode():
+        for segment, slot, alpha in zip_longest(host.segments, training.slots, configuration):
+            h = segment(h)
+            if slot is not None and alpha:
+                h = h + alpha * slot.seed.eval()(h)
+                if slot is trial and shadow is not None:
+                    shadow.__enter__()
+                    entered = True
+        if entered and shadow is not None:
+            shadow.__exit__(None, None, None)
+    host.train()
+    return (h.argmax(1) == split.y).to(torch.uint8), float(F.cross_entropy(h, split.y))
+
+
+@pytest.mark.parametrize("style", ["LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"])
+def test_the_tree_gives_what_each_configuration_gives_by_itself(style: str) -> None:
+    training = make_training()
+    plant(training, "r0c0", stage=S.FOSSILIZED, style=style)
+    plant(training, "r1c0", stage=S.BLENDING, target=0.7, style=style)
+    plant(training, "r1c1", stage=S.HOLDING, blueprint="attention", style=style)
+    plant(training, "r0c1", stage=S.TRAINING, target=0.5, style=style)
+    train(training, 2)
+    helper = CounterfactualHelper()
+    plan = helper.plan(training.slots, costly=True)
+    assert len(plan) == 9  # all eight subsets of three blended seeds, and the trial
+    before = tensors_of(training, ("r0c0", "r1c0", "r1c1", "r0c1"))
+    together = evaluate(training, digits().validation, plan)
+    same_bits(before, tensors_of(training, ("r0c0", "r1c0", "r1c1", "r0c1")))
+    for row, configuration in enumerate(plan):
+        alone = evaluate(training, digits().validation, [configuration])
+        assert torch.equal(together.correct[row], alone.correct[0]), configuration
+        assert together.loss[row] == alone.loss[0]
+        correct, loss = one_pass(training, configuration)
+        assert torch.equal(together.correct[row], correct), configuration
+        assert float(together.loss[row]) == pytest.approx(loss, rel=1e-6)
+    assert len(set(together.loss.tolist())) == len(plan)  # they are different networks
+
+
+def test_committed_is_fossils_only() -> None:
+    training = make_training()
+    plant(training, "r0c0", stage=S.FOSSILIZED)
+    plant(training, "r1c1", stage=S.HOLDING)
+    plant(training, "r1c0", stage=S.TRAINING)
+    assert committed_configuration(training) == (1.0, 0, 0, 0)
+
+
+def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> None:
+    with rig(horizon=8) as world:
+        world.grow("r0c0", S.HOLDING)
+        training = world.training()
+        on, off = (1.0, 0.0, 0.0, 0.0), (0.0,) * 4
+        result = evaluate(training, digits().validation, [on, off]).correct.double()
+        measured = world.slot("r0c0").measured
+        difference = 100 * (result[0] - result[1])
+        assert measured.contribution == pytest.approx(float(difference.mean()))
+        assert measured.contribution_error == pytest.approx(float(difference.std()) / 20)

@@ -1,0 +1,103 @@
+"""The embedded task: three disjoint splits, always the same, and sizes that are checked before a run."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from esper.config import ConfigError, TrainingConfig
+from esper.data.task import resolve
+from esper.data.tasks import load_task
+from tests.core_helpers import digits
+
+SPLITS = ("train", "validation", "test")
+
+
+def test_sizes_and_shapes() -> None:
+    task = digits()
+    assert [len(getattr(task, name)) for name in SPLITS] == [997, 400, 400]
+    assert task.train.x.shape == (997, 1, 8, 8)
+    assert task.train.x.dtype == torch.float32
+    assert task.train.y.dtype == torch.int64
+    assert (task.classes, task.n_envs, task.episode_length, task.batch_size, task.samples_per_epoch) == (
+        10,
+        8,
+        30,
+        64,
+        997,
+    )
+    assert task.learning_rate == 0.05
+
+
+def test_trap_24_the_splits_are_disjoint_and_together_they_are_the_whole_set() -> None:
+    task = digits()
+    x = torch.cat([getattr(task, name).x for name in SPLITS]).flatten(1).numpy()
+    y = torch.cat([getattr(task, name).y for name in SPLITS]).numpy()
+    raw = load_digits()
+    mean, std = _scale(raw.data, x)
+    mine = np.column_stack([np.rint(x * std + mean), y]).astype(np.int64)
+    theirs = np.column_stack([raw.data, raw.target]).astype(np.int64)
+    # No image is there twice, so that the sorted rows agree only if each is in exactly one split.
+    assert len(np.unique(theirs, axis=0)) == len(theirs)
+    np.testing.assert_array_equal(_sorted(mine), _sorted(theirs))
+
+
+def _scale(raw: np.ndarray, x: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation that turn raw pixels 0 to 16 into ``x``: from the extremes."""
+    std = (raw.max() - raw.min()) / (x.max() - x.min())
+    return float(raw.min() - x.min() * std), float(std)
+
+
+def _sorted(rows: np.ndarray) -> np.ndarray:
+    return rows[np.lexsort(rows.T)]
+
+
+def test_inputs_are_normalised_by_the_training_split_alone() -> None:
+    task = digits()
+    assert float(task.train.x.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(task.train.x.std()) == pytest.approx(1.0, abs=1e-5)
+    assert abs(float(task.test.x.mean())) > 1e-5
+
+
+def test_every_class_is_in_every_split() -> None:
+    for name in SPLITS:
+        counts = torch.bincount(getattr(digits(), name).y, minlength=10)
+        assert int(counts.min()) >= 20, name
+
+
+def test_loading_twice_gives_the_same_bits() -> None:
+    first, second = digits(), load_task("digits")
+    for name in SPLITS:
+        assert torch.equal(getattr(first, name).x, getattr(second, name).x)
+        assert torch.equal(getattr(first, name).y, getattr(second, name).y)
+
+
+def test_an_unknown_task_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown task 'digit'; known: .*digits"):
+        load_task("digit")
+
+
+def test_numbers_of_the_task_fill_what_the_config_leaves_open() -> None:
+    config = resolve(TrainingConfig(), digits())
+    assert (config.task.batch_size, config.task.samples_per_epoch, config.task.learning_rate) == (64, 997, 0.05)
+    assert (config.env.n_envs, config.env.episode_length) == (8, 30)
+
+
+@pytest.mark.parametrize("batch", [1, 100, 997])
+def test_finding_m9_the_users_batch_size_is_used(batch: int) -> None:
+    config = TrainingConfig.parse({"task": {"batch_size": batch, "learning_rate": 0.5}})
+    resolved = resolve(config, digits()).task
+    assert (resolved.batch_size, resolved.learning_rate) == (batch, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"batch_size": 998}, "batch_size is 998"),
+        ({"batch_size": 65, "samples_per_epoch": 64}, "larger than the 64 samples"),
+        ({"samples_per_epoch": 998}, "997 training samples"),
+    ],
+)
+def test_trap_12_an_impossible_batch_is_refused(task: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(TrainingConfig.parse({"task": task}), digits())

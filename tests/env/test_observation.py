@@ -1,0 +1,105 @@
+"""What the env observes: finite whatever happens, and true to the state."""
+
+import math
+
+import numpy as np
+import pytest
+
+from esper.control.random import RandomController
+from esper.seeds.stage import STAGES, SeedStage
+from tests.core_helpers import DAMAGE, Rig, rig
+
+S = SeedStage
+
+
+def check(world: Rig) -> None:
+    space = world.env.single_observation_space
+    for index, row in enumerate(world.observation):
+        assert np.isfinite(row).all()
+        assert space.contains(row)
+        for slot in world.env.action_spec.slots:
+            flags = [world.value(f"{slot}/stage_{stage.name.lower()}", index) for stage in STAGES]
+            assert sum(flags) == 1
+            assert STAGES[flags.index(1)] is world.slot(slot, index).stage
+        counts = [world.value(f"count_{stage.name.lower()}", index) for stage in STAGES]
+        assert sum(counts) == pytest.approx(1)
+        assert world.value("epoch", index) == pytest.approx(world.training(index).epoch / world.env.horizon)
+        assert world.value("rent", index) == pytest.approx(rent(world, index), rel=1e-5)
+
+
+def rent(world: Rig, index: int) -> float:
+    weighted = sum(slot.alpha.alpha * slot.parameters for slot in world.training(index).slots)
+    return min(0.2 * math.log(1 + weighted / 277), 0.6)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_an_observation_is_finite_whatever_happens_to_the_host(damage: str) -> None:
+    with rig(n_envs=2, horizon=14, governor={"max_rollbacks": 10}) as world:
+        chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=5)
+        chooser.begin()
+        for step in range(14):
+            if step in (3, 4, 9):
+                DAMAGE[damage](world.training(0))
+            world.step(dict(enumerate(chooser.act(world.observation, world.info["action_mask"]))))
+            check(world)
+            assert np.isfinite(world.rewards).all()
+
+
+def test_the_rent_in_the_observation_is_what_is_paid() -> None:
+    with rig(horizon=8) as world:
+        world.grow("r0c1", S.HOLDING)
+        assert world.value("rent") == pytest.approx(-8 * float(world.info["reward_terms"]["rent"][0]), rel=1e-5)
+        # conv_light on 6 channels: 9·36 + 18 = 342 parameters at alpha 1
+        assert world.value("rent") == pytest.approx(0.2 * math.log(1 + 342 / 277), rel=1e-5)
+        assert world.value("added_parameters") == pytest.approx(342 / 2770, rel=1e-5)
+        assert world.value("fossil_parameters") == 0
+        world.do("FOSSILIZE", "r0c1")
+        assert world.value("fossil_parameters") == pytest.approx(342 / 2770, rel=1e-5)
+
+
+def test_history_baseline_and_contribution() -> None:
+    with rig(horizon=8) as world:
+        accuracies = [world.value("validation_accuracy")]
+        world.grow("r0c0", S.HOLDING)
+        now = world.episode().measurement
+        helper = world.episode().counterfactual
+        assert world.value("baseline_accuracy") == pytest.approx(0.1)
+        assert world.value("committed_accuracy") == pytest.approx(now.committed / 100)
+        paired = helper.contribution("r0c0")
+        assert paired is not None
+        assert paired.difference == pytest.approx(now.accuracy - now.all_off)
+        assert world.value("r0c0/contribution") == pytest.approx(np.clip(paired.difference, -10, 10) / 10, abs=1e-6)
+        assert world.value("r0c0/contribution_measured") == 1
+        assert world.value("r0c0/epochs_since_measured") == 0
+        assert world.value("r1c0/contribution_measured") == 0
+        before = world.value("validation_accuracy")
+        world.step()
+        assert world.value("accuracy_1_ago") == pytest.approx(before)
+        assert world.value("accuracy_5_ago") == pytest.approx(accuracies[0], abs=0.5)
+        assert world.value("best_accuracy") >= world.value("validation_accuracy")
+
+
+def test_the_stored_potential_is_in_the_observation() -> None:
+    with rig(horizon=6) as world:
+        world.do("GERMINATE", "r0c0", "norm")
+        now = world.episode().measurement
+        # one epoch in GERMINATED of a dwell of 2: 0.1 · (1 + 0.9 · (2 − 1) · 0.5), and nothing is blended
+        assert now.accuracy == now.all_off
+        assert world.value("potential") == pytest.approx(0.145)
+        assert world.info["reward_terms"]["stage_potential"][0] == pytest.approx(0.995 * 0.145)
+
+
+def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
+    """Every second epoch measures it; in between it is what it was, and not 0."""
+    with rig(horizon=20, env={"counterfactual_every": 2}, task={"samples_per_epoch": 256}) as world:
+        world.grow("r0c0", S.HOLDING)
+        world.grow("r0c1", S.HOLDING)
+        measured: list[float] = []
+        kept: list[float] = []
+        world.step()
+        for _ in range(4):
+            for values in (measured, kept):
+                world.step()
+                values.append(world.slot("r0c0").measured.interaction)
+        assert any(measured)
+        assert kept == measured

@@ -1,0 +1,219 @@
+"""A host that goes bad inside the env: what is restored, what it costs, and that nobody else notices."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.seeds.stage import SeedStage
+from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut, StageChanged
+from tests.core_helpers import DAMAGE, Rig, rig, same_bits, tensors_of
+
+S = SeedStage
+EVERY_EPOCH = {"snapshot_every": 1}
+
+
+break_host = DAMAGE["NaN weight"]
+
+
+def play(world: Rig, steps: int, broken: dict[int, int]) -> list[dict[str, Any]]:
+    """WAIT for some steps; before step k, env ``broken[k]`` is broken. What every env got, step by step."""
+    seen = []
+    for step in range(steps):
+        if step in broken:
+            break_host(world.training(broken[step]))
+        world.step()
+        seen.append(
+            {
+                "observation": world.observation.copy(),
+                "rewards": world.rewards.copy(),
+                "weights": [tensors_of(training) for training in world.env.training],
+            }
+        )
+    return seen
+
+
+def test_finding_h1_only_the_panicking_env_is_rolled_back() -> None:
+    with rig(n_envs=4, horizon=6) as healthy, rig(n_envs=4, horizon=6) as hurt:
+        expected, got = play(healthy, 6, {}), play(hurt, 6, {3: 2})
+        (event,) = hurt.of_kind(GovernorRollback)
+        assert (event.env, event.epoch, event.reason, event.rollbacks) == (2, 4, "not finite", 1)
+        for index in (0, 1, 3):
+            for one, other in zip(expected, got, strict=True):
+                assert np.array_equal(one["observation"][index], other["observation"][index])
+                assert one["rewards"][index] == other["rewards"][index]
+                same_bits(one["weights"][index], other["weights"][index])
+        assert not np.array_equal(expected[3]["observation"][2], got[3]["observation"][2])
+        ended = {event.env: event.rollbacks for event in hurt.of_kind(EpisodeCompleted)}
+        assert ended == {0: 0, 1: 0, 2: 1, 3: 0}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_rollback_restores_bit_for_bit(damage: str) -> None:
+    with rig(horizon=10, governor=EVERY_EPOCH) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        good = tensors_of(world.training(), ("r0c0",))
+        before = world.episode().measurement
+        DAMAGE[damage](world.training())
+        world.step()
+        (event,) = world.of_kind(GovernorRollback)
+        assert event.restored_epoch == 6
+        same_bits(good, tensors_of(world.training(), ("r0c0",)))
+        now = world.episode().measurement
+        assert (now.loss, now.committed, now.all_off) == (before.committed_loss, before.committed, before.all_off)
+        assert now.accuracy == before.committed  # fossils only: all on is what is committed
+        assert world.value("validation_accuracy") == pytest.approx(before.committed / 100)
+        world.step()
+        assert len(world.of_kind(GovernorRollback)) == 1
+
+
+def test_living_seeds_are_pruned_into_cooldown_and_a_fossil_lives() -> None:
+    with rig(horizon=20, governor=EVERY_EPOCH, env={"embargo": 2, "one_incubating": False}) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        world.grow("r1c0", S.HOLDING)
+        world.grow("r0c1", S.TRAINING)
+        break_host(world.training())
+        world.step()
+        assert [world.slot(name).stage is S.FOSSILIZED for name in ("r0c0", "r1c0", "r0c1", "r1c1")] == [
+            True,
+            False,
+            False,
+            False,
+        ]
+        for name in ("r1c0", "r0c1"):
+            assert world.slot(name).seed is None
+            assert world.slot(name).stage in (S.PRUNED, S.EMBARGOED)
+        assert set(world.training().seed_groups) == {"r0c0"}
+        assert world.value("rolled_back") == 1
+        world.step()
+        assert world.value("rolled_back") == 0
+
+
+def test_seeds_of_a_broken_host_are_not_to_blame() -> None:
+    """Their features are NaN because the host's are: they go with the rollback, not as seeds that broke."""
+    with rig(horizon=10, governor=EVERY_EPOCH) as world:
+        world.grow("r1c0", S.HOLDING)
+        break_host(world.training())
+        world.step()
+        assert len(world.of_kind(GovernorRollback)) == 1
+        assert world.of_kind(SeedCut) == []
+        causes = [change.cause for change in world.of_kind(StageChanged) if change.after == "PRUNED"]
+        assert causes == ["rollback"]
+
+
+def test_trap_05_a_fossil_made_in_the_step_of_the_panic_is_pruned() -> None:
+    with rig(horizon=10, governor=EVERY_EPOCH) as world:
+        world.grow("r0c0", S.HOLDING)
+        break_host(world.training())
+        world.do("FOSSILIZE", "r0c0")
+        assert len(world.of_kind(GovernorRollback)) == 1
+        assert world.slot("r0c0").seed is None
+        assert world.value("fossil_parameters") == 0
+
+
+def test_a_broken_fossil_is_the_governors() -> None:
+    with rig(horizon=10, governor=EVERY_EPOCH) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        good = tensors_of(world.training(), ("r0c0",))
+        seed = world.slot("r0c0").seed
+        assert seed is not None
+        with torch.no_grad():
+            next(seed.parameters()).fill_(float("nan"))
+        world.step()
+        assert not world.of_kind(SeedCut)
+        assert len(world.of_kind(GovernorRollback)) == 1
+        same_bits(good, tensors_of(world.training(), ("r0c0",)))
+        assert world.info["reward_terms"]["governor"][0] == -10
+
+
+def test_a_surviving_fossil_is_measured_again_after_a_rollback() -> None:
+    """What the bad epoch measured is not kept: neither its zero contribution nor a NaN in a moving average."""
+    with rig(horizon=10, governor=EVERY_EPOCH) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        break_host(world.training())
+        world.step()
+        world.step()
+        measured = world.slot("r0c0").measured
+        assert measured.gradient_ratio is not None
+        assert np.isfinite(measured.gradient_ratio)
+        assert world.value("r0c0/gradient_ratio") > 0
+
+
+@pytest.mark.parametrize("mode", ["shaped", "simplified", "advantage", "sparse"])
+def test_trap_03_the_penalty_is_paid_in_that_step_whatever_follows(mode: str) -> None:
+    with rig(horizon=6, reward={"mode": mode}) as world:
+        paid = []
+        for step in range(6):
+            if step == 2:
+                break_host(world.training())
+            world.step()
+            paid.append(float(world.info["reward_terms"]["governor"][0]))
+            total = sum(float(values[0]) for values in world.info["reward_terms"].values())
+            assert total == pytest.approx(float(world.rewards[0]), abs=1e-12)
+        assert paid == [0, 0, -10, 0, 0, 0]
+        assert world.of_kind(EpisodeCompleted)[0].total_reward < -5
+
+
+def test_trap_03_a_panic_in_the_last_epoch_is_punished_too() -> None:
+    with rig(horizon=3) as world:
+        world.step()
+        world.step()
+        break_host(world.training())
+        world.step()
+        assert world.terminated.tolist() == [True]
+        assert world.info["reward_terms"]["governor"][0] == -10
+
+
+def test_trap_02_a_broken_host_never_shows_in_the_observation() -> None:
+    with rig(n_envs=2, horizon=6) as world:
+        for step in range(4):
+            if step in (1, 3):
+                DAMAGE["infinite weight" if step == 3 else "NaN weight"](world.training())
+            world.step()
+            assert np.isfinite(world.observation).all()
+            assert all(space.contains(row) for space, row in _pairs(world))
+            assert np.isfinite(world.rewards).all()
+
+
+def _pairs(world: Rig) -> list[tuple[Any, Any]]:
+    return [(world.env.single_observation_space, row) for row in world.observation]
+
+
+def test_three_rollbacks_end_the_episode_as_terminated_and_the_env_idles() -> None:
+    with rig(n_envs=2, horizon=9) as world:
+        ended = []
+        for _ in range(3):
+            break_host(world.training(1))
+            world.step()
+            ended.append(world.terminated.tolist())
+        assert ended == [[False, False], [False, False], [False, True]]
+        assert world.truncated.tolist() == [False, False]
+        assert world.info["reward_terms"]["governor"].tolist() == [0, -10]
+        assert world.info["reward_terms"]["benefit"][1] != 0  # paid at termination, at whatever epoch
+        (event,) = world.of_kind(EpisodeCompleted)
+        assert (event.env, event.epochs, event.rollbacks, event.terminated) == (1, 3, 3, True)
+        still, weights = world.observation[1].copy(), tensors_of(world.training(1))
+        world.do("GERMINATE", "r0c0", "norm", env=1)
+        assert world.terminated.tolist() == [False, True]
+        assert world.rewards[1] == 0
+        assert world.info["idle"].tolist() == [False, True]
+        assert np.array_equal(world.observation[1], still)
+        same_bits(weights, tensors_of(world.training(1)))
+        assert world.training(0).epoch == 4
+
+
+def test_clocks_schedules_and_generators_do_not_rewind() -> None:
+    with rig(horizon=8) as healthy, rig(horizon=8) as hurt:
+        for world in (healthy, hurt):
+            world.step()
+            world.step()
+        break_host(hurt.training())
+        for world in (healthy, hurt):
+            world.step()
+        assert hurt.training().epoch == 3
+        assert torch.equal(healthy.training().order.get_state(), hurt.training().order.get_state())
+        for world in (healthy, hurt):
+            world.step()
+        rates = [w.training().host_group.optimizer.param_groups[0]["lr"] for w in (healthy, hurt)]
+        assert rates[0] == rates[1]

@@ -1,0 +1,272 @@
+"""The Gymnasium seam: shapes, resets, idling, and what belongs to whom."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from esper.config import ConfigError
+from esper.control.random import RandomController
+from esper.env.vector_env import GrowthVectorEnv, wait_actions
+from esper.seeds.stage import SeedStage
+from esper.spaces.action import HEADS
+from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, stable_record
+from tests.core_helpers import Rig, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
+
+S = SeedStage
+
+
+def controller(world: Rig, seed: int = 3) -> RandomController:
+    made = RandomController(world.env.action_spec, world.env.layout, world.env.num_envs, seed)
+    made.begin()
+    return made
+
+
+def play(world: Rig, steps: int, seed: int = 3) -> list[tuple[Any, ...]]:
+    """Random play: observation, reward and weights of env 0, from the reset on."""
+    chooser = controller(world, seed)
+    seen: list[tuple[Any, ...]] = [(world.observation[0].copy(), 0.0, tensors_of(world.training()))]
+    for _ in range(steps):
+        actions = chooser.act(world.observation, world.info["action_mask"])
+        world.step(dict(enumerate(actions)))
+        seen.append((world.observation[0].copy(), float(world.rewards[0]), tensors_of(world.training())))
+    return seen
+
+
+def same_play(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> None:
+    assert len(first) == len(second)
+    for (o1, r1, w1), (o2, r2, w2) in zip(first, second, strict=True):
+        np.testing.assert_array_equal(o1, o2)
+        assert r1 == r2
+        same_bits(w1, w2)
+
+
+def test_spaces_shapes_and_dtypes() -> None:
+    with rig(n_envs=3, horizon=2) as world:
+        env = world.env
+        assert isinstance(env, VectorEnv)
+        assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+        assert env.num_envs == 3
+        assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 4, 4, 4, 3, 3, 4, 5])
+        assert env.action_space.shape == (3, 8)
+        assert env.observation_space.shape == (3, env.layout.size)
+        assert world.observation.shape == (3, env.layout.size)
+        assert world.observation.dtype == np.float32
+        assert env.observation_space.contains(world.observation)
+        assert env.action_space.contains(wait_actions(3))
+        observation, rewards, terminated, truncated, info = env.step(wait_actions(3))
+        assert env.observation_space.contains(observation)
+        assert rewards.shape == (3,)
+        assert rewards.dtype == np.dtype(np.float64)
+        for flags in (terminated, truncated, info["idle"]):
+            assert (flags.shape, flags.dtype) == ((3,), np.bool_)
+        assert env.action_masks().shape == (3, sum(env.action_spec.sizes))
+        assert info["action_mask"]["op_slot"].shape == (3, 6, 4)
+        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, 4)
+
+
+def test_step_before_reset_is_an_error() -> None:
+    env = GrowthVectorEnv(digits(), tiny_config(), baseline=flat_baseline(8))
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(wait_actions(1))
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "actions", [np.zeros(8), np.zeros((2, 8)), np.zeros((1, 7))], ids=["no batch", "two envs", "seven heads"]
+)
+def test_actions_of_another_shape_are_an_error(actions: Any) -> None:
+    with rig() as world, pytest.raises(ValueError, match="shape"):
+        world.env.step(actions)
+
+
+@pytest.mark.parametrize("head", range(8))
+def test_an_action_out_of_range_raises_and_changes_nothing(head: int) -> None:
+    with rig() as world:
+        for value in (-1, world.env.action_spec.sizes[head]):
+            actions = wait_actions(1)
+            actions[0, head] = value
+            with pytest.raises(ValueError, match=HEADS[head]):
+                world.env.step(actions)
+        assert world.training().epoch == 0
+
+
+def test_an_episode_terminates_at_its_horizon_and_the_env_idles_with_no_reward() -> None:
+    with rig(n_envs=2, horizon=2) as world:
+        world.step()
+        assert world.terminated.tolist() == [False, False]
+        assert world.info["idle"].tolist() == [False, False]
+        world.step()
+        assert world.terminated.tolist() == [True, True]
+        assert world.truncated.tolist() == [False, False]
+        assert world.info["idle"].tolist() == [False, False]
+        last = world.observation.copy()
+        events = len(world.events)
+        world.step()
+        assert world.info["idle"].tolist() == [True, True]
+        assert world.terminated.tolist() == [True, True]
+        assert world.rewards.tolist() == [0, 0]
+        assert np.array_equal(world.observation, last)
+        assert len(world.events) == events
+
+
+def test_reward_terms_sum_to_the_reward_idle_envs_included() -> None:
+    with rig(n_envs=2, horizon=3) as world:
+        for _ in range(5):
+            world.step()
+            total = sum(world.info["reward_terms"].values())
+            np.testing.assert_allclose(total, world.rewards, atol=1e-12)
+
+
+def test_an_idle_envs_illegal_action_is_not_counted() -> None:
+    with rig(horizon=1) as world:
+        world.step()
+        world.do("FOSSILIZE", "r0c0")
+        assert world.info["illegal_actions"].tolist() == [0]
+
+
+def test_a_reset_mask_restarts_only_the_chosen_envs() -> None:
+    with rig(n_envs=3, horizon=5) as world, rig(n_envs=3, horizon=5) as reference:
+        for each in (world, reference):
+            each.step()
+            each.step()
+        mask = np.array([False, True, False])
+        world.reset(options={"reset_mask": mask})
+        assert mask.tolist() == [False, True, False]
+        assert [t.epoch for t in world.env.training] == [2, 0, 2]
+        assert [t.episode for t in world.env.training] == [0, 1, 0]
+        for index in (0, 2):
+            assert np.array_equal(world.observation[index], reference.observation[index])
+        world.step()
+        reference.step()
+        for index in (0, 2):
+            assert np.array_equal(world.observation[index], reference.observation[index])
+            same_bits(tensors_of(world.training(index)), tensors_of(reference.training(index)))
+        assert world.info["idle"].tolist() == [False] * 3
+
+
+def test_the_callers_mask_is_not_written_to() -> None:
+    env = GrowthVectorEnv(digits(), tiny_config(n_envs=2), baseline=flat_baseline(8))
+    mask = np.array([True, False])
+    env.reset(options={"reset_mask": mask})
+    env.close()
+    assert mask.tolist() == [True, False]
+
+
+def test_a_list_of_seeds_is_refused() -> None:
+    with rig(n_envs=2) as world, pytest.raises(ValueError, match="one run seed"):
+        world.env.reset(seed=[1, 2])
+
+
+def test_one_env_for_one_epoch() -> None:
+    with rig(n_envs=1, horizon=1) as world:
+        world.do("GERMINATE", "r0c0", "norm")
+        assert world.terminated.tolist() == [True]
+        assert len(world.of_kind(EpochCompleted)) == 1
+        assert len(world.of_kind(EpisodeCompleted)) == 1
+
+
+def test_trap_11_env_0_does_not_depend_on_how_many_envs_there_are() -> None:
+    with rig(n_envs=1, horizon=8) as one, rig(n_envs=3, horizon=8) as three:
+        same_play(play(one, 8), play(three, 8))
+
+
+def test_envs_of_a_run_differ() -> None:
+    with rig(n_envs=2) as world:
+        assert not np.array_equal(world.observation[0], world.observation[1])
+
+
+def test_the_number_of_lanes_changes_no_bit_and_no_event() -> None:
+    records = []
+    for lanes in (1, 2, 3):
+        with rig(n_envs=3, horizon=8, run={"lanes": lanes}) as world:
+            seen = play(world, 8)
+            records.append(([stable_record(event) for event in world.events], seen))
+    for events, seen in records[1:]:
+        assert events == records[0][0]
+        same_play(seen, records[0][1])
+
+
+def test_two_envs_in_a_process_do_not_see_each_other() -> None:
+    with rig(n_envs=2, horizon=6) as alone:
+        expected = play(alone, 6)
+    with rig(n_envs=2, horizon=6) as first, rig(n_envs=1, horizon=6) as second:
+        for each in (second, first):
+            got = play(each, 6)
+        same_play(got, expected)
+
+
+def test_reset_with_a_seed_reproduces_a_run_from_its_first_observation_on() -> None:
+    with rig(horizon=8) as world:
+        world.reset(seed=5)
+        first = play(world, 8)
+        world.reset(seed=5)
+        second = play(world, 8)
+        same_play(first[1:], second[1:])
+        names = world.env.layout.entries
+        differing = [e.name for e, a, b in zip(names, first[0][0], second[0][0], strict=True) if a != b]
+        assert differing == []
+
+
+def test_the_first_observation_of_an_episode_knows_nothing_of_the_last_one() -> None:
+    with rig(horizon=2) as world:
+        assert (world.value("train_loss"), world.value("train_accuracy")) == (0, 0)
+        world.step()
+        world.step()
+        assert world.value("train_loss") > 0
+        world.reset()
+        assert (world.value("train_loss"), world.value("train_accuracy")) == (0, 0)
+
+
+def test_episodes_of_a_run_differ_and_so_do_runs() -> None:
+    with rig(horizon=2) as world:
+        hosts = [tensors_of(world.training())["host.parameter.0"]]
+        world.reset()
+        hosts.append(tensors_of(world.training())["host.parameter.0"])
+        world.reset(seed=1)
+        hosts.append(tensors_of(world.training())["host.parameter.0"])
+        assert not any(
+            bool((a == b).all()) for a, b in [(hosts[0], hosts[1]), (hosts[0], hosts[2]), (hosts[1], hosts[2])]
+        )
+
+
+def test_the_baseline_is_measured_once_when_none_is_given() -> None:
+    events: list[Any] = []
+    config = tiny_config(horizon=3, env={"n_envs": 1, "episode_length": 3, "baseline_episodes": 2})
+    env = GrowthVectorEnv(digits(), config, emit=events.append)
+    env.reset()
+    env.reset()
+    env.close()
+    (measured,) = [event for event in events if isinstance(event, BaselineMeasured)]
+    assert measured.episodes == 2
+    assert len(measured.accuracy) == len(measured.loss) == 4
+    assert measured.final_loss_std > 0
+
+
+def test_a_baseline_of_another_horizon_is_refused() -> None:
+    env = GrowthVectorEnv(digits(), tiny_config(horizon=4), baseline=flat_baseline(5))
+    with pytest.raises(ValueError, match="the baseline has 5 epochs, the episode 4"):
+        env.reset()
+    env.close()
+
+
+def test_trap_12_a_batch_larger_than_an_epoch_is_refused_before_training() -> None:
+    config = tiny_config(task={"samples_per_epoch": 16, "batch_size": 32})
+    with pytest.raises(ConfigError, match="larger than the 16 samples"):
+        GrowthVectorEnv(digits(), config)
+
+
+def test_test_accuracy_is_of_the_committed_network_and_changes_nothing() -> None:
+    with rig(n_envs=2, horizon=6) as world:
+        world.grow("r0c0", S.HOLDING)
+        before = tensors_of(world.training(), ("r0c0",))
+        training = world.training()
+        training.host.eval()
+        logits = training.host(digits().test.x)
+        training.host.train()
+        expected = 100 * float((logits.argmax(1) == digits().test.y).double().mean())
+        assert world.env.test_accuracy()[0] == pytest.approx(expected)
+        same_bits(before, tensors_of(world.training(), ("r0c0",)))
+        assert training.host.training

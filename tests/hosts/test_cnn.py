@@ -1,0 +1,87 @@
+"""The convolutional host: sizes, slots, and the grown host as a plain module."""
+
+import itertools
+
+import pytest
+import torch
+
+from esper.data.digits import build_host
+from esper.hosts.cnn import CNNHost
+from esper.hosts.grown import GrownHost
+from esper.hosts.host import Host
+from esper.seeds.blend import STYLES, Seed
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.slot import SlotSite
+
+
+@pytest.mark.parametrize(
+    ("host", "parameters"),
+    [
+        (CNNHost(3, 10, base=8, blocks=3), 6_418),
+        (CNNHost(3, 10, base=8, blocks=5), 99_922),
+        (CNNHost(3, 10, base=1, blocks=3, kernel=1), 77),
+        (CNNHost(3, 10, base=2, blocks=3, kernel=1, pool=False, rows=1), 164),
+        (CNNHost(3, 10, base=32, blocks=3), 94_762),
+        (build_host(), 277),
+    ],
+    ids=["cifar10", "scale", "impaired", "minimal", "wide", "digits"],
+)
+def test_hosts_have_the_parameters_of_their_presets(host: CNNHost, parameters: int) -> None:
+    assert host.parameter_count == parameters
+    assert sum(p.numel() for p in host.parameters()) == parameters
+
+
+def test_slots_sit_before_and_after_each_pool() -> None:
+    host = build_host()
+    assert [site.name for site in host.sites] == ["r0c0", "r1c0", "r0c1", "r1c1"]
+    assert host.slot_names == ("r0c0", "r0c1", "r1c0", "r1c1")
+    shapes = {}
+    h = torch.randn(2, 1, 8, 8)
+    for segment, site in zip(host.segments, host.sites, strict=False):
+        h = segment(h)
+        assert h.shape[1] == site.channels
+        shapes[site.name] = tuple(h.shape[1:])
+    assert shapes == {"r0c0": (3, 8, 8), "r1c0": (3, 4, 4), "r0c1": (6, 4, 4), "r1c1": (6, 2, 2)}
+    assert host.segments[-1](h).shape == (2, 10)
+
+
+def test_slot_names_are_row_major_in_wide_hosts_too() -> None:
+    host = CNNHost(1, 2, base=1, blocks=11, kernel=1, pool=False, rows=1)
+    assert host.slot_names == tuple(f"r0c{column}" for column in range(11))
+
+
+@pytest.mark.parametrize(("rows", "pool"), [(0, True), (3, True), (2, False)])
+def test_impossible_rows_are_refused(rows: int, pool: bool) -> None:
+    with pytest.raises(ValueError, match=f"rows={rows}"):
+        CNNHost(1, 2, base=1, blocks=1, pool=pool, rows=rows)
+
+
+def test_a_host_wants_one_segment_more_than_sites() -> None:
+    with pytest.raises(ValueError, match="2 segments"):
+        Host([torch.nn.Identity()], [SlotSite("r0c0", 1)], "cnn")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> None:
+    torch.manual_seed(0)
+    host = build_host().eval()
+    x = torch.randn(5, 1, 8, 8)
+    sites = {site.name: site for site in host.sites}
+    alphas = {"r0c0": 0.5, "r1c1": 1.0}
+    seeds = {
+        name: Seed(
+            BLUEPRINTS.get("cnn", "conv_light").build(sites[name].channels),
+            STYLES[style].operator,
+            sites[name].channels,
+        )
+        for name in alphas
+    }
+    h = x
+    for segment, site in itertools.zip_longest(host.segments, host.sites):
+        h = segment(h)
+        if site is not None and site.name in seeds:
+            h = h + alphas[site.name] * seeds[site.name](h)
+    grown = GrownHost(host, seeds, alphas)
+    torch.testing.assert_close(grown(x), h, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(grown(x), host(x))
+    assert torch.equal(GrownHost(host, {}, {})(x), host(x))

@@ -1,0 +1,240 @@
+"""Reward terms by numbers worked out by hand, the modes, and telescoping potentials."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.config import RewardConfig
+from esper.rewards.modes import MODES, POTENTIALS, Reward
+from esper.rewards.terms import RewardState, SlotState, Transition
+from esper.seeds.stage import SeedStage
+from esper.spaces.action import Op
+
+S = SeedStage
+DWELL = 10
+
+
+def state(*slots: tuple[SeedStage, int], **values: Any) -> RewardState:
+    given: dict[str, Any] = {
+        "accuracy": 50.0,
+        "committed": 50.0,
+        "all_off": 50.0,
+        "baseline": 50.0,
+        "weighted_parameters": 0.0,
+        "fossil_parameters": 0,
+        "slots": tuple(SlotState(*slot) for slot in slots),
+    }
+    return RewardState(**{**given, **values})
+
+
+def transition(after: RewardState, before: RewardState | None = None, **values: Any) -> Transition:
+    given: dict[str, Any] = {
+        "before": before or state(),
+        "after": after,
+        "op": Op.WAIT,
+        "succeeded": True,
+        "rolled_back": False,
+        "terminated": False,
+        "horizon": 30,
+        "host_parameters": 277,
+        "budget": 2770.0,
+    }
+    return Transition(**{**given, **values})
+
+
+def pay(t: Transition, mode: str = "shaped", **values: Any) -> dict[str, float]:
+    return Reward(RewardConfig(mode=mode, **values), DWELL).pay(t)  # type: ignore[arg-type]
+
+
+def test_the_benefit_is_paid_at_termination_in_tenths_of_a_point() -> None:
+    after = state(committed=88.8, baseline=83.9, accuracy=99.0)
+    assert pay(transition(after))["benefit"] == 0
+    assert pay(transition(after, terminated=True))["benefit"] == pytest.approx(0.49)
+    worse = state(committed=10.0, baseline=83.9)
+    assert pay(transition(worse, terminated=True))["benefit"] == pytest.approx(-7.39)
+
+
+@pytest.mark.parametrize(
+    ("added", "host", "whole_episode"),
+    [
+        (0.0, 277, 0.0),
+        (277.0, 277, 0.2 * math.log(2)),
+        (138.5, 277, 0.2 * math.log(1.5)),
+        (200.0, 50, 0.2 * math.log(2)),  # a host below 200 parameters counts as 200
+        (277 * 18.9, 277, 0.2 * math.log(19.9)),
+        (277 * 19.2, 277, 0.6),  # e^3 = 20.09: capped
+        (1e9, 277, 0.6),
+    ],
+)
+def test_the_rent_of_a_size_over_an_episode(added: float, host: int, whole_episode: float) -> None:
+    paid = pay(transition(state(weighted_parameters=added), host_parameters=host))["rent"]
+    assert 30 * paid == pytest.approx(-whole_episode, rel=5e-3 if added == 277 * 19.2 else 1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stage", "epochs", "phi"),
+    [
+        (S.DORMANT, 9, 0.0),
+        (S.GERMINATED, 0, 1.0),
+        (S.GERMINATED, 5, 1.45),
+        (S.GERMINATED, 10, 1.9),
+        (S.GERMINATED, 99, 1.9),
+        (S.TRAINING, 0, 2.0),
+        (S.TRAINING, 4, 2.54),
+        (S.TRAINING, 10, 3.35),
+        (S.BLENDING, 5, 4.4),
+        (S.BLENDING, 10, 5.3),
+        (S.HOLDING, 0, 5.5),
+        (S.HOLDING, 10, 5.95),
+        (S.FOSSILIZED, 0, 6.0),
+        (S.FOSSILIZED, 50, 6.0),
+        (S.PRUNED, 3, 0.0),
+        (S.EMBARGOED, 3, 0.0),
+        (S.RESETTING, 1, 0.0),
+    ],
+)
+def test_the_stage_potential_of_one_slot(stage: SeedStage, epochs: int, phi: float) -> None:
+    paid = pay(transition(state((stage, epochs))))["stage_potential"]
+    assert paid == pytest.approx(0.995 * 0.1 * phi)
+
+
+def test_trap_21_the_stage_potential_is_the_sum_over_all_slots() -> None:
+    after = state((S.TRAINING, 4), (S.FOSSILIZED, 2), (S.DORMANT, 8), (S.BLENDING, 5))
+    assert pay(transition(after), gamma=1.0)["stage_potential"] == pytest.approx(0.1 * (2.54 + 6.0 + 4.4))
+
+
+def test_the_contribution_potential_is_what_all_seeds_add() -> None:
+    after = state(accuracy=60.0, all_off=48.0)
+    assert pay(transition(after))["contribution_potential"] == pytest.approx(0.995 * 0.05 * 12.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "succeeded", "cost"),
+    [
+        (Op.WAIT, True, 0.0),
+        (Op.GERMINATE, True, 0.015),
+        (Op.GERMINATE, False, 0.015),
+        (Op.ADVANCE, True, 0.001),
+        (Op.ADVANCE, False, 0.01),
+        (Op.FOSSILIZE, True, 0.001),
+        (Op.FOSSILIZE, False, 0.01),
+        (Op.PRUNE, True, 0.001),
+        (Op.SET_ALPHA_TARGET, True, 0.001),
+    ],
+)
+def test_trap_20_what_an_action_costs_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
+    paid = pay(transition(state(), op=op, succeeded=succeeded))["action_cost"]
+    assert paid == pytest.approx(-cost)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_pays_ten_for_a_rollback(mode: str) -> None:
+    assert pay(transition(state(), rolled_back=True), mode)["governor"] == -10
+    assert pay(transition(state()), mode)["governor"] == 0
+
+
+def test_advantage_is_the_change_of_the_lead_and_ends_with_what_is_kept() -> None:
+    before = state(accuracy=60.0, baseline=55.0)
+    after = state(accuracy=66.0, committed=58.0, baseline=57.0)
+    assert pay(transition(after, before), "advantage")["advantage"] == pytest.approx((9.0 - 5.0) / 10)
+    assert pay(transition(after, before, terminated=True), "advantage")["advantage"] == pytest.approx((1.0 - 5.0) / 10)
+
+
+def test_sparse_pays_benefit_and_parameters_at_the_end_only() -> None:
+    after = state(committed=60.0, baseline=50.0, fossil_parameters=1385)
+    assert sum(pay(transition(after), "sparse").values()) == 0
+    assert sum(pay(transition(after, terminated=True), "sparse").values()) == pytest.approx(1.0 - 0.1 * 0.5)
+
+
+def test_the_terms_of_each_mode() -> None:
+    named = {mode: set(pay(transition(state()), mode)) for mode in MODES}
+    assert named == {
+        "shaped": {"benefit", "rent", "stage_potential", "contribution_potential", "action_cost", "governor"},
+        "simplified": {"benefit", "stage_potential", "action_cost", "governor"},
+        "advantage": {"advantage", "rent", "governor"},
+        "sparse": {"benefit", "fossil_cost", "governor"},
+    }
+
+
+def test_weights_are_config() -> None:
+    after = state((S.FOSSILIZED, 0), accuracy=60.0, all_off=50.0, committed=60.0, baseline=50.0)
+    after = state((S.FOSSILIZED, 0), accuracy=60.0, all_off=50.0, weighted_parameters=277.0)
+    paid = pay(
+        transition(after, op=Op.GERMINATE, rolled_back=True),
+        gamma=1.0,
+        rent_rate=1.0,
+        rent_cap=9.0,
+        stage_potential=2.0,
+        contribution_potential=1.0,
+        germinate_cost=3.0,
+        rollback_penalty=7.0,
+    )
+    assert paid == {
+        "benefit": 0.0,
+        "rent": pytest.approx(-math.log(2) / 30),
+        "stage_potential": pytest.approx(12.0),
+        "contribution_potential": pytest.approx(10.0),
+        "action_cost": -3.0,
+        "governor": -7.0,
+    }
+
+
+percent = st.floats(0, 100)
+states = st.builds(
+    RewardState,
+    accuracy=percent,
+    committed=percent,
+    all_off=percent,
+    baseline=percent,
+    weighted_parameters=st.floats(0, 1e5),
+    fossil_parameters=st.integers(0, 3000),
+    slots=st.lists(
+        st.builds(SlotState, st.sampled_from(list(SeedStage)), st.integers(0, 40)), min_size=4, max_size=4
+    ).map(tuple),
+)
+steps = st.tuples(states, st.sampled_from(list(Op)), st.booleans(), st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mode=st.sampled_from(sorted(MODES)),
+    gamma=st.sampled_from([0.9, 0.995, 1.0]),
+    episode=st.lists(steps, min_size=1, max_size=40),
+)
+def test_trap_21_potential_terms_of_an_episode_telescope_to_zero(
+    mode: str, gamma: float, episode: list[tuple[RewardState, Op, bool, bool]]
+) -> None:
+    """Whatever happened: prunes, refusals, rollbacks, jumps of stage and accuracy."""
+    reward = Reward(RewardConfig(mode=mode, gamma=gamma), DWELL)  # type: ignore[arg-type]
+    sums = dict.fromkeys(reward.stored, 0.0)
+    before = state()
+    for number, (after, op, succeeded, rolled_back) in enumerate(episode):
+        paid = reward.pay(
+            transition(
+                after,
+                before,
+                op=op,
+                succeeded=succeeded,
+                rolled_back=rolled_back,
+                terminated=number == len(episode) - 1,
+            )
+        )
+        for name in sums:
+            sums[name] += gamma**number * paid[name]
+        assert all(math.isfinite(value) for value in paid.values())
+        before = after
+    assert sums == {name: pytest.approx(0.0, abs=1e-9) for name in sums}
+    assert reward.potential == 0
+    assert set(sums) == set(POTENTIALS) & set(MODES[mode])
+
+
+def test_reset_forgets_the_stored_potential() -> None:
+    reward = Reward(RewardConfig(), DWELL)
+    first = reward.pay(transition(state((S.HOLDING, 3), accuracy=70.0)))
+    assert reward.potential > 0
+    reward.reset()
+    assert reward.potential == 0
+    assert reward.pay(transition(state((S.HOLDING, 3), accuracy=70.0))) == first

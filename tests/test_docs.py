@@ -1,0 +1,168 @@
+"""What the documents say is true: their code runs, their commands parse, their files and links exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from esper.cli.main import group
+from esper.config import TrainingConfig
+from esper.control.names import make_controller
+from esper.data.task import resolve
+from esper.data.tasks import load_task
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.spaces.action import ActionSpec
+from esper.spaces.observation import ObservationLayout
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+README = ROOT / "README.md"
+
+
+def test_the_two_commands_come_first_and_alone() -> None:
+    kind, text = BLOCK.findall(README.read_text(encoding="utf-8"))[0]
+    assert kind == "sh"
+    assert text.splitlines() == [
+        "pip install torch==2.13.0 -e . && esper run",
+        'pip install torch==2.13.0 -e ".[test]" && pytest',
+    ]
+
+
+@pytest.mark.parametrize(("ending", "place"), [("esper run", 0), ("pytest", 1)])
+def test_ci_finds_the_two_commands(ending: str, place: int) -> None:
+    """By the very function of .ci/run."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    function = re.search(r"^readme_command\(\).*?^}$", script, re.MULTILINE | re.DOTALL)
+    assert function
+    found = subprocess.run(
+        ["bash", "-c", f"{function[0]}\nreadme_command '{ending}'"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines() == [blocks(README, "sh")[0].splitlines()[place]]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """Its blocks one after the other, as a reader would paste them; in a process of their own, in an empty folder."""
+    script = "\n".join(blocks(page, "python"))
+    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    if page == README:
+        table = re.findall(r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+        files = {name for row in table for name in re.findall(r"`(\w+\.\w+)`", row)}
+        assert {path.name for path in (tmp_path / "runs" / "first").iterdir()} == files
+        assert re.search(r"^\d\d\.\d\d %$", found.stdout, re.MULTILINE)
+
+
+COMMANDS = sorted(
+    {
+        line
+        for page in PAGES
+        for text in blocks(page, "sh")
+        for command in text.splitlines()
+        for line in command.split(" && ")
+        if line.startswith("esper")
+    }
+)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_pages_parse(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    command = group.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None, f"{name} is no command"
+    context = command.make_context(name, arguments)  # raises for an option or a value that cannot be
+    for assignment in context.params.get("assignments", ()):
+        section, key, value = re.fullmatch(r"(\w+)\.(\w+)=(.*)", assignment).groups()  # type: ignore[union-attr]
+        TrainingConfig.parse({section: {key: tomllib.loads(f"v = {value}")["v"]}})
+
+
+def test_every_command_is_in_the_readme() -> None:
+    assert {line.split()[1] for line in COMMANDS} == set(group.list_commands(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=named)
+def test_the_toml_of_a_page_is_a_config_or_a_schedule(page: Path, tmp_path: Path) -> None:
+    task = load_task("digits")
+    host = task.build_host()
+    for text in blocks(page, "toml"):
+        tables = tomllib.loads(text)
+        if "action" not in tables:
+            resolve(TrainingConfig.parse(tables), task)
+            continue
+        (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+        spec = ActionSpec(host.slot_names, BLUEPRINTS.names(host.topology))
+        layout = ObservationLayout(host.slot_names, task.episode_length)
+        make_controller(f"schedule:{tmp_path / 's.toml'}", task.name, spec, layout, 1, 0)
+
+
+def test_the_schedule_of_the_readme_makes_a_fossil(tmp_path: Path) -> None:
+    (text,) = (text for text in blocks(README, "toml") if "[[action]]" in text)
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    script = f"""
+from pathlib import Path
+from esper.config import TrainingConfig
+from esper.experiment.run import Experiment
+config = TrainingConfig.parse({{
+    "run": {{"rounds": 1, "controller": {f"schedule:{tmp_path / 's.toml'}"!r}}},
+    "env": {{"n_envs": 3, "episode_length": 12, "baseline_episodes": 1}},
+}})
+print(Experiment(config, Path("run")).run().fossils)
+"""
+    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert float(found.stdout) > 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_line_of_a_page_is_too_long(page: Path) -> None:
+    """Tables excepted: a row is one line."""
+    long = [line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 120 and line[:1] != "|"]
+    assert not long
+
+
+def test_contributing_names_every_make_target_and_no_other() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"^\| `make ([\w-]+)` \|", text, re.MULTILINE)) | {"all"} == set(phony.split())
+
+
+def test_contributing_lays_out_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    layout = text[text.index("## Layout") : text.index("## Rules")]
+    rows = re.findall(r"^\| (`[^|]*) \|", layout, re.MULTILINE)
+    listed = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]*)`", row)}
+    assert all((ROOT / name).exists() for name in listed), listed
+    packages = {f"esper/{path.parent.name}" for path in (ROOT / "esper").glob("*/__init__.py")}
+    assert packages == {name for name in listed if name.startswith("esper/") and not name.endswith(".py")}
+
+
+def test_the_changelog_has_this_version() -> None:
+    from esper import __version__
+
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

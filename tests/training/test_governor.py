@@ -1,0 +1,287 @@
+"""The governor's rules on made-up losses, in units of chance, and its snapshots on a real host."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.config import Durations, GovernorConfig, TrainingConfig
+from esper.seeds.stage import SeedStage
+from esper.training.env_state import ParallelEnvState
+from esper.training.governor import Governor, Panic
+from esper.training.snapshot import ValidationRecord
+from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
+
+S = SeedStage
+RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0)
+
+
+def make_governor(classes: int = 10, horizon: int = 150, **values: Any) -> Governor:
+    config = TrainingConfig.parse({"governor": values})
+    return Governor(config.governor, Durations.of(config, horizon), classes)
+
+
+def after(governor: Governor, losses: list[float]) -> list[Panic | None]:
+    """Answers to losses in units of chance."""
+    return [governor.check(loss * governor.chance, 0) for loss in losses]
+
+
+def reasons(answers: list[Panic | None]) -> list[str | None]:
+    return [panic.reason if panic else None for panic in answers]
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    config = GovernorConfig()
+    assert (config.collapse_loss, config.healthy_loss) == (0.935, 0.6)
+    assert (config.divergence_sigma, config.divergence_ratio, config.divergence_margin) == (6.0, 1.5, 0.25)
+    assert (config.divergence_checks, config.max_rollbacks) == (3, 3)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_a_healthy_descent_is_left_alone(classes: int) -> None:
+    governor = make_governor(classes)
+    assert reasons(after(governor, [1.1, 1.0, 0.9, 0.8, 0.6, 0.5, 0.45, 0.5, 0.4, 0.3])) == [None] * 10
+    assert not governor.anomaly_pending
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_panics_in_the_first_check(loss: float) -> None:
+    panic = make_governor().check(loss, 0)
+    assert panic is not None
+    assert panic.reason == "not finite"
+
+
+def test_values_that_are_not_finite_panic_whatever_the_loss() -> None:
+    panic = make_governor().check(0.5, 3.0)
+    assert panic == Panic("not finite", 3.0, 0.0)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_trap_13_collapse_is_judged_in_units_of_chance(classes: int) -> None:
+    governor = make_governor(classes)
+    assert reasons(after(governor, [0.5, 0.5, 0.934])) == [None] * 3
+    governor = make_governor(classes)
+    answers = after(governor, [0.5, 0.5, 0.936])
+    assert reasons(answers) == [None, None, "collapse"]
+    assert answers[-1] is not None
+    assert answers[-1].value == pytest.approx(0.936 * math.log(classes))
+    assert answers[-1].threshold == pytest.approx(0.935 * math.log(classes))
+
+
+def test_no_collapse_of_a_host_that_never_was_healthy() -> None:
+    assert reasons(after(make_governor(), [0.9, 0.7, 0.61, 0.94])) == [None] * 4
+
+
+def test_divergence_wants_three_checks_running() -> None:
+    governor = make_governor()
+    after(governor, [0.4] * 10)
+    # Thresholds: mean + 6σ = 0.4, 1.5 · mean = 0.6, best + 0.25 = 0.65; collapse starts at 0.935.
+    assert reasons(after(governor, [0.7, 0.7])) == [None, None]
+    assert governor.anomaly_pending
+    assert reasons(after(governor, [0.4])) == [None]
+    assert not governor.anomaly_pending
+    answers = after(governor, [0.7, 0.7, 0.7])
+    assert reasons(answers) == [None, None, "divergence"]
+    assert answers[-1] is not None
+    assert answers[-1].threshold == pytest.approx(0.65 * math.log(10))
+
+
+@pytest.mark.parametrize(
+    ("history", "loss", "anomaly"),
+    [
+        ([0.4] * 5, 0.649, False),  # not 0.25 above the best
+        ([0.4] * 5, 0.651, True),
+        ([0.6] * 5, 0.89, False),  # above best + 0.25, but below 1.5 · mean = 0.9
+        ([0.6] * 5, 0.91, True),
+        ([0.2, 0.4] * 3, 0.89, False),  # mean 0.3, σ 0.1: mean + 6σ = 0.9
+        ([0.2, 0.4] * 3, 0.91, True),
+    ],
+)
+def test_a_loss_is_an_anomaly_above_all_three_bounds(history: list[float], loss: float, anomaly: bool) -> None:
+    governor = make_governor(healthy_loss=1e-6)  # no collapse in the way
+    governor.losses.extend(value * governor.chance for value in history)
+    after(governor, [loss])
+    assert governor.anomaly_pending == anomaly
+
+
+def test_anomalous_losses_stay_out_of_the_history() -> None:
+    governor = make_governor()
+    after(governor, [0.4] * 4 + [0.8, 0.4])
+    assert list(governor.losses) == pytest.approx([0.4 * governor.chance] * 5)
+
+
+def test_the_window_holds_the_last_losses() -> None:
+    governor = make_governor(window=3)
+    after(governor, [0.9, 0.8, 0.7, 0.6])
+    assert list(governor.losses) == pytest.approx([value * governor.chance for value in (0.8, 0.7, 0.6)])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-10, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=30))
+def test_every_loss_is_judged_and_none_that_is_kept_is_broken(losses: list[float]) -> None:
+    governor = make_governor()
+    for loss in losses:
+        panic = governor.check(loss, 0)
+        assert panic is not None or math.isfinite(loss)
+    assert all(math.isfinite(loss) for loss in governor.losses)
+
+
+def world(every: int = 5) -> tuple[Governor, ParallelEnvState]:
+    config = tiny_config(horizon=150, governor={"snapshot_every": every}, task={"schedule": "constant"})
+    training = make_training(config)
+    governor = Governor(config.governor, training.durations, 10)
+    assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+    return governor, training
+
+
+def poison(training: ParallelEnvState) -> None:
+    with torch.no_grad():
+        for tensor in training.host.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.fill_(float("nan"))
+
+
+def epoch(governor: Governor, training: ParallelEnvState, loss: float = 1.0, fossilized: bool = False) -> bool:
+    train(training)
+    return governor.check(loss, 0) is None and governor.snapshot_if_due(training, RECORD, fossilized)
+
+
+def test_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes() -> None:
+    governor, training = world()
+    taken = [epoch(governor, training, fossilized=number == 7) for number in range(1, 14)]
+    assert [number for number, took in enumerate(taken, 1) if took] == [5, 7, 12]
+
+
+def test_trap_04_no_snapshot_while_an_anomaly_is_pending() -> None:
+    governor, training = world(every=1)
+    assert [epoch(governor, training, loss=0.9) for _ in range(3)] == [True] * 3
+    good = tensors_of(training)
+    assert [epoch(governor, training, loss=1.9, fossilized=True) for _ in range(2)] == [False] * 2
+    governor.roll_back(training)
+    same_bits(good, tensors_of(training))
+
+
+def test_a_restore_is_exact_and_training_goes_on_as_it_would_have() -> None:
+    governor, training = world(every=1)
+    plant(training, "r0c0", stage=S.FOSSILIZED)
+    epoch(governor, training)
+    epoch(governor, training, fossilized=True)
+    good = tensors_of(training, ("r0c0",))
+    train(training)
+    poison(training)
+    snapshot = governor.roll_back(training)
+    assert (snapshot.epoch, snapshot.record) == (2, RECORD)
+    same_bits(good, tensors_of(training, ("r0c0",)))
+    assert training.epoch == 3  # clocks do not rewind
+    train(training)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training, ("r0c0",)).values())
+
+
+def test_a_restore_of_the_first_snapshot_forgets_momentum() -> None:
+    governor, training = world()
+    weights = {name: tensor for name, tensor in tensors_of(training).items() if "momentum" not in name}
+    train(training, 2)
+    governor.roll_back(training)
+    restored = tensors_of(training)
+    same_bits(weights, {name: tensor for name, tensor in restored.items() if "momentum" not in name})
+    assert all(not tensor.any() for name, tensor in restored.items() if "momentum" in name)
+
+
+def test_trap_05_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() -> None:
+    governor, training = world()
+    old = plant(training, "r0c0", stage=S.FOSSILIZED)
+    train(training)
+    governor.snapshot_if_due(training, RECORD, fossilized=True)
+    good = tensors_of(training, ("r0c0",))
+    new = plant(training, "r1c1", stage=S.FOSSILIZED)
+    living = plant(training, "r0c1", stage=S.HOLDING)
+    train(training)
+    with torch.no_grad():
+        for slot in (old, new):
+            assert slot.seed is not None
+            for parameter in slot.seed.parameters():
+                parameter.fill_(float("nan"))
+    governor.roll_back(training)
+    same_bits(good, tensors_of(training, ("r0c0",)))
+    assert [slot.stage for slot in (old, new, living)] == [S.FOSSILIZED, S.PRUNED, S.PRUNED]
+    assert set(training.seed_groups) == {"r0c0"}
+
+
+def two_generations(every: int = 5) -> tuple[Governor, ParallelEnvState, list[dict[str, torch.Tensor]]]:
+    """Snapshots at epochs 5 and 10; the state at each."""
+    governor, training = world(every)
+    kept = []
+    for _ in range(2):
+        for _ in range(every):
+            epoch(governor, training)
+        kept.append(tensors_of(training))
+    return governor, training, kept
+
+
+@pytest.mark.parametrize(("gap", "generation"), [(1, 0), (5, 0), (6, 1)])
+def test_the_older_generation_is_restored_when_the_next_panic_comes_soon(gap: int, generation: int) -> None:
+    governor, training, kept = two_generations()
+    train(training)
+    governor.roll_back(training)
+    same_bits(kept[1], tensors_of(training))
+    train(training, gap)  # without a check: no snapshot in between
+    governor.roll_back(training)
+    same_bits(kept[generation], tensors_of(training))
+
+
+def test_a_distrusted_generation_is_not_restored_later() -> None:
+    """After a fall back to the older snapshot, the newer one is known to lead to a panic: it is gone for good."""
+    governor, training, kept = two_generations()
+    for _ in range(2):
+        train(training)
+        governor.roll_back(training)
+    same_bits(kept[0], tensors_of(training))
+    train(training, 6)
+    governor.roll_back(training)
+    same_bits(kept[0], tensors_of(training))
+
+
+def test_a_fossil_that_a_fall_back_pruned_does_not_break_a_later_rollback() -> None:
+    """The newer snapshot holds a fossil, the older one does not; after the fall back that fossil is gone."""
+    governor, training = world()
+    for _ in range(5):
+        epoch(governor, training)
+    fossil = plant(training, "r0c0", stage=S.FOSSILIZED)
+    assert epoch(governor, training, fossilized=True)
+    for _ in range(2):
+        train(training)
+        governor.roll_back(training)
+    assert fossil.stage is S.PRUNED
+    train(training, 6)
+    governor.roll_back(training)
+    assert governor.rollbacks == 3
+    assert not training.seed_groups
+
+
+def test_the_third_rollback_ends_the_episode() -> None:
+    governor, training = world()
+    ends = []
+    for _ in range(3):
+        train(training, 7)
+        governor.roll_back(training)
+        ends.append(governor.ends_episode)
+    assert ends == [False, False, True]
+
+
+def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
+    governor, training, _ = two_generations()
+    governor.roll_back(training)
+    after(governor, [0.4] * 3 + [0.8])
+    held = governor._generations[0].bytes
+    governor.reset()
+    assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (0, False, 0)
+    training.reset(1, 1)
+    fresh = tensors_of(training)
+    assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+    train(training)
+    governor.roll_back(training)
+    same_bits(fresh, {name: tensor for name, tensor in tensors_of(training).items() if "momentum" not in name})
+    assert governor._generations[0].bytes <= held

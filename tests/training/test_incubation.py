@@ -1,0 +1,146 @@
+"""Seeds and the host's gradient: incubation leaves the host alone, blending never cuts it, and every seed is alive."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.seeds.blend import STYLES
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.slot import SeedSlot
+from esper.seeds.stage import SeedStage
+from esper.training.evaluate import evaluate
+from esper.training.host_step import train_step, walk
+from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
+
+S = SeedStage
+SITES = ("r0c0", "r1c0", "r0c1", "r1c1")
+BLUEPRINT_NAMES = ("norm", "conv_light", "depthwise", "attention")
+
+
+def seed_of(slot: SeedSlot) -> nn.Module:
+    assert slot.seed is not None
+    return slot.seed
+
+
+def host_gradients(gradients: list[Tensor | None]) -> list[Tensor]:
+    assert all(gradient is not None for gradient in gradients)
+    return [gradient.clone() for gradient in gradients if gradient is not None]
+
+
+@pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
+@pytest.mark.parametrize("sites", [("r0c0",), ("r1c1",), SITES], ids=["first", "last", "all"])
+def test_an_incubating_seed_changes_no_bit_of_the_host(blueprint: str, sites: tuple[str, ...]) -> None:
+    alone, growing = make_training(), make_training()
+    for site in sites:
+        plant(growing, site, blueprint)
+    off = (0.0,) * 4
+    for _ in range(3):
+        train(alone)
+        train(growing)
+        same_bits(tensors_of(alone), tensors_of(growing))
+        assert torch.equal(alone.row, growing.row)
+        mine, theirs = (host_gradients([p.grad for p in t.host.parameters()]) for t in (alone, growing))
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        trials = [tuple(float(slot.incubating and slot.name == site) for slot in growing.slots) for site in sites]
+        result, reference = (
+            evaluate(growing, digits().validation, [off, *trials]),
+            evaluate(alone, digits().validation, [off]),
+        )
+        assert torch.equal(result.correct[0], reference.correct[0])
+        assert result.loss[0] == reference.loss[0]
+        same_bits(tensors_of(alone), tensors_of(growing))  # the trials changed nothing either
+    assert any(
+        float(p.grad.norm()) > 0 for p in seed_of(growing.slot_by_name[sites[0]]).parameters() if p.grad is not None
+    )
+
+
+def test_an_incubating_seed_beside_a_blended_one_changes_no_bit_of_either() -> None:
+    alone, growing = make_training(), make_training()
+    for training in (alone, growing):
+        plant(training, "r0c1", stage=S.HOLDING)
+    plant(growing, "r0c0")
+    for _ in range(3):
+        train(alone)
+        train(growing)
+        same_bits(tensors_of(alone, ("r0c1",)), tensors_of(growing, ("r0c1",)))
+
+
+def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
+    """Its gradient is that of the host's loss on h + target · d(h), with respect to the seed alone."""
+    training = make_training()
+    slot = plant(training, "r0c0", target=0.7)
+    before = {name: tensor.clone() for name, tensor in training.host.state_dict().items()}
+    training.set_learning_rate()
+    training.host.train()
+    x, y = digits().train.x[:32], digits().train.y[:32]
+    seed = seed_of(slot)
+    twin = digits().build_host().train()
+    twin.load_state_dict(before)
+    h = twin.segments[0](x).detach()
+    grown = h + 0.7 * seed(h)
+    for segment in list(twin.segments)[1:]:
+        grown = segment(grown)
+    expected = torch.autograd.grad(F.cross_entropy(grown, y), list(seed.parameters()))
+    train_step(training, training.learning_groups(), x, y)
+    for parameter, gradient in zip(seed.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("style", STYLES)
+def test_trap_01_the_hosts_gradient_lives_at_alpha_one(site: str, style: str) -> None:
+    training = make_training()
+    plant(training, site, style=style, stage=S.HOLDING)
+    train(training)
+    for name, parameter in training.host.named_parameters():
+        assert parameter.grad is not None
+        assert float(parameter.grad.norm()) > 1e-6, name
+
+
+def test_trap_01_earlier_seeds_learn_through_later_ones() -> None:
+    training = make_training()
+    slots = [plant(training, site, stage=S.HOLDING) for site in SITES]
+    train(training)
+    for slot in slots:
+        assert all(p.grad is not None and float(p.grad.norm()) > 1e-8 for p in seed_of(slot).parameters()), slot.name
+
+
+def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
+    training = make_training()
+    slot = plant(training, "r1c0", stage=S.BLENDING, target=0.7)
+    training.host.train()
+    x = digits().train.x[:16]
+    h = training.host.segments[1](training.host.segments[0](x))
+    out = h + 0.7 * seed_of(slot)(h)
+    for segment in list(training.host.segments)[2:]:
+        out = segment(out)
+    torch.testing.assert_close(walk(training, x), out)
+
+
+@pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
+@pytest.mark.parametrize("style", STYLES)
+def test_trap_06_every_parameter_of_every_seed_is_alive_within_two_steps(blueprint: str, style: str) -> None:
+    """In every slot, incubating and blended, for several draws of its initial values."""
+    for draw in range(3):
+        for site in SITES:
+            for stage in (S.TRAINING, S.HOLDING):
+                training = make_training(tiny_config(task={"samples_per_epoch": 64, "batch_size": 32}), seed=draw)
+                seed = seed_of(plant(training, site, blueprint, style, stage))
+                alive = dict.fromkeys(dict(seed.named_parameters()), False)
+                training.set_learning_rate()
+                training.host.train()
+                groups = training.learning_groups()
+                assert {id(p) for p in seed.parameters()} == {id(p) for p in training.seed_groups[site].parameters}
+                for batch in range(2):
+                    rows = slice(32 * batch, 32 * (batch + 1))
+                    train_step(training, groups, digits().train.x[rows], digits().train.y[rows])
+                    for name, parameter in seed.named_parameters():
+                        assert parameter.grad is not None
+                        assert bool(torch.isfinite(parameter.grad).all())
+                        alive[name] |= float(parameter.grad.norm()) > 0
+                assert all(alive.values()), (site, stage.name, draw, alive)
+
+
+def test_every_registered_cnn_blueprint_is_in_the_liveness_test() -> None:
+    assert set(BLUEPRINTS.names("cnn")) == set(BLUEPRINT_NAMES)
