@@ -162,6 +162,41 @@ class GovernorConfig(Section):
     """The rollback that ends the episode."""
 
 
+class PPOConfig(Section):
+    learning_rate: Positive = 3e-4
+    """Adam's rate at the start of training."""
+    adam_eps: Positive = 1e-5
+    """Adam's epsilon."""
+    anneal: bool = True
+    """Whether the rate falls linearly to zero over training."""
+    gamma: Fraction = 0.995
+    """Discount; the reward's potential terms use the same."""
+    gae_lambda: Fraction = 0.95
+    """λ of generalised advantage estimation."""
+    clip: Positive = 0.2
+    """ε: how far the probability ratio may leave 1."""
+    value_clip: Positive | None = None
+    """How far a value may move from what it was, in units of scaled rewards; None does not clip."""
+    value_coefficient: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_start: NonNegative = 0.05
+    """Weight of the entropy bonus at the start of training ..."""
+    entropy_end: NonNegative = 0.01
+    """... and at its end; linear in between."""
+    n_minibatches: Count = 4
+    """Parts that the envs of a rollout are split into; sequences stay whole."""
+    update_epochs: Count = 4
+    """Passes over each rollout."""
+    target_kl: Positive = 0.02
+    """An update stops when the KL divergence of a minibatch is above 1.5 times this."""
+    max_grad_norm: Positive = 0.5
+    """Global L2 norm that the agent's gradient is clipped to."""
+    width: Count = 128
+    """Units of the trunk and of the LSTM."""
+    episodes_per_update: Count | None = None
+    """Episodes in one rollout; None: one of each env."""
+
+
 class TrainingConfig(Section):
     """The whole configuration of a run; one TOML table a section."""
 
@@ -170,6 +205,7 @@ class TrainingConfig(Section):
     env: EnvConfig = EnvConfig()
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
+    ppo: PPOConfig = PPOConfig()
 
     @classmethod
     def parse(cls, tables: dict[str, Any]) -> TrainingConfig:

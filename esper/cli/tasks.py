@@ -9,12 +9,12 @@ import click
 def command() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.control.names import NAMES
-    from esper.data.tasks import TASKS
+    from esper.data.tasks import SIMULATED, TASKS
     from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")
-    for task in TASKS.values():
-        click.echo(f"  {task.name:12s} {task.description}")
+    for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
+        click.echo(f"  {name:12s} {description}")
     click.echo("\nBlueprints for cnn hosts")
     for name in BLUEPRINTS.names("cnn"):
         click.echo(f"  {name:12s} {BLUEPRINTS.get('cnn', name).description}")

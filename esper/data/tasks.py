@@ -8,9 +8,17 @@ from esper.data.task import Task, TaskEntry
 
 TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (TaskEntry("digits", digits.DESCRIPTION, digits.load),)}
 
+SIMULATED: dict[str, str] = {"planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data"}
+"""Tasks whose hosts are simulated, with what they are: they have an env (``esper.env.make``) and nothing to load."""
+
 
 def load_task(name: str) -> Task:
-    """Raises ConfigError listing the known names when there is no task of that name."""
+    """Raises ConfigError listing the known names when there is no task of that name, or when it has no data."""
+    if name in SIMULATED:
+        raise ConfigError(
+            f"task {name!r} is simulated: it has no network to train, test or save, and cannot be run or compared. "
+            f"Drive its env from Python: esper.env.make.make_env. Tasks with data: {', '.join(TASKS)}"
+        )
     entry = TASKS.get(name)
     if entry is None:
         raise ConfigError(f"unknown task {name!r}; known: {', '.join(TASKS)}")

@@ -1,4 +1,4 @@
-"""One env's episode: a host in training with its slots, governor, reward and counterfactuals, phase by phase.
+"""One env's episode: a host in training with its slots, governor and counterfactuals, phase by phase.
 
 The vector env calls the phases of a step in order for all envs together; nothing here knows of other envs.
 """
@@ -19,8 +19,6 @@ from esper.env.apply import Outcome, apply_action, automatic_gates
 from esper.env.baseline import Baseline
 from esper.env.signals import Measurement, SignalTracker
 from esper.ops import grad_stats
-from esper.rewards.modes import Reward
-from esper.rewards.terms import RewardState, SlotState, Transition
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.spaces.action import Action, ActionSpec, Op
 from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
@@ -54,10 +52,8 @@ class Episode:
         self.slots = [training.slot_by_name[name] for name in world.spec.slots]
         """Row-major, as in actions and observations."""
         self.governor = Governor(world.config.governor, training.durations, training.task.classes)
-        self.reward = Reward(world.config.reward, training.durations.dwell)
         self.counterfactual = CounterfactualHelper()
         self.signals = SignalTracker()
-        self.budget = world.config.env.parameter_budget * training.host_parameters
         self.done = True
 
     # Lanes report errors by these.
@@ -77,7 +73,6 @@ class Episode:
         """A fresh host; its first validation follows with :meth:`validate`, :meth:`read` and :meth:`begin`."""
         self.training.reset(run_seed, episode)
         self.governor.reset()
-        self.reward.reset()
         self.signals.reset()
         self.outcome = Outcome(Op.WAIT, True, "")
         self.rolled_back = False
@@ -87,15 +82,13 @@ class Episode:
         self.terms: dict[str, float] = {}
 
     def begin(self) -> None:
-        """After the first validation: the first snapshot and the state that the first reward starts from."""
+        """After the first validation: the first snapshot, and the first entry of the history."""
         self.governor.snapshot_if_due(self.training, self._record(), fossilized=False)
         self.signals.record(self.measurement)
-        self.before = self.reward_state()
 
     # Phase 1
     def act(self, action: Action) -> None:
         """Apply one legal action to the slots."""
-        self.before = self.reward_state()
         self.rolled_back = False
         self.outcome = apply_action(self, action)
 
@@ -220,42 +213,21 @@ class Episode:
         self.training.forget_removed_seeds()
 
     # Phase 6
-    def settle(self) -> float:
-        """The reward of the measured transition."""
+    def close_epoch(self) -> None:
+        """Remember what was measured; the episode may end here."""
         self.signals.record(self.measurement)
         self.done = self.epoch >= self.training.horizon or self.governor.ends_episode
-        self.terms = self.reward.pay(
-            Transition(
-                before=self.before,
-                after=self.reward_state(),
-                op=self.outcome.op,
-                succeeded=self.outcome.succeeded,
-                rolled_back=self.rolled_back,
-                terminated=self.done,
-                horizon=self.training.horizon,
-                host_parameters=self.training.host_parameters,
-                budget=self.budget,
-            )
-        )
-        reward = sum(self.terms.values())
+
+    def credit(self, terms: dict[str, float]) -> float:
+        """Take note of what this epoch earned, by name; returns the sum."""
+        self.terms = terms
+        reward = sum(terms.values())
         self.total_reward += reward
         return reward
 
-    def reward_state(self) -> RewardState:
-        return RewardState(
-            accuracy=self.measurement.accuracy,
-            committed=self.measurement.committed,
-            all_off=self.measurement.all_off,
-            baseline=self.baseline_accuracy(),
-            weighted_parameters=sum(slot.alpha.alpha * slot.parameters for slot in self.slots),
-            fossil_parameters=self.training.fossil_parameters,
-            slots=tuple(SlotState(slot.stage, slot.epochs_in_stage) for slot in self.slots),
-        )
-
-    def baseline_accuracy(self, ahead: int = 0) -> float:
-        """b_t at this epoch, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
-        curve = self.world.baseline.accuracy
-        return curve[min(self.epoch + ahead, len(curve) - 1)]
+    def baseline_accuracy(self) -> float:
+        """b_t at this epoch, pp."""
+        return self.world.baseline.accuracy[self.epoch]
 
     def report_changes(self) -> None:
         """Send the stage changes since the last call as events."""

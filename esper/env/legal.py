@@ -4,64 +4,54 @@ from __future__ import annotations
 
 import numpy as np
 
-from esper.env.episode import Episode
-from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import Blueprint
+from esper.env.fleet import Bools, Fleet, Rules, Slots, stage_table
 from esper.seeds.gate import GATES
-from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import ADVANCES, COOLDOWN, SeedStage
-from esper.spaces.action import ActionSpec, Op
+from esper.spaces.action import Op
 from esper.spaces.mask import ActionMask
 
+IS_BUSY = stage_table({SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN})
 
-def legal_actions(episodes: list[Episode], spec: ActionSpec) -> ActionMask:
+
+def legal_actions(fleet: Fleet, rules: Rules) -> ActionMask:
     """The masks of all envs in their present state."""
-    op_slot = np.zeros((len(episodes), len(Op), len(spec.slots)), dtype=np.bool_)
-    affordable = np.zeros((len(episodes), len(spec.slots), len(spec.blueprints)), dtype=np.bool_)
-    for e, episode in enumerate(episodes):
-        room = may_germinate(episode)
-        left = episode.budget - episode.training.seed_parameters
-        for s, slot in enumerate(episode.slots):
-            op_slot[e, Op.GERMINATE, s] = room and slot.stage is SeedStage.DORMANT
-            op_slot[e, Op.ADVANCE, s] = may_advance(episode, slot)
-            op_slot[e, Op.FOSSILIZE, s] = slot.stage is SeedStage.HOLDING
-            op_slot[e, Op.PRUNE, s] = may_prune(episode, slot)
-            op_slot[e, Op.SET_ALPHA_TARGET, s] = may_retarget(slot)
-            for b, name in enumerate(spec.blueprints):
-                blueprint = episode.world.blueprints.get(episode.training.host.topology, name)
-                affordable[e, s, b] = largest_size(blueprint, slot.site.channels) <= left
-    return ActionMask.build(op_slot, affordable)
+    slots = fleet.slots
+    envs, places = slots.stage.shape
+    op_slot = np.zeros((envs, len(Op), places), dtype=np.bool_)
+    op_slot[:, Op.GERMINATE] = may_germinate(slots, rules)[:, None] & (slots.stage == SeedStage.DORMANT)
+    op_slot[:, Op.ADVANCE] = may_advance(slots, rules)
+    op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
+    op_slot[:, Op.PRUNE] = may_prune(slots, rules)
+    op_slot[:, Op.SET_ALPHA_TARGET] = may_retarget(slots)
+    left = rules.budget - slots.parameters.sum(axis=1)
+    return ActionMask.build(op_slot, rules.largest <= left[:, None, None])
 
 
-def may_germinate(episode: Episode) -> bool:
-    """Below both caps and, with ``one_incubating``, no seed in GERMINATED, TRAINING or cooldown in this host.
+def may_germinate(slots: Slots, rules: Rules) -> Bools:
+    """[E]: below both caps and, with ``one_incubating``, no seed in GERMINATED, TRAINING or cooldown in this host.
 
     Living seeds count against ``max_fossils`` too: a seed that could never be kept is not planted.
     """
-    env, slots = episode.world.config.env, episode.slots
-    living = sum(slot.living for slot in slots)
-    fossils = sum(slot.stage is SeedStage.FOSSILIZED for slot in slots)
-    busy = any(slot.stage in (SeedStage.GERMINATED, SeedStage.TRAINING) or slot.stage in COOLDOWN for slot in slots)
-    kept = env.max_fossils if env.max_fossils is not None else len(slots)
-    return living < env.max_seeds and living + fossils < kept and not (env.one_incubating and busy)
+    env, places = rules.config.env, slots.stage.shape[1]
+    living, fossils = slots.living.sum(axis=1), slots.fossil.sum(axis=1)
+    busy = IS_BUSY[slots.stage].any(axis=1)
+    kept = env.max_fossils if env.max_fossils is not None else places
+    room = (living < env.max_seeds) & (living + fossils < kept)
+    return np.asarray(room & ~busy if env.one_incubating else room)
 
 
-def may_advance(episode: Episode, slot: SeedSlot) -> bool:
+def may_advance(slots: Slots, rules: Rules) -> Bools:
     """A seed in GERMINATED, TRAINING or BLENDING whose gate is not automatic."""
-    target = ADVANCES.get(slot.stage)
-    return target is not None and GATES[target][0] not in episode.world.config.env.auto_advance
+    manual = [stage for stage, after in ADVANCES.items() if GATES[after][0] not in rules.config.env.auto_advance]
+    return stage_table(manual)[slots.stage]
 
 
-def may_prune(episode: Episode, slot: SeedSlot) -> bool:
+def may_prune(slots: Slots, rules: Rules) -> Bools:
     """A living seed that is old enough and whose alpha holds."""
-    return slot.living and slot.age >= episode.training.durations.min_prune_age and slot.alpha.holding
+    return np.asarray(slots.living & (slots.age >= rules.durations.min_prune_age) & slots.holding)
 
 
-def may_retarget(slot: SeedSlot) -> bool:
+def may_retarget(slots: Slots) -> Bools:
     """A seed in BLENDING or HOLDING whose alpha holds."""
-    return slot.stage in (SeedStage.BLENDING, SeedStage.HOLDING) and slot.alpha.holding
-
-
-def largest_size(blueprint: Blueprint, channels: int) -> int:
-    """Parameters of the seed with its largest blend style, the gated one: affordable means affordable in any style."""
-    return blueprint.parameters(channels) + gate_parameters(channels)
+    blended = (slots.stage == SeedStage.BLENDING) | (slots.stage == SeedStage.HOLDING)
+    return np.asarray(blended & slots.holding)

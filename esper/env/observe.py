@@ -1,93 +1,88 @@
-"""From an episode to the named values of its observation."""
+"""From a fleet to the named values of its observations."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.env.apply import next_gate
-from esper.env.episode import Episode
+from esper.env.fleet import Fleet, Floats, Rules, Slots
 from esper.rewards.terms import rent_rate
-from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import STAGES
 from esper.spaces.action import Op
 from esper.spaces.observation import HISTORY, ObservationLayout, clamp_pp, symlog
 
 
-def observe(episode: Episode, layout: ObservationLayout) -> NDArray[np.float32]:
-    """The env's observation [size]."""
-    return layout.vector(_base(episode), {slot.name: _slot(episode, slot) for slot in episode.slots})
+def observe(fleet: Fleet, rules: Rules, layout: ObservationLayout) -> NDArray[np.float32]:
+    """The observations of all envs, [E, size]."""
+    return layout.vectors(_base(fleet, rules), _slots(fleet.slots, rules))
 
 
-def _base(episode: Episode) -> dict[str, float]:
-    training, signals, now = episode.training, episode.signals, episode.measurement
-    env, horizon, slots = episode.world.config.env, training.horizon, episode.slots
-    rent = rent_rate(episode.reward_state().weighted_parameters, training.host_parameters, episode.world.config.reward)
+def _base(fleet: Fleet, rules: Rules) -> dict[str, Floats]:
+    slots, config, horizon = fleet.slots, rules.config, rules.horizon
+    weighted = (slots.alpha * slots.parameters).sum(axis=1)
     values = {
-        "epoch": training.epoch / horizon,
-        "train_loss": symlog(now.train_loss),
-        "validation_loss": symlog(now.loss),
-        "train_accuracy": now.train_accuracy / 100,
-        "validation_accuracy": now.accuracy / 100,
-        "best_accuracy": signals.best_accuracy / 100,
-        "epochs_since_best": signals.epochs_since_best / horizon,
-        "last_op_succeeded": float(episode.outcome.succeeded),
-        "rolled_back": float(episode.rolled_back),
-        "host_parameters": math.log1p(training.host_parameters) / 10,
-        "added_parameters": training.seed_parameters / episode.budget,
-        "fossil_parameters": training.fossil_parameters / episode.budget,
-        "rent": rent,
-        "seeds_left": 1 - sum(slot.living for slot in slots) / env.max_seeds,
-        "committed_accuracy": now.committed / 100,
-        "all_off_accuracy": now.all_off / 100,
-        "baseline_accuracy": episode.baseline_accuracy() / 100,
-        "baseline_next": episode.baseline_accuracy(ahead=1) / 100,
-        "rollbacks": episode.governor.rollbacks / episode.world.config.governor.max_rollbacks,
-        "anomaly_pending": float(episode.governor.anomaly_pending),
-        "potential": episode.reward.potential,
+        "epoch": fleet.epoch / horizon,
+        "train_loss": symlog(fleet.train_loss),
+        "validation_loss": symlog(fleet.loss),
+        "train_accuracy": fleet.train_accuracy / 100,
+        "validation_accuracy": fleet.accuracy / 100,
+        "best_accuracy": fleet.best_accuracy / 100,
+        "epochs_since_best": fleet.epochs_since_best / horizon,
+        "last_op_succeeded": fleet.succeeded,
+        "rolled_back": fleet.rolled_back,
+        "host_parameters": np.log1p(rules.host_parameters) / 10,
+        "added_parameters": slots.parameters.sum(axis=1) / rules.budget,
+        "fossil_parameters": np.where(slots.fossil, slots.parameters, 0).sum(axis=1) / rules.budget,
+        "rent": rent_rate(weighted, rules.host_parameters, config.reward),
+        "seeds_left": 1 - slots.living.sum(axis=1) / config.env.max_seeds,
+        "committed_accuracy": fleet.committed / 100,
+        "all_off_accuracy": fleet.all_off / 100,
+        "baseline_accuracy": rules.baseline_at(fleet.epoch) / 100,
+        "baseline_next": rules.baseline_at(fleet.epoch, ahead=1) / 100,
+        "rollbacks": fleet.rollbacks / config.governor.max_rollbacks,
+        "anomaly_pending": fleet.anomaly_pending,
+        "potential": fleet.potential,
     }
-    for i in range(1, HISTORY + 1):
-        values[f"loss_{i}_ago"] = symlog(signals.ago(signals.losses, i))
-        values[f"accuracy_{i}_ago"] = signals.ago(signals.accuracies, i) / 100
+    losses, accuracies = symlog(fleet.loss_ago), fleet.accuracy_ago / 100
+    for i in range(HISTORY):
+        values[f"loss_{i + 1}_ago"] = losses[:, i]
+        values[f"accuracy_{i + 1}_ago"] = accuracies[:, i]
     for stage in STAGES:
-        values[f"count_{stage.name.lower()}"] = sum(slot.stage is stage for slot in slots) / len(slots)
+        values[f"count_{stage.name.lower()}"] = (slots.stage == stage).mean(axis=1)
     for op in Op:
-        values[f"last_op_{op.name.lower()}"] = float(episode.outcome.op is op)
+        values[f"last_op_{op.name.lower()}"] = fleet.last_op == op
     return values
 
 
-def _slot(episode: Episode, slot: SeedSlot) -> dict[str, float]:
-    horizon, measured, alpha = episode.training.horizon, slot.measured, slot.alpha
-    gate = next_gate(episode, slot)
-    blueprints = episode.world.spec.blueprints
+def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
+    horizon, holding = rules.horizon, slots.holding
     return {
-        **{f"stage_{stage.name.lower()}": float(slot.stage is stage) for stage in STAGES},
-        "alpha": alpha.alpha,
-        "alpha_target": alpha.target,
-        "alpha_mode": 0.0 if alpha.holding else math.copysign(1.0, alpha.target - alpha.start),
-        "alpha_progress": alpha.progress,
-        "alpha_velocity": alpha.velocity,
-        "incubation_target": slot.incubation_target,
-        "trial": clamp_pp(measured.trial),
-        "trial_error": clamp_pp(measured.trial_error),
-        "contribution": clamp_pp(measured.contribution),
-        "contribution_change": clamp_pp(measured.contribution_change),
-        "contribution_error": clamp_pp(measured.contribution_error),
-        "contribution_measured": float(measured.contribution is not None),
-        "epochs_since_measured": measured.epochs_since_measured / horizon,
-        "interaction": clamp_pp(measured.interaction),
-        "gradient_norm": symlog(measured.gradient_norm or 0.0),
-        "gradient_ratio": symlog(measured.gradient_ratio or 0.0),
-        "gradient_health": measured.gradient_health or 0.0,
-        "vanishing": measured.vanishing or 0.0,
-        "exploding": measured.exploding or 0.0,
-        "epochs_in_stage": slot.epochs_in_stage / horizon,
-        "age": slot.age / horizon,
-        "parameters": math.log1p(slot.parameters) / 10,
-        "gate_score": gate.score if gate else 0.0,
-        "gate_passed": float(gate.passed) if gate else 0.0,
-        "fading": float(slot.fading),
-        "blueprint": 1.0 + blueprints.index(slot.blueprint.name) if slot.blueprint else 0.0,
+        **{f"stage_{stage.name.lower()}": slots.stage == stage for stage in STAGES},
+        "alpha": slots.alpha,
+        "alpha_target": slots.alpha_target,
+        "alpha_mode": np.where(holding, 0.0, np.copysign(1.0, slots.alpha_target - slots.alpha_start)),
+        "alpha_progress": np.where(holding, 1.0, slots.alpha_done / np.maximum(slots.alpha_steps, 1)),
+        "alpha_velocity": slots.alpha_velocity,
+        "incubation_target": slots.incubation_target,
+        "trial": clamp_pp(slots.trial),
+        "trial_error": clamp_pp(slots.trial_error),
+        "contribution": clamp_pp(slots.contribution),
+        "contribution_change": clamp_pp(slots.contribution_change),
+        "contribution_error": clamp_pp(slots.contribution_error),
+        "contribution_measured": ~np.isnan(slots.contribution),
+        "epochs_since_measured": slots.epochs_since_measured / horizon,
+        "interaction": clamp_pp(slots.interaction),
+        # The layout writes 0 for the NaN of what was not measured.
+        "gradient_norm": symlog(slots.gradient_norm),
+        "gradient_ratio": symlog(slots.gradient_ratio),
+        "gradient_health": slots.gradient_health,
+        "vanishing": slots.vanishing,
+        "exploding": slots.exploding,
+        "epochs_in_stage": slots.epochs_in_stage / horizon,
+        "age": slots.age / horizon,
+        "parameters": np.log1p(slots.parameters) / 10,
+        "gate_score": slots.gate_score,
+        "gate_passed": slots.gate_passed,
+        "fading": slots.fading,
+        "blueprint": 1.0 + slots.blueprint,
     }

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from esper.config import RewardConfig
 from esper.rewards import terms
-from esper.rewards.terms import RewardState, Transition
+from esper.rewards.terms import RewardState, Transition, Value
 
-Term = Callable[[Transition, RewardConfig], float]
-Potential = Callable[[RewardState, RewardConfig, int], float]
+Floats = NDArray[np.float64]
+Term = Callable[[Transition, RewardConfig], Floats]
+Potential = Callable[[RewardState, RewardConfig, int], Value]
 
 POTENTIALS: Mapping[str, Potential] = MappingProxyType(
     {
@@ -41,33 +45,39 @@ MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Reward:
-    """Rewards of one env: pays the terms of its mode and keeps Φ of the previous step between calls.
+    """Rewards of E envs: pays the terms of its mode and keeps Φ of the previous step between calls.
 
-    Φ is 0 at reset and at termination, so the discounted potential terms of an episode sum to exactly zero.
+    Φ is 0 at reset and at termination, so the discounted potential terms of an episode sum to exactly zero. Without
+    ``n_envs`` it is the reward of one env, in plain numbers.
     """
 
-    def __init__(self, config: RewardConfig, dwell: int) -> None:
+    def __init__(self, config: RewardConfig, dwell: int, n_envs: int | None = None) -> None:
         self.config = config
         self.dwell = dwell
         self.names = MODES[config.mode]
-        self.reset()
+        self.stored = {name: np.zeros(() if n_envs is None else n_envs) for name in self.names if name in POTENTIALS}
 
-    def reset(self) -> None:
-        self.stored = {name: 0.0 for name in self.names if name in POTENTIALS}
+    def reset(self, mask: NDArray[np.bool_] | None = None) -> None:
+        """Episodes start in the envs of ``mask`` [E]; None for all."""
+        for potential in self.stored.values():
+            potential[... if mask is None else mask] = 0.0
 
     @property
-    def potential(self) -> float:
-        """Φ of the previous step, summed."""
-        return sum(self.stored.values())
+    def potential(self) -> Floats:
+        """Φ of the previous step, summed, [E]."""
+        return sum(self.stored.values(), np.zeros(()))
 
-    def pay(self, transition: Transition) -> dict[str, float]:
-        """Terms of this step by name; the reward is their sum."""
-        paid: dict[str, float] = {}
+    def pay(self, transition: Transition, active: NDArray[np.bool_] | bool = True) -> dict[str, Floats]:
+        """Terms of this step by name, [E] each; the reward is their sum. Envs that are not ``active`` made no step:
+        they get 0, and their Φ stays."""
+        paid: dict[str, Floats] = {}
         for name in self.names:
             if name in POTENTIALS:
-                after = 0.0 if transition.terminated else POTENTIALS[name](transition.after, self.config, self.dwell)
-                paid[name] = self.config.gamma * after - self.stored[name]
+                value = POTENTIALS[name](transition.after, self.config, self.dwell)
+                before = self.stored[name]
+                after = np.where(active, np.where(transition.terminated, 0.0, value), before)
+                paid[name] = np.where(active, self.config.gamma * after - before, 0.0)
                 self.stored[name] = after
             else:
-                paid[name] = TERMS[name](transition, self.config)
+                paid[name] = np.where(active, TERMS[name](transition, self.config), 0.0)
         return paid

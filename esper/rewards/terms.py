@@ -2,14 +2,19 @@
 
 With a the validation accuracy with everything on, c the committed accuracy (fossils only), b the no-growth baseline,
 T the horizon. Potential terms pay γΦ(s') − Φ(s), which changes no optimum.
+
+Values of envs are arrays [E], or plain numbers for one env; a term has the shape of what it is given.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from esper.config import RewardConfig
 from esper.seeds.stage import SeedStage
@@ -24,26 +29,43 @@ STAGE_POTENTIAL: Mapping[SeedStage, float] = MappingProxyType(
         SeedStage.FOSSILIZED: 6.0,
     }
 )
-_ORDER = tuple(STAGE_POTENTIAL)
+Floats = NDArray[np.float64]
+Value = Floats | float
+Count = NDArray[np.int64] | int
+Flag = NDArray[np.bool_] | bool
+
+
+def _by_stage(values: Mapping[SeedStage, float]) -> Floats:
+    table = np.zeros(max(SeedStage) + 1)
+    table[list(values)] = list(values.values())
+    return table
+
+
+_HERE = _by_stage(STAGE_POTENTIAL)
+_CLIMB = _by_stage({here: STAGE_POTENTIAL[after] - STAGE_POTENTIAL[here] for here, after in pairwise(STAGE_POTENTIAL)})
+"""Φ(next) − Φ(stage); 0 where there is no next stage."""
 
 
 @dataclass(frozen=True)
 class SlotState:
-    stage: SeedStage
-    epochs_in_stage: int
+    """One slot."""
+
+    stage: Count
+    """A SeedStage."""
+    epochs_in_stage: Count
 
 
 @dataclass(frozen=True)
 class RewardState:
-    """All that a reward reads of one env at one moment."""
+    """All that a reward reads of envs at one moment."""
 
-    accuracy: float
-    committed: float
-    all_off: float
-    baseline: float
-    weighted_parameters: float
+    accuracy: Value
+    committed: Value
+    all_off: Value
+    baseline: Value
+    weighted_parameters: Value
     """Σ alpha · parameters over seeds."""
-    fossil_parameters: int
+    fossil_parameters: Count
     slots: tuple[SlotState, ...]
 
 
@@ -51,70 +73,67 @@ class RewardState:
 class Transition:
     before: RewardState
     after: RewardState
-    op: Op
-    succeeded: bool
-    rolled_back: bool
-    terminated: bool
+    op: Count
+    """An Op."""
+    succeeded: Flag
+    rolled_back: Flag
+    terminated: Flag
     horizon: int
     host_parameters: int
     budget: float
     """Parameters that seeds may add."""
 
 
-def benefit(t: Transition, config: RewardConfig) -> float:
+def benefit(t: Transition, config: RewardConfig) -> Floats:
     """(c − b) / 10 at termination."""
-    return (t.after.committed - t.after.baseline) / config.benefit_scale if t.terminated else 0.0
+    return np.where(t.terminated, (t.after.committed - t.after.baseline) / config.benefit_scale, 0.0)
 
 
-def rent(t: Transition, config: RewardConfig) -> float:
+def rent(t: Transition, config: RewardConfig) -> Floats:
     """−min(0.2 · ln(1 + added / max(host, 200)), 0.6) / T each epoch."""
     return -rent_rate(t.after.weighted_parameters, t.host_parameters, config) / t.horizon
 
 
-def rent_rate(weighted_parameters: float, host_parameters: int, config: RewardConfig) -> float:
+def rent_rate(weighted_parameters: Value, host_parameters: int, config: RewardConfig) -> Floats:
     """The rent of a whole episode at this size."""
     share = weighted_parameters / max(host_parameters, config.rent_host_floor)
-    return min(config.rent_rate * math.log1p(share), config.rent_cap)
+    return np.minimum(config.rent_rate * np.log1p(share), config.rent_cap)
 
 
-def stage_potential(state: RewardState, dwell: int) -> float:
+def stage_potential(state: RewardState, dwell: int) -> Floats:
     """Σ over slots of Φ(stage) + 0.9 · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
-    total = 0.0
+    total = np.zeros(np.shape(state.accuracy))
     for slot in state.slots:
-        here = STAGE_POTENTIAL.get(slot.stage, 0.0)
-        total += here
-        if here and slot.stage is not SeedStage.FOSSILIZED:
-            following = STAGE_POTENTIAL[_ORDER[_ORDER.index(slot.stage) + 1]]
-            total += 0.9 * (following - here) * min(slot.epochs_in_stage / dwell, 1.0)
+        done = np.minimum(np.asarray(slot.epochs_in_stage) / dwell, 1.0)
+        total = total + _HERE[slot.stage] + 0.9 * _CLIMB[slot.stage] * done
     return total
 
 
-def contribution_potential(state: RewardState) -> float:
+def contribution_potential(state: RewardState) -> Value:
     """Accuracy with everything on minus accuracy with every seed off, pp."""
     return state.accuracy - state.all_off
 
 
-def action_cost(t: Transition, config: RewardConfig) -> float:
+def action_cost(t: Transition, config: RewardConfig) -> Floats:
     """What the action itself costs, executed or refused."""
-    if t.op is Op.WAIT:
-        return 0.0
-    if not t.succeeded and t.op in (Op.ADVANCE, Op.FOSSILIZE):
-        return -config.refused_cost
-    return -config.germinate_cost if t.op is Op.GERMINATE else -config.action_cost
+    op = np.asarray(t.op)
+    refused = ~np.asarray(t.succeeded) & ((op == Op.ADVANCE) | (op == Op.FOSSILIZE))
+    paid = np.where(op == Op.GERMINATE, config.germinate_cost, config.action_cost)
+    return -np.where(op == Op.WAIT, 0.0, np.where(refused, config.refused_cost, paid))
 
 
-def governor(t: Transition, config: RewardConfig) -> float:
+def governor(t: Transition, config: RewardConfig) -> Floats:
     """−10 in the epoch of a rollback."""
-    return -config.rollback_penalty if t.rolled_back else 0.0
+    return np.where(t.rolled_back, -config.rollback_penalty, 0.0)
 
 
-def advantage(t: Transition, config: RewardConfig) -> float:
+def advantage(t: Transition, config: RewardConfig) -> Floats:
     """((a − b)' − (a − b)) / 10 each epoch, with the committed accuracy in place of a at the end."""
-    final = t.after.committed if t.terminated else t.after.accuracy
+    final = np.where(t.terminated, t.after.committed, t.after.accuracy)
     gained = (final - t.after.baseline) - (t.before.accuracy - t.before.baseline)
-    return gained / config.benefit_scale
+    return np.asarray(gained / config.benefit_scale)
 
 
-def fossil_cost(t: Transition, config: RewardConfig) -> float:
+def fossil_cost(t: Transition, config: RewardConfig) -> Floats:
     """−0.1 · fossil parameters / budget at termination."""
-    return -config.sparse_parameter_cost * t.after.fossil_parameters / t.budget if t.terminated else 0.0
+    return np.where(t.terminated, -config.sparse_parameter_cost * t.after.fossil_parameters / t.budget, 0.0)

@@ -32,14 +32,11 @@ class ActionMask:
         op_slot[:, Op.WAIT] = True
         return cls(np.asarray(op_slot.any(axis=2)), op_slot, slot_blueprint)
 
-    def legal(self, env: int, row: NDArray[np.int64]) -> bool:
-        """Whether one env's action [8], with entries in range, may be executed."""
-        op, slot, blueprint = (int(value) for value in row[:3])
-        if op == Op.WAIT:
-            return True
-        if not self.op_slot[env, op, slot]:
-            return False
-        return op != Op.GERMINATE or bool(self.slot_blueprint[env, slot, blueprint])
+    def legal(self, env: int | NDArray[np.int64], row: NDArray[np.int64]) -> Bools:
+        """Whether an env's action [8], with entries in range, may be executed; or for many envs [E] and rows [E, 8]."""
+        op, slot, blueprint = row[..., 0], row[..., 1], row[..., 2]
+        planted = (op != Op.GERMINATE) | self.slot_blueprint[env, slot, blueprint]
+        return np.asarray((op == Op.WAIT) | (self.op_slot[env, op, slot] & planted))
 
     def heads(self, spec: ActionSpec) -> dict[str, Bools]:
         """``info["action_mask"]``: a mask [E, n] for each head (what is legal for some choice of the others), and the

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.seeds.stage import STAGES
 from esper.spaces.action import Op
+
+Floats = NDArray[np.float64]
 
 LIMIT = 1e4
 """Values are clamped to ±LIMIT, and NaN becomes 0: an observation is finite whatever happened to the host."""
@@ -99,14 +101,15 @@ PER_SLOT: tuple[Entry, ...] = (
 )
 
 
-def symlog(x: float) -> float:
+def symlog(x: Floats | float) -> Floats:
     """sign(x) · ln(1 + |x|): keeps small values, tames large ones."""
-    return math.copysign(math.log1p(abs(x)), x)
+    return np.copysign(np.log1p(np.abs(x)), x)
 
 
-def clamp_pp(x: float | None) -> float:
-    """Percentage points clamped to ±10, as a fraction of 10; 0 where not measured."""
-    return 0.0 if x is None else max(-10.0, min(10.0, x)) / 10
+def clamp_pp(x: Floats | float | None) -> Floats:
+    """Percentage points clamped to ±10, as a fraction of 10; 0 where not measured (NaN or None)."""
+    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=10.0, neginf=-10.0)
+    return np.asarray(np.clip(known, -10.0, 10.0) / 10)
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,22 @@ class ObservationLayout:
         return len(BASE) + len(PER_SLOT) * len(self.slots)
 
     def vector(self, base: Mapping[str, float], per_slot: Mapping[str, Mapping[str, float]]) -> NDArray[np.float32]:
-        """The observation [size] from values by name; every name must be there. Always finite."""
-        values = [base[entry.name] for entry in BASE]
-        for slot in self.slots:
-            named = per_slot[slot]
-            values += [named[entry.name] for entry in PER_SLOT]
-        vector = np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=LIMIT, neginf=-LIMIT)
-        return np.clip(vector, -LIMIT, LIMIT).astype(np.float32)
+        """One env's observation [size], from plain numbers by name."""
+        slots = {entry.name: [[per_slot[slot][entry.name] for slot in self.slots]] for entry in PER_SLOT}
+        return np.asarray(self.vectors({name: np.array([value]) for name, value in base.items()}, slots)[0])
+
+    def vectors(self, base: Mapping[str, Any], per_slot: Mapping[str, Any]) -> NDArray[np.float32]:
+        """Observations [E, size] from values by name, [E] and [E, S]; every name must be there. Always finite."""
+        envs = len(base["epoch"])
+        values = np.empty((envs, len(BASE)))
+        for place, entry in enumerate(BASE):
+            values[:, place] = base[entry.name]
+        slots = np.empty((envs, len(self.slots), len(PER_SLOT)))
+        for place, entry in enumerate(PER_SLOT):
+            slots[:, :, place] = per_slot[entry.name]
+        vectors = np.concatenate((values, slots.reshape(envs, -1)), axis=1)
+        np.nan_to_num(vectors, copy=False, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+        return np.clip(vectors, -LIMIT, LIMIT).astype(np.float32)
 
     def read(self, observation: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         """One entry of observations [..., size]. Raises KeyError for a name that the layout does not have."""

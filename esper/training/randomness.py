@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     SEED = 3
     POLICY = 4
     DROPOUT = 5
+    NOISE = 6
 
 
 def derive_seed(run_seed: int, env: int, episode: int, purpose: Purpose, *counters: int) -> int:

@@ -1,0 +1,191 @@
+"""The state of many envs as arrays: what masks, observations and rewards are computed from.
+
+Hosts in training are gathered into a fleet after each step; a simulated env keeps its state in one. E envs, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.config import Durations, TrainingConfig
+from esper.env.baseline import Baseline
+from esper.rewards.terms import RewardState, SlotState
+from esper.seeds.stage import BLENDED, COOLDOWN, LIVING, SeedStage
+from esper.spaces.action import ActionSpec
+from esper.spaces.observation import HISTORY
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def stage_table(stages: Collection[SeedStage]) -> Bools:
+    """Whether a stage is one of these, by the stage's value."""
+    table = np.zeros(max(SeedStage) + 1, dtype=np.bool_)
+    table[list(stages)] = True
+    return table
+
+
+IS_LIVING, IS_BLENDED, IS_COOLING = stage_table(LIVING), stage_table(BLENDED), stage_table(COOLDOWN)
+HAS_SEED = stage_table({*LIVING, SeedStage.FOSSILIZED})
+
+
+NAN = float("nan")
+
+# What an array field is made of: its element type, the value it starts with, the axes after the leading ones.
+INT: dict[str, Any] = {"kind": np.int64, "empty": 0, "shape": ()}
+FLOAT: dict[str, Any] = {"kind": np.float64, "empty": 0.0, "shape": ()}
+FLAG: dict[str, Any] = {"kind": np.bool_, "empty": False, "shape": ()}
+MEASURED: dict[str, Any] = {**FLOAT, "empty": NAN}
+
+
+@dataclass
+class Arrays:
+    """Arrays that share their leading axes."""
+
+    @classmethod
+    def fresh(cls, *axes: int, **given: Arrays) -> Self:
+        """All values as at the start of an episode; ``given`` are the fields that are not arrays."""
+        kinds = {f.name: f.metadata for f in fields(cls) if f.metadata}
+        made: dict[str, Any] = {name: np.full((*axes, *m["shape"]), m["empty"], m["kind"]) for name, m in kinds.items()}
+        return cls(**given, **made)
+
+    def clear(self, where: Bools, keep: Collection[str] = ()) -> None:
+        """Give the places of ``where`` (bool over the leading axes) their first values again, but for ``keep``."""
+        for f in fields(self):
+            if f.metadata and f.name not in keep:
+                getattr(self, f.name)[where] = f.metadata["empty"]
+
+
+@dataclass
+class Slots(Arrays):
+    """Everything about slots and their seeds, [E, S]; NaN where a measurement was not made."""
+
+    stage: Ints = field(metadata={**INT, "empty": SeedStage.DORMANT})
+    epochs_in_stage: Ints = field(metadata=INT)
+    age: Ints = field(metadata=INT)
+    alpha: Floats = field(metadata=FLOAT)
+    alpha_start: Floats = field(metadata=FLOAT)
+    alpha_target: Floats = field(metadata=FLOAT)
+    alpha_steps: Ints = field(metadata=INT)
+    alpha_done: Ints = field(metadata=INT)
+    alpha_velocity: Floats = field(metadata=FLOAT)
+    incubation_target: Floats = field(metadata=FLOAT)
+    fading: Bools = field(metadata=FLAG)
+    blueprint: Ints = field(metadata={**INT, "empty": -1})
+    """Index in the action spec's blueprints, -1 for none."""
+    parameters: Ints = field(metadata=INT)
+    trial: Floats = field(metadata=MEASURED)
+    trial_error: Floats = field(metadata=MEASURED)
+    contribution: Floats = field(metadata=MEASURED)
+    contribution_error: Floats = field(metadata=MEASURED)
+    contribution_change: Floats = field(metadata=FLOAT)
+    interaction: Floats = field(metadata=FLOAT)
+    epochs_since_measured: Ints = field(metadata=INT)
+    gradient_norm: Floats = field(metadata=MEASURED)
+    gradient_ratio: Floats = field(metadata=MEASURED)
+    gradient_health: Floats = field(metadata=MEASURED)
+    vanishing: Floats = field(metadata=MEASURED)
+    exploding: Floats = field(metadata=MEASURED)
+    gate_score: Floats = field(metadata=FLOAT)
+    """Fraction of the next gate's checks that hold; 0 where there is no gate."""
+    gate_passed: Bools = field(metadata=FLAG)
+
+    @property
+    def holding(self) -> Bools:
+        """Alpha is not on its way anywhere."""
+        return np.asarray(self.alpha_done >= self.alpha_steps)
+
+    @property
+    def living(self) -> Bools:
+        return IS_LIVING[self.stage]
+
+    @property
+    def fossil(self) -> Bools:
+        return np.asarray(self.stage == SeedStage.FOSSILIZED)
+
+    @property
+    def blended_alpha(self) -> Floats:
+        """Alpha of the seeds in the forward pass, 0 of the others."""
+        return np.where(IS_BLENDED[self.stage], self.alpha, 0.0)
+
+
+@dataclass
+class Fleet(Arrays):
+    """Everything about envs but their slots, [E]; accuracies pp."""
+
+    slots: Slots
+    epoch: Ints = field(metadata=INT)
+    train_loss: Floats = field(metadata=FLOAT)
+    train_accuracy: Floats = field(metadata=FLOAT)
+    loss: Floats = field(metadata=FLOAT)
+    """Validation loss, everything on."""
+    accuracy: Floats = field(metadata=FLOAT)
+    committed: Floats = field(metadata=FLOAT)
+    """Accuracy with fossils only."""
+    all_off: Floats = field(metadata=FLOAT)
+    loss_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
+    """[E, HISTORY]: one epoch ago, two, ...; the first value where the history is shorter."""
+    accuracy_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
+    best_accuracy: Floats = field(metadata=FLOAT)
+    epochs_since_best: Ints = field(metadata=INT)
+    last_op: Ints = field(metadata=INT)
+    succeeded: Bools = field(metadata={**FLAG, "empty": True})
+    rolled_back: Bools = field(metadata=FLAG)
+    rollbacks: Ints = field(metadata=INT)
+    anomaly_pending: Bools = field(metadata=FLAG)
+    potential: Floats = field(metadata=FLOAT)
+    """The reward's stored Φ."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What masks, observations and rewards need beside the state: the same for all envs and for the whole run."""
+
+    config: TrainingConfig
+    spec: ActionSpec
+    baseline: Baseline
+    horizon: int
+    host_parameters: int
+    largest: Ints
+    """[S, B]: parameters of each blueprint in each slot with its largest blend style."""
+
+    @cached_property
+    def durations(self) -> Durations:
+        return Durations.of(self.config, self.horizon)
+
+    @property
+    def budget(self) -> float:
+        """Parameters that seeds may add."""
+        return self.config.env.parameter_budget * self.host_parameters
+
+    @cached_property
+    def _curve(self) -> Floats:
+        return np.array(self.baseline.accuracy)
+
+    def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
+        """b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
+        return self._curve[np.minimum(epoch + ahead, len(self._curve) - 1)]
+
+
+def reward_state(fleet: Fleet, rules: Rules) -> RewardState:
+    """What rewards read, [E] each; copies, so that it stays as it was when the fleet moves on."""
+    slots = fleet.slots
+    return RewardState(
+        accuracy=fleet.accuracy.copy(),
+        committed=fleet.committed.copy(),
+        all_off=fleet.all_off.copy(),
+        baseline=rules.baseline_at(fleet.epoch),
+        weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
+        fossil_parameters=np.where(slots.fossil, slots.parameters, 0).sum(axis=1),
+        slots=tuple(
+            SlotState(stage, epochs)
+            for stage, epochs in zip(slots.stage.T.copy(), slots.epochs_in_stage.T.copy(), strict=True)
+        ),
+    )

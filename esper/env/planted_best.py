@@ -1,0 +1,165 @@
+"""The best return of the planted task, by a search over schedules under the law without noise.
+
+Without noise an env is deterministic, so a schedule is an action an epoch, int64 [T, 8], and its return is played, not
+estimated. The search has two parts:
+
+1. Order, blueprints and pace. Every order of every subset of the slots, with every choice of blueprints that are worth
+   something there, is tried at several paces (incubation, tempo, style), each seed planted as soon as the one before it
+   has left incubation. Seeds hardly act on one another in the law (a small synergy, the concave rent), and whatever
+   they do early they do better, so that what is left to find is near one of these.
+2. Polishing. The best schedules are improved until no single edit helps: any head of any action changed, an action
+   moved to any other epoch, left out, or put in; and all later actions shifted by an epoch.
+
+So the result is the best of all orders and choices, and cannot be improved by any single edit: near-optimal, and
+exactly reproducible. Returns are discounted by the reward's γ: only so do the potential terms of an episode cancel
+exactly. In an undiscounted sum they leave (γ − 1) · ΣΦ, a penalty on holding seeds, which says nothing of the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.config import Durations, TrainingConfig
+from esper.env.fleet import Floats
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.spaces.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
+
+Schedule = NDArray[np.int64]
+"""An action an epoch, [T, 8]."""
+
+BATCH = 2048
+"""Schedules played together."""
+KEPT = 2
+"""Schedules that are polished."""
+
+
+@dataclass(frozen=True)
+class Best:
+    schedule: Schedule
+    discounted: float
+    """Σ γ^t r_t."""
+
+
+def play(schedules: NDArray[np.int64], config: TrainingConfig, law: Law | None = None) -> Floats:
+    """Discounted returns [N] of schedules [N, T, 8] under the law without noise; an illegal action is WAIT."""
+    quiet = replace(law or Law(), noise=0.0, paired_noise=0.0)
+    returns: list[Floats] = []
+    for start in range(0, len(schedules), BATCH):
+        part = schedules[start : start + BATCH]
+        env = PlantedVectorEnv(config.with_values(env={"n_envs": len(part)}), quiet)
+        env.reset(seed=0)
+        total, discount = np.zeros(len(part)), 1.0
+        for epoch in range(env.horizon):
+            total += discount * env.step(part[:, epoch])[1]
+            discount *= config.reward.gamma
+        returns.append(total)
+    return np.concatenate(returns)
+
+
+def best_return(config: TrainingConfig | None = None, law: Law | None = None) -> Best:
+    """The best schedule and its discounted return in the config's reward mode."""
+    env = PlantedVectorEnv(config, law)
+    config, law = env.config, env.law
+    candidates = np.array(list(_planned(env)))
+    returns = play(candidates, config, law)
+    leaders = candidates[np.argsort(-returns, kind="stable")[:KEPT]]
+    return max((_polish(schedule, env) for schedule in leaders), key=lambda best: best.discounted)
+
+
+def edits(schedule: Schedule, spec: ActionSpec) -> Iterator[Schedule]:
+    """Every schedule that differs by one edit."""
+    taken = np.flatnonzero(schedule[:, 0] != Op.WAIT)
+    free = np.flatnonzero(schedule[:, 0] == Op.WAIT)
+    for epoch in taken.tolist():
+        action = schedule[epoch]
+        yield _with(schedule, {epoch: 0})
+        for head in RELEVANT[Op(action[0])]:
+            place = HEADS.index(head)
+            for value in range(spec.sizes[place]):
+                if value != action[place]:
+                    changed = action.copy()
+                    changed[place] = value
+                    yield _with(schedule, {epoch: changed})
+        for other in free.tolist():
+            yield _with(schedule, {epoch: 0, other: action})
+        for other in taken[taken > epoch].tolist():
+            yield _with(schedule, {epoch: schedule[other], other: action})
+    for epoch in free.tolist():
+        # What comes earlier or later by an epoch from here on.
+        yield np.concatenate((schedule[:epoch], schedule[epoch + 1 :], np.zeros((1, len(HEADS)), dtype=np.int64)))
+        for action in _insertions(spec):
+            yield _with(schedule, {epoch: action})
+    for epoch in range(len(schedule) - 1):
+        yield np.concatenate((schedule[:epoch], np.zeros((1, len(HEADS)), dtype=np.int64), schedule[epoch:-1]))
+
+
+def _insertions(spec: ActionSpec) -> Iterator[NDArray[np.int64]]:
+    """One action of each op for each slot (and blueprint), the other heads at the values that are most often right."""
+    for slot in spec.slots:
+        yield from (spec.encode(Op.GERMINATE, slot, name, tempo=TEMPOS[0]) for name in spec.blueprints)
+        yield from (spec.encode(op, slot) for op in (Op.ADVANCE, Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET))
+
+
+def _with(schedule: Schedule, actions: dict[int, NDArray[np.int64] | int]) -> Schedule:
+    changed = schedule.copy()
+    for epoch, action in actions.items():
+        changed[epoch] = action
+    return changed
+
+
+def _polish(schedule: Schedule, env: PlantedVectorEnv) -> Best:
+    """The best single edit, as long as there is one that helps."""
+    value = float(play(schedule[None], env.config, env.law)[0])
+    while True:
+        neighbours = np.array(list(edits(schedule, env.action_spec)))
+        returns = play(neighbours, env.config, env.law)
+        winner = int(returns.argmax())
+        if returns[winner] <= value + 1e-12:
+            return Best(schedule, value)
+        schedule, value = neighbours[winner], float(returns[winner])
+
+
+def _planned(env: PlantedVectorEnv) -> Iterator[Schedule]:
+    """Every order of every subset of slots, with every useful choice of blueprints, at several paces."""
+    law, least = env.law, Durations.of(env.config, env.horizon).min_training_epochs
+    useful = [[b for b, worth in enumerate(row) if worth > 0] for row in law.worth]
+    for count in range(len(law.slots) + 1):
+        for chosen in combinations(range(len(law.slots)), count):
+            for order, choice in product(permutations(chosen), product(*(useful[slot] for slot in chosen))):
+                blueprint = dict(zip(chosen, choice, strict=True))
+                seeds = [(slot, blueprint[slot]) for slot in order]
+                for incubation, tempo in product(range(least, least + 5), range(len(TEMPOS))):
+                    yield _as_soon_as_possible(seeds, incubation, tempo, env)
+
+
+def _as_soon_as_possible(seeds: list[tuple[int, int]], incubation: int, tempo: int, env: PlantedVectorEnv) -> Schedule:
+    """Plant, incubate, blend, hold and fossilize each seed; the next one is planted when this one starts to blend."""
+    schedule = np.zeros((env.horizon, len(HEADS)), dtype=np.int64)
+    start = 0
+
+    def put(epoch: int, op: Op, slot: int, blueprint: int = 0) -> int:
+        """The first free epoch from ``epoch`` on; beyond the horizon nothing is done."""
+        while epoch < env.horizon and schedule[epoch, 0] != Op.WAIT:
+            epoch += 1
+        if epoch < env.horizon:
+            schedule[epoch, :3] = op, slot, blueprint
+            if op is Op.GERMINATE:
+                schedule[epoch, HEADS.index("tempo")] = tempo
+                schedule[epoch, HEADS.index("alpha_target")] = env.action_spec.choices("alpha_target").index(1.0)
+        return epoch
+
+    for slot, blueprint in seeds:
+        planted = put(start, Op.GERMINATE, slot, blueprint)
+        incubated = put(planted + 1, Op.ADVANCE, slot)
+        blended = put(incubated + incubation, Op.ADVANCE, slot)
+        # The ramp takes one step on entering and one in each tick.
+        held = put(blended + TEMPOS[tempo] - 1, Op.ADVANCE, slot)
+        put(held + 1, Op.FOSSILIZE, slot)
+        start = blended + 1
+    return schedule

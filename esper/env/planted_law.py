@@ -1,0 +1,164 @@
+"""The law of the planted task: what a simulated host's accuracy follows. Accuracies are pp, T the horizon.
+
+- Host. Alone it reaches ``floor + (ceiling − floor) · (1 − exp(−t / (host_time · T)))`` after t epochs.
+- Plasticity. p(t) = (1 + cos(π t / T)) / 2, as a learning rate falls: what happens early counts more.
+- Maturity of a seed: m = 1 − exp(−x / (seed_time · T)). x grows by p an epoch, times alpha once the seed is blended,
+  and times ``incubation_rate`` while it is incubated. A germinated seed and a fading one learn nothing.
+- Worth. A seed adds worth[slot][blueprint] · share[operator] · alpha · m. Some worths are negative, and one blueprint
+  is clearly the best of each slot. Two seeds of positive worth in neighbouring slots also add synergy · αm · α'm'.
+- Shock. A change of alpha by Δ from one epoch to the next hurts the host: by rising_shock · Δ² · (1 − m) when it rises,
+  because the seed is not ripe, and by falling_shock · Δ² · m when it falls, because the host leans on it. So blending
+  too early, pruning a ripe seed, and doing either in a jump cost accuracy. The hurt heals by healing · p an epoch.
+- Noise. What is measured has one error an epoch, the same for all configurations of a host, of standard deviation
+  ``noise``; contributions and trials have errors of their own of standard deviation ``paired_noise``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.env.baseline import SMALLEST_STD, Baseline
+from esper.env.fleet import Bools, Floats, Ints
+from esper.env.lifecycle import STYLE_OPERATOR, SeedSlots
+from esper.seeds.stage import SeedStage
+
+CHANCE = math.log(10)
+"""Loss of a host that guesses, as if there were ten classes."""
+
+
+@dataclass(frozen=True)
+class Law:
+    slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")
+    blueprints: tuple[str, ...] = ("moss", "fern", "oak", "ivy")
+    worth: tuple[tuple[float, ...], ...] = ((3.0, 8.0, -4.0, -3.0), (-3.0, 3.0, 9.0, -5.0), (7.0, -4.0, -5.0, 3.0))
+    """By slot, then blueprint."""
+    share: tuple[float, float, float] = (1.0, 0.8, 0.9)
+    """Part of its worth that a seed can reach: add, multiply, gate."""
+    synergy: float = 1.0
+    parameters: tuple[int, ...] = (100, 300, 600, 400)
+    """By blueprint; a gated seed has ``gate_parameters`` more."""
+    gate_parameters: int = 50
+    host_parameters: int = 1000
+    floor: float = 10.0
+    ceiling: float = 65.0
+    host_time: float = 0.2
+    seed_time: float = 0.12
+    incubation_rate: float = 0.5
+    rising_shock: float = 3.0
+    falling_shock: float = 5.0
+    healing: float = 0.08
+    noise: float = 0.3
+    paired_noise: float = 0.3
+
+    def __post_init__(self) -> None:
+        shape = (len(self.slots), len(self.blueprints))
+        if np.shape(self.worth) != shape or len(self.parameters) != shape[1]:
+            raise ValueError(f"worth is [slots][blueprints], here {shape}, and parameters one number a blueprint")
+
+    def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:
+        """Of the host alone after so many epochs, pp."""
+        risen = 1 - np.exp(-epoch / (self.host_time * horizon))
+        return np.asarray(self.floor + (self.ceiling - self.floor) * risen)
+
+    def loss(self, accuracy: Floats) -> Floats:
+        """Validation loss at an accuracy: chance at ten percent, falling in proportion."""
+        return CHANCE * np.maximum(100 - accuracy, 1.0) / 90
+
+    def baseline(self, horizon: int, episodes: int) -> Baseline:
+        """The law without seeds and without noise."""
+        accuracy = self.host_accuracy(np.arange(horizon + 1), horizon)
+        spread = max(CHANCE * self.noise / 90, SMALLEST_STD)
+        return Baseline(tuple(accuracy.tolist()), tuple(self.loss(accuracy).tolist()), spread, episodes)
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Without noise, pp."""
+
+    accuracy: Floats
+    committed: Floats
+    all_off: Floats
+    contribution: Floats
+    """[E, S], of blended seeds."""
+    interaction: Floats
+    trial: Floats
+    """[E, S]: what a seed would add at its incubation target."""
+
+
+class Growth:
+    """Hosts and seeds of E envs under the law."""
+
+    def __init__(self, law: Law, n_envs: int, horizon: int) -> None:
+        self.law, self.horizon = law, horizon
+        self.worth = np.array(law.worth)
+        self.share = np.array(law.share)
+        self.experience = np.zeros((n_envs, len(law.slots)))
+        self.trained_alpha = np.zeros_like(self.experience)
+        """Alpha that the last epoch was trained with."""
+        self.scar = np.zeros(n_envs)
+        """Accuracy lost to shocks and not healed yet."""
+
+    def reset(self, mask: Bools) -> None:
+        self.experience[mask] = self.trained_alpha[mask] = 0.0
+        self.scar[mask] = 0.0
+
+    @property
+    def maturity(self) -> Floats:
+        """m, [E, S]."""
+        return np.asarray(1 - np.exp(-self.experience / (self.law.seed_time * self.horizon)))
+
+    def train(self, slots: SeedSlots, epoch: Ints, active: Bools) -> None:
+        """One epoch, the one after ``epoch`` [E], in the envs of ``active``."""
+        law, here = self.law, active[:, None]
+        self.experience[here & (slots.stage == SeedStage.GERMINATED)] = 0.0
+        plasticity = (1 + np.cos(np.pi * epoch / self.horizon)) / 2
+        alpha, maturity = slots.blended_alpha, self.maturity
+        change = np.where(here, alpha - self.trained_alpha, 0.0)
+        shock = np.where(change > 0, law.rising_shock * (1 - maturity), law.falling_shock * maturity)
+        self.scar *= 1 - law.healing * plasticity * active
+        self.scar += (shock * change**2).sum(axis=1)
+        rate = np.where(slots.stage == SeedStage.TRAINING, law.incubation_rate, alpha)
+        self.experience += np.where(here & slots.learning, rate * plasticity[:, None], 0.0)
+        np.copyto(self.trained_alpha, alpha, where=here)
+
+    def measure(self, slots: SeedSlots, epoch: Ints) -> Accuracies:
+        """All configurations of all envs after ``epoch`` epochs [E]."""
+        worth = self.worth[np.arange(self.worth.shape[0]), slots.blueprint] * self.share[STYLE_OPERATOR[slots.style]]
+        worth = np.where(slots.blueprint >= 0, worth, 0.0)
+        helpful, maturity = worth > 0, self.maturity
+        realised = slots.blended_alpha * maturity
+        pull = self.law.synergy * _neighbours(realised * helpful)
+        interaction = realised * helpful * pull
+        on_trial = slots.incubation_target * maturity
+        alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
+        kept = np.where(slots.fossil, realised, 0.0)
+        return Accuracies(
+            accuracy=_percent(alone + self._effect(worth, realised)),
+            committed=_percent(alone + self._effect(worth, kept)),
+            all_off=_percent(alone),
+            contribution=worth * realised + interaction,
+            interaction=interaction,
+            trial=worth * on_trial + helpful * on_trial * pull,
+        )
+
+    def _effect(self, worth: Floats, realised: Floats) -> Floats:
+        """pp that seeds add together, [E]."""
+        helping = realised * (worth > 0)
+        return np.asarray(
+            (worth * realised).sum(axis=1) + self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
+        )
+
+
+def _neighbours(values: Floats) -> Floats:
+    """The sum of the values of the slots on either side, [E, S]."""
+    total = np.zeros_like(values)
+    total[:, 1:] += values[:, :-1]
+    total[:, :-1] += values[:, 1:]
+    return total
+
+
+def _percent(accuracy: Floats) -> Floats:
+    return np.clip(accuracy, 0.0, 100.0)

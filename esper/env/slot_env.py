@@ -1,0 +1,140 @@
+"""What every vector env of this package shares: spaces, masks, rewards, observations and the info dict.
+
+A subclass keeps the state, applies actions and moves time; what a controller sees of it is made here, from a fleet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from esper.config import Durations, TrainingConfig
+from esper.env.fleet import Bools, Fleet, Floats, Rules, reward_state
+from esper.env.legal import legal_actions
+from esper.env.observe import observe
+from esper.rewards.modes import Reward
+from esper.rewards.terms import Transition
+from esper.spaces.action import HEADS, ActionSpec, Op
+from esper.spaces.mask import ActionMask
+from esper.spaces.observation import LIMIT, ObservationLayout
+
+Float32s = NDArray[np.float32]
+Actions = NDArray[np.int64]
+StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
+
+
+class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
+    """Envs with slots behind the Gymnasium vector API.
+
+    Autoreset is DISABLED: an env whose episode ended idles (its action is ignored, its reward is 0, ``info["idle"]`` is
+    True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] starts it again.
+
+    Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.spaces.action.HEADS``;
+    ``info["action_mask"]`` holds the legal ones. An illegal action is executed as WAIT and counted in
+    ``info["illegal_actions"]``.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # noqa: RUF012  Gymnasium's declaration
+
+    def __init__(self, config: TrainingConfig, spec: ActionSpec) -> None:
+        """``config`` has numbers for ``env.n_envs`` and ``env.episode_length``."""
+        self.config = config
+        self.num_envs = int(config.env.n_envs or 1)
+        self.horizon = int(config.env.episode_length or 1)
+        self.action_spec = spec
+        self.layout = ObservationLayout(spec.slots, self.horizon)
+        self.single_observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (self.layout.size,), np.float32)
+        self.single_action_space = gymnasium.spaces.MultiDiscrete(np.array(spec.sizes))
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.run_seed = config.run.seed
+        self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
+        self.rules: Rules | None = None
+        """Known from the first reset on."""
+        self.reward = Reward(config.reward, Durations.of(config, self.horizon).dwell, self.num_envs)
+        self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
+        self.done = np.ones(self.num_envs, dtype=np.bool_)
+        self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
+        self._episode_numbers = np.full(self.num_envs, -1)
+
+    def action_masks(self) -> Bools:
+        """The per-head masks side by side, bool [E, sum of head sizes], as sb3-contrib reads them."""
+        masks = self.mask.heads(self.action_spec)
+        return np.concatenate([masks[head] for head in HEADS], axis=1)
+
+    def _begin(self, seed: int | list[int | None] | None, options: dict[str, Any] | None, everyone: bool) -> Bools:
+        """The envs whose episodes start now, with their counters set. Raises ValueError for a list of seeds: envs
+        derive their own from the run seed."""
+        if isinstance(seed, list):
+            name = type(self).__name__
+            raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
+        if seed is not None:
+            self.run_seed = seed
+            self._episode_numbers[:] = -1
+        starting = np.ones(self.num_envs, dtype=np.bool_)
+        if options and "reset_mask" in options and not everyone:
+            starting = np.asarray(options["reset_mask"], dtype=np.bool_)
+        self._episode_numbers[starting] += 1
+        self.illegal_actions[starting] = 0
+        self.done[starting] = self.truncated[starting] = False
+        self.reward.reset(starting)
+        for term in self.reward_terms.values():
+            term[starting] = 0.0
+        return starting
+
+    def _accepted(self, actions: Actions) -> Actions:
+        """The actions that will be executed: WAIT for idle envs and, counted, in place of illegal ones."""
+        if self.rules is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
+        actions = np.asarray(actions, dtype=np.int64)
+        if actions.shape != (self.num_envs, len(HEADS)):
+            raise ValueError(f"actions have shape {actions.shape}, wanted {(self.num_envs, len(HEADS))}")
+        for head, size, column in zip(HEADS, self.action_spec.sizes, actions.T, strict=True):
+            if column.min() < 0 or column.max() >= size:
+                raise ValueError(f"{head} is one of 0 to {size - 1}, not {column.tolist()}")
+        legal = self.mask.legal(np.arange(self.num_envs), actions)
+        self.illegal_actions += ~legal & ~self.done
+        return np.where((legal & ~self.done)[:, None], actions, Op.WAIT)
+
+    def _show(self, fleet: Fleet) -> Float32s:
+        """The fleet as it is now is what controllers see; returns the observations [E, size]."""
+        assert self.rules is not None
+        self.fleet = fleet
+        fleet.potential = self.reward.potential + np.zeros(self.num_envs)
+        self.mask: ActionMask = legal_actions(fleet, self.rules)
+        self._state = reward_state(fleet, self.rules)
+        return observe(fleet, self.rules, self.layout)
+
+    def _pay(self, fleet: Fleet, active: Bools) -> Floats:
+        """Rewards [E] of the step from the state shown last to ``fleet``; ``self.done`` says what ended in it."""
+        assert self.rules is not None
+        transition = Transition(
+            before=self._state,
+            after=reward_state(fleet, self.rules),
+            op=fleet.last_op,
+            succeeded=fleet.succeeded,
+            rolled_back=fleet.rolled_back,
+            terminated=self.done & ~self.truncated,
+            horizon=self.horizon,
+            host_parameters=self.rules.host_parameters,
+            budget=self.rules.budget,
+        )
+        self.reward_terms = self.reward.pay(transition, active)
+        return np.asarray(np.sum(list(self.reward_terms.values()), axis=0))
+
+    def _info(self) -> dict[str, Any]:
+        assert self.rules is not None
+        return {
+            "action_mask": self.mask.heads(self.action_spec),
+            "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
+            "illegal_actions": self.illegal_actions.copy(),
+            "idle": self.done.copy(),
+            "validation_accuracy": self.fleet.accuracy.copy(),
+            "committed_accuracy": self.fleet.committed.copy(),
+            "baseline_accuracy": self.rules.baseline_at(self.fleet.epoch),
+        }

@@ -1,0 +1,1 @@
+"""Recurrent PPO: the controller that learns."""

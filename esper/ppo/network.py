@@ -1,0 +1,149 @@
+"""The policy and value network: what is seen and remembered, and how the heads of an action follow from one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from esper.ppo.distribution import MaskedCategorical
+from esper.ppo.recurrent import SequenceLSTM, State
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.spaces.observation import BASE, PER_SLOT
+
+Masks = Mapping[str, Tensor]
+FREE_HEADS = HEADS[3:]
+"""Heads after op, slot and blueprint: given those three, they do not depend on one another."""
+
+# [ops, heads]: whether a head matters for an op. The op itself always does.
+RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Actions of N rows with their joint log-probability [N], and per head [N, 8]: log-probabilities and normalised
+    entropies, 0 where a head does not matter."""
+
+    action: Tensor
+    log_prob: Tensor
+    head_log_probs: Tensor
+    entropies: Tensor
+
+
+class PolicyNetwork(nn.Module):
+    """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
+
+    A slot's features go through one encoder that all slots share, with an embedding of its place; the slot and
+    blueprint heads score these embeddings, so their number shapes no other part of the network.
+    """
+
+    def __init__(self, spec: ActionSpec, width: int = 128) -> None:
+        super().__init__()
+        self.spec = spec
+        self.slots = len(spec.slots)
+        part = max(16, width // 4)
+        self.slot_places = nn.Parameter(torch.randn(self.slots, part) * 0.1)  # [S, part]
+        self.seed_kinds = nn.Embedding(len(spec.blueprints) + 1, part)  # 0 for none
+        self.blueprints = nn.Parameter(torch.randn(len(spec.blueprints), part) * 0.1)  # [B, part]
+        self.ops = nn.Embedding(len(Op), part)
+        self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part, part), nn.Tanh())
+        self.trunk = nn.Sequential(nn.Linear(len(BASE) + self.slots * part, width), nn.Tanh(), nn.Linear(width, width))
+        self.norm = nn.LayerNorm(width)
+        self.memory = SequenceLSTM(width)
+        self.op_head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, len(Op)))
+        self.slot_query = nn.Sequential(nn.Linear(width + part, width), nn.Tanh(), nn.Linear(width, part))
+        self.blueprint_query = nn.Sequential(nn.Linear(width + 2 * part, width), nn.Tanh(), nn.Linear(width, part))
+        self.free_sizes = spec.sizes[3:]
+        self.free_heads = nn.Sequential(
+            nn.Linear(width + 3 * part, width), nn.Tanh(), nn.Linear(width, sum(self.free_sizes))
+        )
+        self.value_head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Orthogonal weights with gain √2, zero biases; outputs of the policy with gain 0.01, of the value with 1."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, math.sqrt(2))
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.memory.named_parameters():
+            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
+        for head in (self.op_head, self.slot_query, self.blueprint_query, self.free_heads):
+            nn.init.orthogonal_(head[-1].weight, 0.01)  # type: ignore[arg-type]
+        nn.init.orthogonal_(self.value_head[-1].weight, 1.0)  # type: ignore[arg-type]
+
+    def encode(self, observation: Tensor, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Context [T, E, width], slot embeddings [T, E, S, part] and the state after the last step.
+
+        observation [T, E, D] is normalised, state that at the first step, starts [T, E] marks first steps of episodes.
+        """
+        base = observation[..., : len(BASE)]
+        slots = observation[..., len(BASE) :].reshape(
+            *observation.shape[:-1], self.slots, len(PER_SLOT)
+        )  # [T, E, S, P]
+        kinds = self.seed_kinds(slots[..., -1].long())
+        places = self.slot_places.expand(*slots.shape[:-1], -1)
+        slot_embeddings = self.slot_encoder(torch.cat((slots[..., :-1], kinds, places), dim=-1))
+        seen = self.norm(self.trunk(torch.cat((base, slot_embeddings.flatten(-2)), dim=-1)))
+        remembered, state = self.memory(seen, state, starts)
+        return seen + remembered, slot_embeddings, state
+
+    def value(self, context: Tensor) -> Tensor:
+        """V(s) [...] for contexts [..., width]."""
+        return self.value_head(context).squeeze(-1)  # type: ignore[no-any-return]
+
+    def decide(
+        self,
+        context: Tensor,
+        slots: Tensor,
+        masks: Masks,
+        action: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> Decision:
+        """Actions of N rows: replayed from ``action`` [N, 8], sampled with ``uniforms`` [N, 8], else the likeliest.
+
+        p(a) = p(op) · p(slot | op) · p(blueprint | op, slot) · Π p(head | op, slot, blueprint) over the heads that
+        matter for the op; the others are 0.
+        """
+        rows = torch.arange(len(context), device=context.device)
+        chosen: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        entropies: list[Tensor] = []
+
+        def choose(head: str, logits: Tensor, legal: Tensor) -> Tensor:
+            place = HEADS.index(head)
+            options = MaskedCategorical(logits, legal)
+            if action is not None:
+                choice = action[:, place]
+            else:
+                choice = options.mode() if uniforms is None else options.sample(uniforms[:, place])
+            matters = RELEVANCE.to(context.device)[chosen[0] if chosen else choice, place]
+            choice = torch.where(matters, choice, 0)
+            chosen.append(choice)
+            log_probs.append(torch.where(matters, options.log_prob(choice), 0.0))
+            entropies.append(torch.where(matters, options.normalized_entropy(), 0.0))
+            return choice
+
+        op = choose("op", self.op_head(context), masks["op"])
+        given = torch.cat((context, self.ops(op)), dim=-1)
+        slot = choose("slot", _scores(self.slot_query(given), slots), masks["op_slot"][rows, op])
+        given = torch.cat((given, slots[rows, slot]), dim=-1)
+        affordable = masks["slot_blueprint"][rows, slot]
+        affordable = affordable | ~affordable.any(dim=-1, keepdim=True)  # rows whose op needs no blueprint
+        query = self.blueprint_query(given)
+        blueprint = choose("blueprint", _scores(query, self.blueprints.expand(len(context), -1, -1)), affordable)
+        given = torch.cat((given, self.blueprints[blueprint]), dim=-1)
+        for head, logits in zip(FREE_HEADS, self.free_heads(given).split(self.free_sizes, dim=-1), strict=True):
+            choose(head, logits, masks[head])
+        head_log_probs = torch.stack(log_probs, dim=-1)
+        return Decision(
+            torch.stack(chosen, dim=-1), head_log_probs.sum(dim=-1), head_log_probs, torch.stack(entropies, dim=-1)
+        )
+
+
+def _scores(query: Tensor, keys: Tensor) -> Tensor:
+    """query [N, d] · keys [N, K, d] / √d → [N, K]."""
+    return (keys @ query[:, :, None])[:, :, 0] / math.sqrt(query.shape[-1])

@@ -1,0 +1,87 @@
+"""Running statistics that observations and rewards are normalised by.
+
+Thread contract: an instance belongs to the agent's thread. Statistics are frozen while a round is played and updated
+once after it, so that what is replayed is exactly what was acted on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RunningMeanStd:
+    """Mean and variance of each entry of a vector [D].
+
+    The first ``warm_updates`` updates are cumulative (Chan et al. 1979, the parallel form); later ones are an
+    exponential moving average with weight 1 − ``decay``, whose variance includes the shift of the mean:
+    var ← m·var + (1−m)·var_b + m(1−m)(mean − mean_b)².
+    """
+
+    def __init__(
+        self, size: int, device: torch.device, warm_updates: int = 100, decay: float = 0.99, clip: float = 10.0
+    ) -> None:
+        self.mean = torch.zeros(size, dtype=torch.float64, device=device)
+        self.var = torch.ones(size, dtype=torch.float64, device=device)
+        self.count = 0.0
+        self.updates = 0
+        self.warm_updates, self.decay, self.clip = warm_updates, decay, clip
+
+    def update(self, batch: Tensor) -> None:
+        """Take in rows [N, D]; N = 0 changes nothing."""
+        if len(batch) == 0:
+            return
+        rows = batch.to(torch.float64)
+        mean, var, n = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
+        if self.updates < self.warm_updates:
+            total = self.count + n
+            kept = self.count / total
+        else:
+            total, kept = self.count + n, self.decay
+        shift = mean - self.mean
+        self.var = kept * self.var + (1 - kept) * var + kept * (1 - kept) * shift**2
+        self.mean = self.mean + (1 - kept) * shift
+        self.count = total
+        self.updates += 1
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(x − mean) / std, clipped to ±clip; float32 [..., D]."""
+        scaled = (x - self.mean.float()) / torch.sqrt(self.var + 1e-8).float()
+        return scaled.clamp(-self.clip, self.clip)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "var": self.var, "counts": torch.tensor([self.count, self.updates])}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.mean, self.var = state["mean"].to(self.mean), state["var"].to(self.var)
+        self.count, self.updates = float(state["counts"][0]), int(state["counts"][1])
+
+
+class RewardNormalizer:
+    """Divides rewards by the running standard deviation of discounted returns, never below ``floor``; never shifts."""
+
+    def __init__(self, gamma: float, device: torch.device, floor: float = 0.1) -> None:
+        self.gamma = gamma
+        self.floor = floor
+        self.returns = RunningMeanStd(1, device)
+
+    @property
+    def scale(self) -> float:
+        """What rewards are divided by now; 1 before the first update."""
+        return max(float(self.returns.var.sqrt()), self.floor) if self.returns.updates else 1.0
+
+    def update(self, rewards: Tensor, ends: Tensor, valid: Tensor) -> None:
+        """Take in a rollout: rewards [T, E], episode ends [T, E], real steps [T, E]."""
+        running = torch.zeros_like(rewards[0])
+        seen = []
+        for reward, end, real in zip(rewards, ends, valid, strict=True):
+            running = running * self.gamma + reward
+            seen.append(running[real])
+            running = torch.where(end, 0.0, running)
+        self.returns.update(torch.cat(seen)[:, None])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.returns.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.returns.load_state_dict(state)

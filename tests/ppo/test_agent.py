@@ -1,0 +1,171 @@
+"""The agent on a toy env behind the same spaces: parity of rollout and replay, learning, masks, exact state."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import PPOConfig
+from esper.ppo.agent import PPOAgent
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.spaces.observation import ObservationLayout
+
+SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("first", "second", "third", "fourth"))
+LAYOUT = ObservationLayout(SPEC.slots, horizon=6)
+NOTHING = np.zeros(4, dtype=np.bool_)
+
+
+class Toy:
+    """Each step, one slot is marked by its alpha: planting there a blueprint that depends on the slot pays 1, anything
+    else nothing. Some steps allow WAIT only."""
+
+    def __init__(self, envs: int, seed: int = 0, length: int = 6) -> None:
+        self.envs, self.length = envs, length
+        self.draw = np.random.default_rng(seed)
+        self.alpha = [LAYOUT.index[f"{slot}/alpha"] for slot in SPEC.slots]
+
+    def observe(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        observation = self.draw.normal(size=(self.envs, LAYOUT.size)).astype(np.float32) * 0.1
+        for slot in SPEC.slots:
+            observation[:, LAYOUT.index[f"{slot}/blueprint"]] = self.draw.integers(0, 5, size=self.envs)
+        self.target = self.draw.integers(0, 3, size=self.envs)
+        observation[:, self.alpha] = np.eye(3)[self.target]
+        op_slot = np.ones((self.envs, len(Op), 3), dtype=np.bool_)
+        op_slot[self.draw.random(self.envs) < 0.2, 1:] = False
+        masks = {head: np.ones((self.envs, n), dtype=np.bool_) for head, n in zip(HEADS, SPEC.sizes, strict=True)}
+        masks |= {"op": op_slot.any(axis=2), "op_slot": op_slot}
+        masks["slot_blueprint"] = self.draw.random((self.envs, 3, 4)) < 0.8
+        masks["slot_blueprint"][:, :, :3] |= np.eye(3, dtype=np.bool_)  # what pays is always affordable
+        return observation, masks
+
+    def reward(self, action: np.ndarray) -> np.ndarray:
+        paid = (action[:, 0] == Op.GERMINATE) & (action[:, 1] == self.target) & (action[:, 2] == self.target)
+        return paid.astype(np.float64)
+
+
+def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
+    """Steps of the toy, stored; the mean reward and the last observation."""
+    agent.begin()
+    observation, masks = toy.observe()
+    total = 0.0
+    for step in range(steps):
+        action = agent.act(observation, masks, store=True)
+        rewards = toy.reward(action)
+        total += rewards.mean() / steps
+        ended = np.full(toy.envs, (step + 1) % toy.length == 0)
+        observation, masks = toy.observe()
+        none = np.zeros(toy.envs, dtype=np.bool_)
+        agent.record(rewards, np.zeros(toy.envs), ended, none, none)
+        if ended.any():
+            agent.begin(ended)
+    return total, observation
+
+
+def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
+    return PPOAgent(SPEC, LAYOUT, envs, PPOConfig(width=32, **settings), run_seed=3)
+
+
+def test_finding_c3_replay_reproduces_log_probabilities() -> None:
+    agent, toy = make_agent(), Toy(4)
+    for _ in range(2):  # the second round acts under statistics that have moved
+        _, last = play(agent, toy, steps=15)  # episode starts inside the sequences
+        then, now = agent.replayed_log_probs()
+        torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
+        agent.learn(last)
+
+
+def test_trap_17_what_is_stored_is_what_was_acted_on() -> None:
+    agent, toy = make_agent(), Toy(4)
+    _, last = play(agent, toy, steps=6)
+    agent.learn(last)
+    play(agent, toy, steps=6)
+    rollout, _ = agent.buffer.stack()
+    assert torch.equal(rollout["observation"], agent.normalize(rollout["raw"]))
+    assert not torch.equal(rollout["observation"], rollout["raw"])
+
+
+def test_trap_18_an_update_takes_several_steps_and_the_ratio_moves() -> None:
+    agent, toy = make_agent(learning_rate=1e-2, target_kl=100.0), Toy(4)
+    _, last = play(agent, toy, steps=12)
+    stats = agent.learn(last)
+    assert stats.minibatches == 16
+    assert stats.clip_fraction > 0
+    assert stats.approx_kl > 0
+
+
+def test_finding_m3_a_large_step_stops_at_the_kl_target() -> None:
+    agent, toy = make_agent(learning_rate=3e-2), Toy(4)
+    _, last = play(agent, toy, steps=12)
+    stats = agent.learn(last)
+    assert stats.stopped_early
+    assert stats.minibatches < 16
+    assert stats.approx_kl > 1.5 * 0.02
+
+
+def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:
+    agent, toy = make_agent(8), Toy(8, seed=1)
+    agent.begin()
+    for _ in range(40):
+        observation, masks = toy.observe()
+        for row, action in enumerate(agent.act(observation, masks)):
+            op = Op(action[0])
+            assert masks["op_slot"][row, op, action[1]] or op is Op.WAIT
+            assert op is not Op.GERMINATE or masks["slot_blueprint"][row, action[1], action[2]]
+            for place, head in enumerate(HEADS[1:], 1):
+                assert head in RELEVANT[op] or action[place] == 0
+
+
+def test_trap_25_the_blueprint_knows_the_slot_and_learning_pays() -> None:
+    agent, toy = make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01), Toy(32)
+    first, last = play(agent, toy, steps=12)
+    for _ in range(60):
+        agent.learn(last)
+        reached, last = play(agent, toy, steps=12)
+    # About 80 % of the steps allow more than WAIT; chance pays 1/6 · 1/3 · 1/3 of these.
+    assert first < 0.1
+    assert reached > 0.6
+
+
+def test_an_envs_actions_do_not_depend_on_the_number_of_envs() -> None:
+    few, many = make_agent(2), make_agent(4)
+    observation, masks = Toy(4).observe()
+    few.begin()
+    many.begin()
+    part = few.act(observation[:2], {name: mask[:2] for name, mask in masks.items()})
+    np.testing.assert_array_equal(part, many.act(observation, masks)[:2])
+
+
+def test_a_truncated_episode_wants_its_final_observation() -> None:
+    agent, toy = make_agent(), Toy(4)
+    agent.begin()
+    observation, masks = toy.observe()
+    agent.act(observation, masks, store=True)
+    with pytest.raises(ValueError, match="truncated"):
+        agent.record(np.zeros(4), np.zeros(4), NOTHING, ~NOTHING, NOTHING)
+
+
+def test_idle_envs_leave_no_trace_in_the_update() -> None:
+    results = []
+    for junk in (0.0, 100.0):
+        agent, toy = make_agent(), Toy(4, seed=5)
+        agent.begin()
+        idle = np.array([False, False, False, True])
+        for step in range(6):
+            observation, masks = toy.observe()
+            action = agent.act(observation, masks, store=True)
+            rewards = np.where(idle, junk, toy.reward(action))
+            agent.record(rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle)
+        agent.learn(observation)
+        results.append([p.detach().clone() for p in agent.parameters])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_state_round_trip_goes_on_with_the_same_bits() -> None:
+    agent, toy = make_agent(), Toy(4)
+    _, last = play(agent, toy, steps=6)
+    agent.learn(last)
+    copy = make_agent()
+    copy.load_state_dict(agent.state_dict())
+    for one in (agent, copy):
+        _, last = play(one, Toy(4, seed=9), steps=6)
+        one.learn(last)
+    assert all(torch.equal(a, b) for a, b in zip(agent.parameters, copy.parameters, strict=True))

@@ -1,0 +1,72 @@
+"""Running statistics: exact while cumulative, moving afterwards, frozen between updates."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.ppo.normalization import RewardNormalizer, RunningMeanStd
+
+CPU = torch.device("cpu")
+
+
+def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
+    draw = np.random.default_rng(0)
+    batches = [torch.from_numpy(draw.normal(3, 2, size=(n, 4))) for n in (5, 1, 40, 17)]
+    running = RunningMeanStd(4, CPU)
+    for batch in batches:
+        running.update(batch)
+    rows = torch.cat(batches)
+    torch.testing.assert_close(running.mean, rows.mean(dim=0))
+    torch.testing.assert_close(running.var, rows.var(dim=0, unbiased=False))
+
+
+def test_moving_average_includes_the_shift_of_the_mean() -> None:
+    running = RunningMeanStd(1, CPU, warm_updates=1, decay=0.75)
+    running.update(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
+    running.update(torch.tensor([[5.0], [5.0]]))  # mean 5, variance 0
+    # mean 0.75·1 + 0.25·5 = 2; variance 0.75·1 + 0.25·0 + 0.75·0.25·(5 − 1)² = 3.75
+    assert running.mean.item() == pytest.approx(2.0)
+    assert running.var.item() == pytest.approx(3.75)
+
+
+def test_finding_h4_statistics_change_only_in_update() -> None:
+    running = RunningMeanStd(2, CPU)
+    running.update(torch.randn(10, 2, generator=torch.Generator().manual_seed(1)))
+    before = running.normalize(torch.tensor([[1.0, 2.0]]))
+    running.normalize(torch.full((100, 2), 50.0))
+    assert torch.equal(before, running.normalize(torch.tensor([[1.0, 2.0]])))
+
+
+def test_normalised_values_are_clipped() -> None:
+    running = RunningMeanStd(1, CPU)
+    running.update(torch.tensor([[0.0], [1.0]]))
+    assert running.normalize(torch.tensor([[1e9], [-1e9]])).flatten().tolist() == [10.0, -10.0]
+
+
+def test_state_round_trip() -> None:
+    running, copy = RunningMeanStd(3, CPU), RunningMeanStd(3, CPU)
+    running.update(torch.randn(10, 3, generator=torch.Generator().manual_seed(2)))
+    copy.load_state_dict(running.state_dict())
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
+    running.update(rows)
+    copy.update(rows)
+    assert torch.equal(running.mean, copy.mean)
+    assert torch.equal(running.var, copy.var)
+
+
+def test_rewards_are_divided_by_the_std_of_discounted_returns_that_end_with_episodes() -> None:
+    normalizer = RewardNormalizer(gamma=0.5, device=CPU, floor=0.01)
+    rewards = torch.tensor([[1.0], [2.0], [4.0]])
+    ends = torch.tensor([[False], [True], [False]])
+    normalizer.update(rewards, ends, torch.ones(3, 1, dtype=torch.bool))
+    # running returns: 1, 0.5·1 + 2 = 2.5, and after the end 4
+    assert normalizer.scale == pytest.approx(np.std([1.0, 2.5, 4.0]))
+
+
+def test_reward_scale_has_a_floor_and_idle_steps_do_not_count() -> None:
+    normalizer = RewardNormalizer(gamma=0.5, device=CPU, floor=0.1)
+    rewards = torch.tensor([[1.0, 0.0], [0.5, 99.0]])
+    valid = torch.tensor([[True, False], [True, False]])
+    assert normalizer.scale == 1.0
+    normalizer.update(rewards, torch.zeros(2, 2, dtype=torch.bool), valid)  # real returns 1 and 1: no spread
+    assert normalizer.scale == 0.1
