@@ -163,6 +163,8 @@ class GovernorConfig(Section):
 
 
 class PPOConfig(Section):
+    """What a ``PPOAgent`` is made with."""
+
     learning_rate: Positive = 3e-4
     """Adam's rate at the start of training."""
     adam_eps: Positive = 1e-5
@@ -193,8 +195,6 @@ class PPOConfig(Section):
     """Global L2 norm that the agent's gradient is clipped to."""
     width: Count = 128
     """Units of the trunk and of the LSTM."""
-    episodes_per_update: Count | None = None
-    """Episodes in one rollout; None: one of each env."""
 
 
 class TrainingConfig(Section):
@@ -205,7 +205,6 @@ class TrainingConfig(Section):
     env: EnvConfig = EnvConfig()
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
-    ppo: PPOConfig = PPOConfig()
 
     @classmethod
     def parse(cls, tables: dict[str, Any]) -> TrainingConfig:

@@ -81,7 +81,7 @@ def test_finding_h6_a_value_that_no_head_has_is_an_error_with_the_choices(
     heads: dict[str, object], message: str
 ) -> None:
     given = {"slot": "r0c0", "blueprint": "norm", **heads}
-    with pytest.raises(ValueError, match="is not one of|choose one of") as caught:
+    with pytest.raises(ValueError, match=r"is not one of|choose one of") as caught:
         SPEC.encode(Op.GERMINATE, **given)  # type: ignore[arg-type]
     assert message in str(caught.value)
 
