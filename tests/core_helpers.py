@@ -23,7 +23,7 @@ from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
-from esper.spaces.action import Op
+from esper.spaces.action import HEADS, Op
 from esper.telemetry.event import Event
 from esper.training.env_state import ParallelEnvState, make_accumulators
 from esper.training.host_step import train_epoch
@@ -221,3 +221,8 @@ DAMAGE: dict[str, Callable[[ParallelEnvState], None]] = {
     "infinite momentum": _break_momentum,
 }
 """Ways to break a host, each of which the governor sees in the next epoch."""
+
+
+def wait_actions(n_envs: int) -> NDArray[np.int64]:
+    """WAIT for every env, int64 [E, 8]."""
+    return np.full((n_envs, len(HEADS)), Op.WAIT, dtype=np.int64)

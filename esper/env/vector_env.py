@@ -21,7 +21,7 @@ from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.spaces.action import HEADS, Action, ActionSpec, Op
+from esper.spaces.action import Action, ActionSpec, Op
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event
 from esper.training.env_state import ParallelEnvState, make_accumulators
 from esper.training.evaluate import committed_configuration, evaluate
@@ -216,8 +216,3 @@ class GrowthVectorEnv(SlotVectorEnv):
                     terminated=not episode.truncated,
                 )
             )
-
-
-def wait_actions(n_envs: int) -> NDArray[np.int64]:
-    """WAIT for every env, int64 [E, 8]."""
-    return np.full((n_envs, len(HEADS)), Op.WAIT, dtype=np.int64)
