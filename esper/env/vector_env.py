@@ -21,7 +21,7 @@ from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.spaces.action import Action, ActionSpec, Op
+from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event
 from esper.training.env_state import ParallelEnvState, make_accumulators
 from esper.training.evaluate import committed_configuration, evaluate
