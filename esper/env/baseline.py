@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.data.task import Task
@@ -12,6 +13,8 @@ from esper.training.env_state import ParallelEnvState, make_accumulators
 from esper.training.evaluate import evaluate
 from esper.training.host_step import train_epoch
 from esper.training.lanes import Lanes
+
+Floats = NDArray[np.float64]
 
 FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""
@@ -28,6 +31,14 @@ class Baseline:
     final_loss_std: float
     """Standard deviation over hosts of the last loss, at least 1e-3."""
     episodes: int
+
+    def in_stds(self, loss: Floats) -> Floats:
+        """Losses [...] in standard deviations of the final loss.
+
+        A loss counts as no worse than the baseline's worst, that of the untrained host, and one that is not finite
+        counts as that: how much worse than guessing a broken network is says nothing, and a reward stays finite.
+        """
+        return np.asarray(np.fmin(loss, max(self.loss)) / self.final_loss_std)
 
     def check(self, horizon: int) -> None:
         """Raises ValueError when the curves are not those of an episode of ``horizon`` epochs."""

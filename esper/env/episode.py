@@ -133,6 +133,7 @@ class Episode:
             committed=self.counterfactual.accuracy(COMMITTED),
             all_off=self.counterfactual.accuracy(ALL_OFF),
             committed_loss=self.counterfactual.loss_of(COMMITTED),
+            all_off_loss=self.counterfactual.loss_of(ALL_OFF),
         )
         self._measure_seeds(packed[head + configurations :])
 
@@ -185,6 +186,7 @@ class Episode:
             committed=record.committed,
             all_off=record.all_off,
             committed_loss=record.loss,
+            all_off_loss=record.all_off_loss,
         )
         self._emit(
             GovernorRollback,
@@ -246,7 +248,7 @@ class Episode:
 
     def _record(self) -> ValidationRecord:
         m = self.measurement
-        return ValidationRecord(loss=m.committed_loss, committed=m.committed, all_off=m.all_off)
+        return ValidationRecord(m.committed_loss, m.committed, m.all_off, m.all_off_loss)
 
 
 def transfer(episodes: list[Episode]) -> None:

@@ -130,6 +130,9 @@ class Fleet(Arrays):
     committed: Floats = field(metadata=FLOAT)
     """Accuracy with fossils only."""
     all_off: Floats = field(metadata=FLOAT)
+    committed_loss: Floats = field(metadata=FLOAT)
+    """Validation loss with fossils only."""
+    all_off_loss: Floats = field(metadata=FLOAT)
     loss_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
     """[E, HISTORY]: one epoch ago, two, ...; the first value where the history is shorter."""
     accuracy_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
@@ -166,12 +169,20 @@ class Rules:
         return self.config.env.parameter_budget * self.host_parameters
 
     @cached_property
-    def _curve(self) -> Floats:
+    def _accuracy(self) -> Floats:
         return np.array(self.baseline.accuracy)
+
+    @cached_property
+    def _loss(self) -> Floats:
+        return self.baseline.in_stds(np.array(self.baseline.loss))
 
     def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
-        return self._curve[np.minimum(epoch + ahead, len(self._curve) - 1)]
+        return self._accuracy[np.minimum(epoch + ahead, self.horizon)]
+
+    def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
+        """The no-growth loss at these epochs, or ``ahead`` epochs later, in standard deviations of the final one."""
+        return self._loss[np.minimum(epoch + ahead, self.horizon)]
 
 
 def reward_state(fleet: Fleet, rules: Rules) -> RewardState:
@@ -182,6 +193,10 @@ def reward_state(fleet: Fleet, rules: Rules) -> RewardState:
         committed=fleet.committed.copy(),
         all_off=fleet.all_off.copy(),
         baseline=rules.baseline_at(fleet.epoch),
+        loss=rules.baseline.in_stds(fleet.loss),
+        committed_loss=rules.baseline.in_stds(fleet.committed_loss),
+        all_off_loss=rules.baseline.in_stds(fleet.all_off_loss),
+        baseline_loss=rules.baseline_loss_at(fleet.epoch),
         weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
         fossil_parameters=np.where(slots.fossil, slots.parameters, 0).sum(axis=1),
         slots=tuple(

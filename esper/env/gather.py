@@ -29,6 +29,7 @@ def gather(episodes: Sequence[Episode]) -> Fleet:
         fleet.train_loss[e], fleet.train_accuracy[e] = now.train_loss, now.train_accuracy
         fleet.loss[e], fleet.accuracy[e] = now.loss, now.accuracy
         fleet.committed[e], fleet.all_off[e] = now.committed, now.all_off
+        fleet.committed_loss[e], fleet.all_off_loss[e] = now.committed_loss, now.all_off_loss
         fleet.loss_ago[e] = [signals.ago(signals.losses, i + 1) for i in range(HISTORY)]
         fleet.accuracy_ago[e] = [signals.ago(signals.accuracies, i + 1) for i in range(HISTORY)]
         fleet.best_accuracy[e], fleet.epochs_since_best[e] = signals.best_accuracy, signals.epochs_since_best

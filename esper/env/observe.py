@@ -19,6 +19,7 @@ def observe(fleet: Fleet, rules: Rules, layout: ObservationLayout) -> NDArray[np
 
 def _base(fleet: Fleet, rules: Rules) -> dict[str, Floats]:
     slots, config, horizon = fleet.slots, rules.config, rules.horizon
+    in_stds, baseline_loss = rules.baseline.in_stds, rules.baseline_loss_at(fleet.epoch)
     weighted = (slots.alpha * slots.parameters).sum(axis=1)
     values = {
         "epoch": fleet.epoch / horizon,
@@ -39,6 +40,11 @@ def _base(fleet: Fleet, rules: Rules) -> dict[str, Floats]:
         "all_off_accuracy": fleet.all_off / 100,
         "baseline_accuracy": rules.baseline_at(fleet.epoch) / 100,
         "baseline_next": rules.baseline_at(fleet.epoch, ahead=1) / 100,
+        "loss_lead": symlog(baseline_loss - in_stds(fleet.loss)),
+        "committed_loss_lead": symlog(baseline_loss - in_stds(fleet.committed_loss)),
+        "all_off_loss_lead": symlog(baseline_loss - in_stds(fleet.all_off_loss)),
+        "baseline_loss": symlog(baseline_loss),
+        "baseline_loss_next": symlog(rules.baseline_loss_at(fleet.epoch, ahead=1)),
         "rollbacks": fleet.rollbacks / config.governor.max_rollbacks,
         "anomaly_pending": fleet.anomaly_pending,
         "potential": fleet.potential,

@@ -137,9 +137,10 @@ class PlantedVectorEnv(SlotVectorEnv):
         trained = active & (fleet.epoch > 0)
         np.copyto(fleet.train_accuracy, true.accuracy, where=trained)
         np.copyto(fleet.train_loss, self.law.loss(true.accuracy), where=trained)
-        np.copyto(fleet.loss, self.law.loss(measured["accuracy"]), where=active)
+        losses = {"accuracy": fleet.loss, "committed": fleet.committed_loss, "all_off": fleet.all_off_loss}
         for name, values in measured.items():
             np.copyto(getattr(fleet, name), values, where=active)
+            np.copyto(losses[name], self.law.loss(values), where=active)
         better = active & (fleet.accuracy > fleet.best_accuracy)
         fleet.epochs_since_best += active & (fleet.epoch > 0)
         fleet.epochs_since_best[better] = 0

@@ -52,6 +52,9 @@ class Law:
     healing: float = 0.08
     noise: float = 0.3
     paired_noise: float = 0.3
+    spread: float = 0.3
+    """Standard deviation of the baseline's final accuracy, pp; what loss rewards are measured in, so that it stays when
+    the noise is switched off."""
 
     def __post_init__(self) -> None:
         shape = (len(self.slots), len(self.blueprints))
@@ -68,9 +71,9 @@ class Law:
         return CHANCE * np.maximum(100 - accuracy, 1.0) / 90
 
     def baseline(self, horizon: int, episodes: int) -> Baseline:
-        """The law without seeds and without noise."""
+        """The law without seeds and without noise, and the standard deviation that it has with noise."""
         accuracy = self.host_accuracy(np.arange(horizon + 1), horizon)
-        spread = max(CHANCE * self.noise / 90, SMALLEST_STD)
+        spread = max(CHANCE * self.spread / 90, SMALLEST_STD)
         return Baseline(tuple(accuracy.tolist()), tuple(self.loss(accuracy).tolist()), spread, episodes)
 
 

@@ -20,6 +20,9 @@ class Measurement:
     all_off: float
     """Validation accuracy with every seed off, fossils too."""
     committed_loss: float
+    """Validation loss with fossils only."""
+    all_off_loss: float
+    """Validation loss with every seed off, fossils too."""
 
 
 class SignalTracker:

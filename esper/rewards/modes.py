@@ -22,11 +22,15 @@ POTENTIALS: Mapping[str, Potential] = MappingProxyType(
         "contribution_potential": lambda s, config, _dwell: (
             config.contribution_potential * terms.contribution_potential(s)
         ),
+        "loss_contribution_potential": lambda s, config, _dwell: (
+            config.loss_contribution_potential * terms.loss_contribution_potential(s)
+        ),
     }
 )
 TERMS: Mapping[str, Term] = MappingProxyType(
     {
         "benefit": terms.benefit,
+        "loss_benefit": terms.loss_benefit,
         "rent": terms.rent,
         "action_cost": terms.action_cost,
         "advantage": terms.advantage,
@@ -40,6 +44,15 @@ MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "simplified": ("benefit", "stage_potential", "action_cost", "governor"),
         "advantage": ("advantage", "rent", "governor"),
         "sparse": ("benefit", "fossil_cost", "governor"),
+        "loss_shaped": (
+            "loss_benefit",
+            "rent",
+            "stage_potential",
+            "loss_contribution_potential",
+            "action_cost",
+            "governor",
+        ),
+        "loss_sparse": ("loss_benefit", "fossil_cost", "governor"),
     }
 )
 

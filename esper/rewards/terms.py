@@ -1,7 +1,8 @@
 """Reward terms: pure functions of what was measured before and after an action. Accuracies are pp, 0 to 100.
 
 With a the validation accuracy with everything on, c the committed accuracy (fossils only), b the no-growth baseline,
-T the horizon. Potential terms pay γΦ(s') − Φ(s), which changes no optimum.
+T the horizon. Potential terms pay γΦ(s') − Φ(s), which changes no optimum. Losses are validation losses in standard
+deviations of the baseline's final loss (``Baseline.in_stds``), and every term is such that a lower loss is better.
 
 Values of envs are arrays [E], or plain numbers for one env; a term has the shape of what it is given.
 """
@@ -63,6 +64,11 @@ class RewardState:
     committed: Value
     all_off: Value
     baseline: Value
+    loss: Value
+    """Everything on."""
+    committed_loss: Value
+    all_off_loss: Value
+    baseline_loss: Value
     weighted_parameters: Value
     """Σ alpha · parameters over seeds."""
     fossil_parameters: Count
@@ -89,6 +95,12 @@ def benefit(t: Transition, config: RewardConfig) -> Floats:
     return np.where(t.terminated, (t.after.committed - t.after.baseline) / config.benefit_scale, 0.0)
 
 
+def loss_benefit(t: Transition, config: RewardConfig) -> Floats:
+    """−(committed loss − no-growth loss) / 5 at termination."""
+    gained = t.after.baseline_loss - t.after.committed_loss
+    return np.where(t.terminated, gained / config.loss_benefit_scale, 0.0)
+
+
 def rent(t: Transition, config: RewardConfig) -> Floats:
     """−min(0.2 · ln(1 + added / max(host, 200)), 0.6) / T each epoch."""
     return -rent_rate(t.after.weighted_parameters, t.host_parameters, config) / t.horizon
@@ -112,6 +124,11 @@ def stage_potential(state: RewardState, dwell: int) -> Floats:
 def contribution_potential(state: RewardState) -> Value:
     """Accuracy with everything on minus accuracy with every seed off, pp."""
     return state.accuracy - state.all_off
+
+
+def loss_contribution_potential(state: RewardState) -> Value:
+    """Loss with every seed off minus loss with everything on: positive where seeds help."""
+    return state.all_off_loss - state.loss
 
 
 def action_cost(t: Transition, config: RewardConfig) -> Floats:

@@ -65,6 +65,12 @@ BASE: tuple[Entry, ...] = (
     Entry("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
     Entry("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
     Entry("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
+    # Losses as rewards read them, in standard deviations (sd) of the no-growth baseline's final loss.
+    Entry("loss_lead", C, "symlog of no-growth loss minus validation loss, everything on, sd"),
+    Entry("committed_loss_lead", C, "symlog of no-growth loss minus validation loss with fossils only, sd"),
+    Entry("all_off_loss_lead", C, "symlog of no-growth loss minus validation loss with every seed off, sd"),
+    Entry("baseline_loss", C, "symlog of the no-growth loss at this epoch, sd"),
+    Entry("baseline_loss_next", C, "symlog of the no-growth loss at the next epoch, sd"),
     Entry("rollbacks", C, "rollbacks used / allowed"),
     Entry("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
     Entry("potential", C, "stored potential of the reward"),

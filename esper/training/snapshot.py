@@ -14,11 +14,13 @@ from esper.training.env_state import ParallelEnvState
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """What validation said about the committed network (fossils only) at one epoch; accuracies pp."""
+    """What validation said about the committed network (fossils only) at one epoch, and about its host alone;
+    accuracies pp."""
 
     loss: float
     committed: float
     all_off: float
+    all_off_loss: float
 
 
 class Snapshot:
@@ -27,7 +29,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.epoch = -1
         self.fossils: tuple[str, ...] = ()
-        self.record = ValidationRecord(0.0, 0.0, 0.0)
+        self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
         self._copies: dict[str, Tensor] = {}
 
     def capture(self, env: ParallelEnvState, record: ValidationRecord) -> None:

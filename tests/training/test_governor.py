@@ -16,7 +16,7 @@ from esper.training.snapshot import ValidationRecord
 from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
-RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0)
+RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
 
 
 def make_governor(classes: int = 10, horizon: int = 150, **values: Any) -> Governor:
