@@ -3,35 +3,44 @@
 import numpy as np
 import pytest
 
+from esper.config import Durations, TrainingConfig
+from esper.control.controller import NoGrowth
 from esper.control.random import RandomController
+from esper.control.script import ScriptedController, read_schedule, shipped_schedule
+from esper.env.fleet import Bools, Floats
+from esper.env.vector_env import GrowthVectorEnv
+from esper.rewards.modes import MODES, POTENTIALS, Reward
+from esper.rewards.terms import Transition
 from esper.seeds.stage import SeedStage
-from tests.core_helpers import DAMAGE, rig
+from tests.core_helpers import DAMAGE, digits, rig
 
 S = SeedStage
 
 
-@pytest.mark.parametrize("mode", ["shaped", "simplified", "advantage", "sparse"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("broken", [(), (3, 9)], ids=["healthy", "rolled back"])
 def test_trap_21_a_whole_episode_telescopes_and_terms_sum_to_the_reward(mode: str, broken: tuple[int, ...]) -> None:
-    with rig(n_envs=2, horizon=14, reward={"mode": mode, "gamma": 0.9}, env={"one_incubating": False}) as world:
+    sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
+    with rig(n_envs=2, horizon=14, reward={"mode": mode, "gamma": 0.9}, **sections) as world:
         chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=2)
         chooser.begin()
-        discounted = {"stage_potential": np.zeros(2), "contribution_potential": np.zeros(2)}
-        paid_something = False
+        discounted = {name: np.zeros(2) for name in MODES[mode] if name in POTENTIALS}
+        moved = dict.fromkeys(discounted, 0.0)
         for step in range(14):
             if step in broken:
                 DAMAGE["NaN weight"](world.training(0))
             world.step(dict(enumerate(chooser.act(world.observation, world.info["action_mask"]))))
             terms = world.info["reward_terms"]
-            np.testing.assert_allclose(sum(terms.values()), world.rewards, atol=1e-12)
+            assert set(terms) == set(MODES[mode])
+            np.testing.assert_array_equal(sum(terms.values()), world.rewards)
             assert (terms["governor"] == [-10.0 * (step in broken), 0.0]).all()
             for name, total in discounted.items():
-                total += 0.9**step * terms.get(name, 0.0)
-                paid_something |= bool(np.abs(terms.get(name, np.zeros(2))).max() > 0)
+                total += 0.9**step * terms[name]
+                moved[name] += float(np.abs(terms[name]).sum())
         assert world.terminated.all()
         for total in discounted.values():
             np.testing.assert_allclose(total, 0.0, atol=1e-9)
-        assert paid_something == (mode in ("shaped", "simplified"))
+        assert all(amount > 0.01 for amount in moved.values())
 
 
 def test_trap_25_the_benefit_is_what_the_committed_network_leads_by() -> None:
@@ -50,3 +59,123 @@ def test_a_seed_that_only_holds_is_not_in_the_benefit() -> None:
         assert world.terminated.all()
         expected = (helper.accuracy("all off") - 10.0) / 10
         assert world.info["reward_terms"]["benefit"][0] == pytest.approx(expected)
+
+
+LOSS = {"reward": {"mode": "loss_shaped"}, "env": {"baseline_episodes": 2}}
+
+
+def test_trap_25_the_loss_benefit_is_what_the_committed_network_leads_by() -> None:
+    """A fossil counts, a seed that only holds does not; 2.3 nats and 0.1 are the rig's baseline."""
+    with rig(horizon=11, **LOSS) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        world.grow("r1c0", S.HOLDING)
+        assert world.terminated.all()
+        helper = world.episode().counterfactual
+        committed = helper.loss_of("committed")
+        assert len({committed, helper.loss_of("all on"), helper.loss_of("all off")}) == 3
+        assert world.info["reward_terms"]["loss_benefit"][0] == pytest.approx((2.3 - committed) / 0.1 / 5)
+
+
+def test_the_loss_contribution_is_what_all_seeds_take_off_the_loss() -> None:
+    with rig(horizon=14, task={"samples_per_epoch": 512}, **LOSS) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        world.grow("r1c0", S.HOLDING)
+        before = world.env.reward.stored["loss_contribution_potential"].copy()
+        world.step()
+        helper = world.episode().counterfactual
+        off, on = (min(helper.loss_of(name), 2.3) for name in ("all off", "all on"))
+        assert off != on
+        paid = world.info["reward_terms"]["loss_contribution_potential"]
+        assert paid == pytest.approx(0.995 * 0.1 * (off - on) / 0.1 - before)
+
+
+def test_trap_29_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
+    sections = {"reward": {"mode": "loss_sparse"}, "task": {"samples_per_epoch": 256}}
+    with rig(n_envs=4, horizon=4, env={"baseline_episodes": 2}, **sections) as world:
+        for _ in range(4):
+            world.step()
+        assert world.terminated.all()
+        final = np.array([episode.signals.losses[-1] for episode in world.env.episodes])
+        assert (final < 2.3).all()
+        assert np.argsort(final).tolist() == np.argsort(-world.rewards).tolist()
+        assert (world.rewards > 0).all()
+
+
+def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
+    """What was measured in the bad epoch is gone: everything on is what is committed, and so is its loss."""
+    with rig(horizon=14, governor={"snapshot_every": 1}, task={"samples_per_epoch": 512}, **LOSS) as world:
+        world.grow("r0c0", S.FOSSILIZED)
+        world.grow("r1c0", S.HOLDING)
+        good = world.episode().measurement
+        DAMAGE["NaN weight"](world.training())
+        world.step()
+        assert world.info["reward_terms"]["governor"][0] == -10
+        fleet = world.env.fleet
+        assert fleet.loss[0] == fleet.committed_loss[0] == good.committed_loss
+        assert fleet.all_off_loss[0] == good.all_off_loss
+        off, on = (min(loss, 2.3) for loss in (good.all_off_loss, good.committed_loss))
+        potential = world.env.reward.stored["loss_contribution_potential"][0]
+        assert potential == pytest.approx(0.1 * (off - on) / 0.1)
+
+
+@pytest.mark.parametrize("mode", ["shaped", "simplified", "loss_shaped"])
+def test_trap_20_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode: str) -> None:
+    """The gate wants five epochs in TRAINING: the reward is that of what happened, not of what was asked for."""
+    gates = {"min_training_epochs": 5, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+    sections = {"reward": {"mode": mode, "gamma": 1.0}, "env": {"baseline_episodes": 2, "gates": gates}}
+    with rig(horizon=30, **sections) as world:
+        world.do("GERMINATE", "r0c0", "norm")
+        world.do("ADVANCE", "r0c0")
+        assert world.slot("r0c0").stage is S.TRAINING
+        world.do("ADVANCE", "r0c0")
+        assert world.slot("r0c0").stage is S.TRAINING
+        assert world.value("last_op_succeeded") == 0
+        terms = world.info["reward_terms"]
+        assert terms["action_cost"][0] == -0.01
+        # one more epoch of a dwell of 2: 0.1 · 0.9 · (3.5 − 2) / 2
+        assert terms["stage_potential"][0] == pytest.approx(0.0675)
+
+
+HOSTS = 16
+
+
+@pytest.mark.slow
+def test_trap_25_on_digits_growing_pays_under_every_mode() -> None:
+    """The shipped schedule against the same hosts left alone: its episodes are measured once and paid by every mode."""
+    config = TrainingConfig.parse({"task": {"name": "digits"}, "env": {"n_envs": HOSTS}})
+    env = GrowthVectorEnv(digits(), config)
+    env.prepare()
+    returns = {}
+    for player in (
+        ScriptedController(read_schedule(shipped_schedule("digits")), env.action_spec, env.layout, HOSTS),
+        NoGrowth(env.action_spec, env.layout, HOSTS),
+    ):
+        env.reward = Ledger(config, env.horizon)
+        observation, info = env.reset(seed=0)
+        player.begin()
+        while not env.done.all():
+            observation, _, _, _, info = env.step(player.act(observation, info["action_mask"]))
+        returns[type(player)] = env.reward.returns
+    env.close()
+    for mode in MODES:
+        gained = returns[ScriptedController][mode] - returns[NoGrowth][mode]
+        error = gained.std(ddof=1) / np.sqrt(HOSTS)
+        assert gained.mean() > 2 * error > 0, (mode, gained.mean(), error)
+        print(f"{mode}: {gained.mean():.3f} ± {error:.3f}")
+
+
+class Ledger(Reward):
+    """Pays by the default mode, and keeps the discounted returns [E] of every mode for the same transitions."""
+
+    def __init__(self, config: TrainingConfig, horizon: int) -> None:
+        dwell = Durations.of(config, horizon).dwell
+        super().__init__(config.reward, dwell, HOSTS)
+        self.others = {mode: Reward(config.reward.model_copy(update={"mode": mode}), dwell, HOSTS) for mode in MODES}
+        self.returns = {mode: np.zeros(HOSTS) for mode in MODES}
+        self.discount = 1.0
+
+    def pay(self, transition: Transition, active: Bools | bool = True) -> dict[str, Floats]:
+        for mode, other in self.others.items():
+            self.returns[mode] += self.discount * np.sum(list(other.pay(transition, active).values()), axis=0)
+        self.discount *= self.config.gamma
+        return super().pay(transition, active)

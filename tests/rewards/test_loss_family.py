@@ -66,7 +66,12 @@ def test_the_loss_contribution_potential_by_hand() -> None:
 
 
 percent, flag = st.floats(0, 100), st.booleans()
-OF_ACCURACY = {"accuracy": "loss", "committed": "committed_loss", "all_off": "all_off_loss", "baseline": "baseline_loss"}
+OF_ACCURACY = {
+    "accuracy": "loss",
+    "committed": "committed_loss",
+    "all_off": "all_off_loss",
+    "baseline": "baseline_loss",
+}
 
 
 @settings(max_examples=50, deadline=None)

@@ -65,9 +65,7 @@ def discounted(paid: list[dict[str, Any]], names: set[str], gamma: float) -> flo
 
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes)
-def test_trap_21_potential_terms_of_an_episode_telescope_to_zero(
-    mode: str, gamma: float, episode: list[Step]
-) -> None:
+def test_trap_21_potential_terms_of_an_episode_telescope_to_zero(mode: str, gamma: float, episode: list[Step]) -> None:
     """Whatever happened: prunes, refusals, rollbacks, jumps of stage, accuracy and loss."""
     reward = rewards(mode, gamma)
     assert set(reward.stored) == set(POTENTIALS) & set(MODES[mode])

@@ -1,0 +1,144 @@
+"""Every reward can be worked out from what the controller saw before and after the step, by arithmetic of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from esper.config import Durations, RewardConfig, TrainingConfig
+from esper.control.controller import Controller
+from esper.control.random import RandomController
+from esper.control.script import ScriptedController, read_schedule, shipped_schedule
+from esper.env.planted import PlantedVectorEnv
+from esper.env.slot_env import SlotVectorEnv
+from esper.rewards.modes import MODES
+from tests.core_helpers import DAMAGE, rig
+
+Floats = NDArray[np.float64]
+PHI = {"germinated": 1.0, "training": 2.0, "blending": 3.5, "holding": 5.5, "fossilized": 6.0}
+
+
+class Seen:
+    """The observations [E, size] of one moment, by name."""
+
+    def __init__(self, env: SlotVectorEnv, observation: NDArray[np.float32]) -> None:
+        self.env, self.observation = env, observation.astype(np.float64)
+
+    def __call__(self, name: str) -> Floats:
+        return self.observation[:, self.env.layout.index[name]]
+
+    def lead(self, of: str = "validation") -> Floats:
+        """Accuracy above the baseline, pp."""
+        return 100 * (self(f"{of}_accuracy") - self("baseline_accuracy"))
+
+    def nats(self, name: str) -> Floats:
+        """What symlog was taken of."""
+        value = self(name)
+        return np.sign(value) * np.expm1(np.abs(value))
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        return (self("epoch") >= 1 - 1e-6) | (self("rollbacks") >= 1 - 1e-6)
+
+    def climb(self, dwell: int) -> Floats:
+        """Φ of the stages."""
+        total, after = np.zeros(len(self.observation)), dict(zip(PHI, [*PHI.values()][1:], strict=False))
+        for slot in self.env.action_spec.slots:
+            done = np.minimum(self(f"{slot}/epochs_in_stage") * self.env.horizon / dwell, 1)
+            for stage, phi in PHI.items():
+                total += self(f"{slot}/stage_{stage}") * (phi + 0.9 * (after.get(stage, phi) - phi) * done)
+        return total
+
+
+def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Floats:
+    """The reward [E] of the step between two observations."""
+    c, ended = config, after.ended
+    names = MODES[c.mode]
+    potential = np.zeros(len(ended))
+    if "stage_potential" in names:
+        potential += c.stage_potential * after.climb(dwell)
+    if "contribution_potential" in names:
+        potential += c.contribution_potential * 100 * (after("validation_accuracy") - after("all_off_accuracy"))
+    if "loss_contribution_potential" in names:
+        potential += c.loss_contribution_potential * (after.nats("loss_lead") - after.nats("all_off_loss_lead"))
+    waited, germinated = after("last_op_wait") == 1, after("last_op_germinate") == 1
+    refused = after("last_op_succeeded") == 0
+    # A germination costs the same when it fails, as on a host that is broken.
+    cost = np.where(germinated, c.germinate_cost, np.where(refused, c.refused_cost, c.action_cost))
+    paid: dict[str, Callable[[], Floats]] = {
+        "benefit": lambda: ended * after.lead("committed") / c.benefit_scale,
+        "loss_benefit": lambda: ended * after.nats("committed_loss_lead") / c.loss_benefit_scale,
+        "fossil_cost": lambda: ended * -c.sparse_parameter_cost * after("fossil_parameters"),
+        "advantage": lambda: (np.where(ended, after.lead("committed"), after.lead()) - before.lead()) / c.benefit_scale,
+        "rent": lambda: -after("rent") / after.env.horizon,
+        "action_cost": lambda: -np.where(waited, 0.0, cost),
+        "governor": lambda: -c.rollback_penalty * after("rolled_back"),
+    }
+    shaping = c.gamma * np.where(ended, 0.0, potential) - before("potential")
+    return shaping + sum(paid[name]() for name in names if name in paid)
+
+
+def follow(env: SlotVectorEnv, player: Controller, disturb: Callable[[int], None] = lambda _step: None) -> set[str]:
+    """Play one episode, with every reward worked out from the observations; the terms that paid anything."""
+    dwell = Durations.of(env.config, env.horizon).dwell
+    observation, info = env.reset(seed=0)
+    player.begin()
+    before, running, moved = Seen(env, observation), np.ones(env.num_envs, dtype=bool), set[str]()
+    for step in range(env.horizon):
+        disturb(step)
+        observation, rewards, terminated, _, info = env.step(player.act(observation, info["action_mask"]))
+        after = Seen(env, observation)
+        expected = np.where(running, reward(before, after, env.config.reward, dwell), 0.0)
+        # float32 in the observation; symlog keeps seven digits of the logarithm
+        np.testing.assert_allclose(expected, rewards, rtol=1e-4, atol=1e-4)
+        moved |= {name for name, term in info["reward_terms"].items() if np.abs(term).max() > 1e-4}
+        running = ~terminated
+        before = after
+    assert not running.any()
+    return moved
+
+
+def planted(mode: str, **env: Any) -> PlantedVectorEnv:
+    return PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 6, **env}, "reward": {"mode": mode}}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trap_23_rewards_of_planted_follow_from_what_is_observed(mode: str) -> None:
+    env = planted(mode, one_incubating=False)
+    moved = follow(env, RandomController(env.action_spec, env.layout, 6, 3))
+    schedule = read_schedule(shipped_schedule("planted"))
+    moved |= follow(env, ScriptedController(schedule, env.action_spec, env.layout, 6))
+    assert moved == set(MODES[mode]) - {"governor"}, "all that the mode pays was tried"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trap_23_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) -> None:
+    """With rollbacks, three of which end the episode of env 0 early."""
+    sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
+    with rig(n_envs=2, horizon=14, reward={"mode": mode}, **sections) as world:
+        broken = (3, 8, 10)
+
+        def disturb(step: int) -> None:
+            if step in broken:
+                DAMAGE["NaN weight"](world.training(0))
+
+        chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=2)
+        moved = follow(world.env, chooser, disturb)
+        assert {"governor", "benefit", "loss_benefit", "advantage"} & set(MODES[mode]) <= moved
+        assert world.episode(0).governor.rollbacks == 3
+
+
+def test_trap_23_the_baseline_of_the_next_epoch_is_seen_one_epoch_ahead() -> None:
+    env = planted("loss_shaped")
+    observation, _ = env.reset(seed=0)
+    for _ in range(env.horizon):
+        before = Seen(env, observation)
+        observation = env.step(np.zeros((6, 8), dtype=np.int64))[0]
+        after = Seen(env, observation)
+        for now, ahead in (("baseline_accuracy", "baseline_next"), ("baseline_loss", "baseline_loss_next")):
+            np.testing.assert_array_equal(after(now), before(ahead))
+        assert (before("baseline_loss") > after("baseline_loss")).all(), "the law's loss falls all the time"
