@@ -187,6 +187,21 @@ def test_noise_has_its_standard_deviation_and_moves_all_configurations_together(
     np.testing.assert_array_equal(steps[-1][2]["validation_accuracy"], steps[-1][2]["committed_accuracy"])
 
 
+def test_the_loss_of_every_configuration_follows_its_accuracy() -> None:
+    env = planted(4)
+    env.reset(seed=0)
+    rows, fleet = life(env, 0, "fern"), env.fleet
+    for epoch in range(20):
+        env.step(np.tile(rows.get(epoch, env.action_spec.encode(Op.WAIT)), (4, 1)))
+        for accuracy, loss in (
+            (fleet.accuracy, fleet.loss),
+            (fleet.committed, fleet.committed_loss),
+            (fleet.all_off, fleet.all_off_loss),
+        ):
+            np.testing.assert_allclose(loss, np.log(10) * (100 - accuracy) / 90)
+    assert (fleet.committed_loss < fleet.all_off_loss).all()
+
+
 def grown(env: PlantedVectorEnv, rows: dict[int, NDArray[np.int64]]) -> float:
     """Final committed accuracy above the baseline of one env that takes these actions at these epochs, pp."""
     env.reset(seed=0)
