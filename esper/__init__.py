@@ -1,3 +1,55 @@
-"""Esper grows neural networks while they train."""
+"""Esper grows neural networks while they train.
+
+The public API; each name is imported when it is first used, so that ``import esper`` is cheap:
+
+- ``TrainingConfig``: every parameter of a run; ``ConfigError`` says what is wrong with one.
+- ``Experiment``: a run, also resumed; ``RunSummary`` is what it ends with.
+- ``compare_controllers``: controllers, also out of checkpoints, on the same held-out hosts.
+- ``make_env``: the vector env of a task, for agents of your own.
+- ``load_host``, ``accuracy``: a grown network as a plain ``torch.nn.Module``, and how good it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.config import ConfigError, TrainingConfig
+    from esper.env.make import make_env
+    from esper.experiment.compare import compare_controllers
+    from esper.experiment.export import accuracy, load_host
+    from esper.experiment.run import Experiment, RunSummary
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "ConfigError": "esper.config",
+    "Experiment": "esper.experiment.run",
+    "RunSummary": "esper.experiment.run",
+    "TrainingConfig": "esper.config",
+    "accuracy": "esper.experiment.export",
+    "compare_controllers": "esper.experiment.compare",
+    "load_host": "esper.experiment.export",
+    "make_env": "esper.env.make",
+}
+__all__ = [
+    "ConfigError",
+    "Experiment",
+    "RunSummary",
+    "TrainingConfig",
+    "accuracy",
+    "compare_controllers",
+    "load_host",
+    "make_env",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'esper' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -36,14 +36,24 @@ class Section(BaseModel):
 class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     """Seed of everything random in the run."""
-    controller: str = "schedule"
-    """What decides: schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random or none."""
+    controller: str = "ppo"
+    """What decides: ppo (an agent that learns), checkpoint:PATH (one that has learned), schedule (the one that ships
+    for the task), schedule:FILE.toml, heuristic, random or none."""
     rounds: Count | None = None
-    """Rounds of n_envs episodes each; None takes the task's default."""
+    """Rounds of n_envs episodes each; None takes the task's default, which is larger for an agent that learns."""
+    evaluation_pairs: Count = 16
+    """Hosts on which an agent that has learned is compared with each baseline; it never saw them in training."""
+    checkpoint_every: Count = 1
+    """Rounds between checkpoints; the last round, an interrupt and an error write one in any case."""
     device: str = "cpu"
     """Where hosts train: cpu, cuda, cuda:0, ..."""
     lanes: Count | None = None
     """Envs that train at the same time; None: one a physical core. Results do not depend on it."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the controller is one that learns in the run."""
+        return self.controller == "ppo"
 
 
 class TaskConfig(Section):
@@ -169,9 +179,9 @@ class GovernorConfig(Section):
 
 
 class PPOConfig(Section):
-    """What a ``PPOAgent`` is made with."""
+    """The agent that learns (Schulman et al. 2017), and how."""
 
-    learning_rate: Positive = 3e-4
+    learning_rate: Positive = 1e-3
     """Adam's rate at the start of training."""
     adam_eps: Positive = 1e-5
     """Adam's epsilon."""
@@ -179,7 +189,7 @@ class PPOConfig(Section):
     """Whether the rate falls linearly to zero over training."""
     gamma: Fraction = 0.995
     """Discount; the reward's potential terms use the same."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: Fraction = 0.97
     """λ of generalised advantage estimation."""
     clip: Positive = 0.2
     """ε: how far the probability ratio may leave 1."""
@@ -191,6 +201,11 @@ class PPOConfig(Section):
     """Weight of the entropy bonus at the start of training ..."""
     entropy_end: NonNegative = 0.01
     """... and at its end; linear in between."""
+    prior: NonNegative = 1.0
+    """How strongly the untrained policy prefers to carry seeds through and to let them be; 0: every op and every target
+    alpha is as likely as any other, and what is learned from that is often to plant nothing."""
+    episodes_per_update: Count | None = None
+    """Episodes that an update learns from, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4
     """Parts that the envs of a rollout are split into; sequences stay whole."""
     update_epochs: Count = 4
@@ -199,6 +214,8 @@ class PPOConfig(Section):
     """An update stops when the KL divergence of a minibatch is above 1.5 times this."""
     max_grad_norm: Positive = 0.5
     """Global L2 norm that the agent's gradient is clipped to."""
+    device: str = "cpu"
+    """Where the agent lives; it is small, and at home beside the env's observations."""
     width: Count = 128
     """Units of the trunk and of the LSTM."""
 
@@ -211,6 +228,16 @@ class TrainingConfig(Section):
     env: EnvConfig = EnvConfig()
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
+    ppo: PPOConfig = PPOConfig()
+
+    @model_validator(mode="after")
+    def _one_discount(self) -> Self:
+        if self.ppo.gamma != self.reward.gamma:
+            raise ValueError(
+                f"ppo.gamma is {self.ppo.gamma} and reward.gamma {self.reward.gamma}: they must be the same, or the "
+                f"potential terms of the reward change what is best"
+            )
+        return self
 
     @model_validator(mode="after")
     def _loss_is_measured_in_something(self) -> Self:

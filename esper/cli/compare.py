@@ -42,12 +42,15 @@ def command(
 
     from dataclasses import asdict
 
+    from rich.console import Console
+
     from esper.experiment.compare import against_reference, compare_controllers
     from esper.experiment.environment import describe_environment
     from esper.experiment.files import write_json
-    from esper.telemetry.sinks.console import count
+    from esper.telemetry.sinks.console import ConsoleSink, count
 
-    found = compare_controllers(config, arms, pairs, progress=click.echo)
+    sink = ConsoleSink(Console())
+    found = compare_controllers(config, arms, pairs, progress=sink.handle)
     comparisons = against_reference(found, reference)
     click.echo(
         f"\nTest accuracy of committed hosts after the last epoch, {count(pairs, 'pair')}, seed {config.run.seed}\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esper.cli.options import build_config, config_options
+from esper.config import ConfigError
 
 if TYPE_CHECKING:
     from esper.experiment.run import RunSummary
@@ -16,41 +17,66 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @config_options
-@click.option("--controller", help="schedule, schedule:FILE.toml, heuristic, random or none.  [default: schedule]")
+@click.option(
+    "--controller",
+    help="ppo, checkpoint:PATH, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
+)
 @click.option("--rounds", type=click.INT, help="Rounds of one episode in every env.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Run folder, new or empty.  [default: runs/TASK-CONTROLLER-TIME]"
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Go on with an interrupted run; no other options.",
 )
 def command(
     controller: str | None,
     rounds: int | None,
     out: Path | None,
+    resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Grow hosts with a controller, beside the same hosts left alone.
+    """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
 
     What is not given comes from the task. The run folder gets config.toml, env.json, baseline.json, events.jsonl,
-    metrics.csv and the best grown host.
+    metrics.csv, the best grown host and a checkpoint.
     """
-    config = build_config(
-        config_file, assignments, flags, {("run", "controller"): controller, ("run", "rounds"): rounds}
-    )
+    given = [controller, rounds, out, config_file, *assignments, *flags.values()]
+    if resume is not None and any(value is not None for value in given):
+        raise ConfigError("--resume FOLDER goes on with the run as it was begun; it takes no other option")
+
+    if resume is None:
+        config = build_config(
+            config_file, assignments, flags, {("run", "controller"): controller, ("run", "rounds"): rounds}
+        )
 
     from rich.console import Console
 
     from esper.experiment.run import Experiment
-    from esper.telemetry.sinks.console import ConsoleSink
+    from esper.telemetry.sinks.live import progress_sink
+    from esper.training.lanes import LaneError
 
-    folder = out or default_folder(config.task.name, config.run.controller)
-    with Experiment(config, folder, [ConsoleSink(Console())]) as experiment:
+    sinks = [progress_sink(Console())]
+    if resume is not None:
+        experiment = Experiment.resume(resume, sinks)
+    else:
+        experiment = Experiment(config, out or default_folder(config.task.name, config.run.controller), sinks)
+    folder = experiment.folder
+    with experiment:
         try:
             summary = experiment.run()
         except KeyboardInterrupt:
             click.echo(f"No round was completed; the events until then are in {folder}.")
             raise
-    click.echo(closing_words(summary, config.run.controller, config.task.name))
+        except LaneError as error:
+            raise click.ClickException(
+                f"{error}\nWhat was done until then is kept: esper run --resume {folder}"
+            ) from error
+    click.echo(closing_words(summary, experiment.config.task.name))
     if summary.interrupted:
         raise click.Abort
 
@@ -62,29 +88,53 @@ def default_folder(task: str, controller: str) -> Path:
     return Path("runs") / name
 
 
-def closing_words(summary: RunSummary, controller: str, task: str) -> str:
-    """What a person reads last: the result beside the hosts left alone, what it cost, where it is, what to try next."""
+def closing_words(summary: RunSummary, task: str) -> str:
+    """What a person reads last: the result beside each baseline, what it cost, where it is, what to try next."""
     from esper.telemetry.sinks.console import count
 
-    c = summary.comparison
-    low, high = c.interval
-    others = [
-        f"  esper run --task {task} --controller {name}" for name in ("schedule", "heuristic") if name != controller
-    ]
+    done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
+    resume = [f"  esper run --resume {summary.folder}"] if summary.interrupted else []
+    return "\n".join(
+        [
+            "",
+            *(result_lines(summary) if summary.comparisons else ["Nothing is compared: the agent is still learning."]),
+            done,
+            *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
+            *(["Interrupted: what is above is of the rounds that were completed."] if summary.interrupted else []),
+            "",
+            "Next:",
+            *resume,
+            *next_commands(summary, task),
+        ]
+    )
+
+
+def result_lines(summary: RunSummary) -> list[str]:
+    """A table of the baselines, and in words whether the controller did better than each."""
+    ours, first = summary.controller, summary.comparisons[0].pair
     lines = [
+        f"Test accuracy of {first.pairs} hosts grown by {ours}: {first.mean_a:.2f} %. "
+        f"The same hosts under each baseline, and the paired difference:",
         "",
-        f"Test accuracy of {c.pairs} grown hosts: {c.mean_a:.2f} %; the same hosts left alone: {c.mean_b:.2f} %.",
-        f"Paired difference {c.difference:+.2f} pp, 95 % interval {low:+.2f} to {high:+.2f} (p = {c.p_value:.2g}): "
-        f"{c.verdict() if c.winner() is None else f'{c.winner()} is better'}.",
+    ]
+    for found in summary.comparisons:
+        c = found.pair
+        interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if c.pairs > 1 else "no interval"
+        lines.append(f"  {c.name_b:10s} {c.mean_b:6.2f} %   {c.difference:+6.2f} pp, {interval}: {found.verdict_word}")
+    lines += [
+        "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept a host).",
-        f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}",
-        *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
-        *(["Interrupted: the figures are those of the rounds that were completed."] if summary.interrupted else []),
-        "",
-        "Next:",
-        *others[:1],
-        f"  esper compare --task {task} --arm schedule --arm heuristic --arm none --pairs 20",
+    ]
+    return lines
+
+
+def next_commands(summary: RunSummary, task: str) -> list[str]:
+    """What a person may want to type next."""
+    learned = summary.controller == "ppo" and not summary.interrupted
+    ours = f"checkpoint:{summary.folder}" if learned else "schedule"
+    return [
+        f"  esper compare --task {task} --arm {ours} --arm heuristic --arm none --pairs 20",
+        *([f"  esper run --task {task} --controller {ours}"] if ours != summary.controller else []),
         "  esper info --observation",
     ]
-    return "\n".join(lines)

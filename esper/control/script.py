@@ -97,6 +97,11 @@ def read_schedule(path: Path) -> list[Entry]:
         raise ConfigError(f"{path}: {place}: {problem['msg']}; keys are: {known}") from None
 
 
+def schedule_ships(task: str) -> bool:
+    """Whether a schedule for this task comes with Esper."""
+    return (SCHEDULES / f"{task}.toml").is_file()
+
+
 def shipped_schedule(task: str) -> Path:
     """The schedule that comes with Esper for a task. Raises ConfigError listing the tasks that have one."""
     path = SCHEDULES / f"{task}.toml"

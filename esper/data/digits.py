@@ -14,7 +14,7 @@ TRAIN, VALIDATION, TEST = 997, 400, 400
 
 def build_host() -> CNNHost:
     """A deliberately small host (277 parameters), so that growth can pay."""
-    return CNNHost(in_channels=1, classes=10, base=3, blocks=2, kernel=3, rows=2)
+    return CNNHost(in_channels=1, classes=10, base=3, blocks=2, kernel=3, pool_last=False, rows=2)
 
 
 def load() -> Task:
@@ -43,6 +43,7 @@ def load() -> Task:
         n_envs=8,
         episode_length=30,
         rounds=4,
+        learning_rounds=50,
     )
 
 

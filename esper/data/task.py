@@ -43,6 +43,9 @@ class Task:
     n_envs: int
     episode_length: int
     rounds: int
+    """Rounds of a run whose controller does not learn."""
+    learning_rounds: int
+    """Rounds of a run whose controller learns."""
 
     def to(self, device: torch.device) -> Task:
         """The same task with its splits on ``device``."""
@@ -80,5 +83,5 @@ def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
             "n_envs": config.env.n_envs or task.n_envs,
             "episode_length": config.env.episode_length or task.episode_length,
         },
-        run={"rounds": config.run.rounds or task.rounds},
+        run={"rounds": config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)},
     )

@@ -16,8 +16,8 @@ def load_task(name: str) -> Task:
     """Raises ConfigError listing the known names when there is no task of that name, or when it has no data."""
     if name in SIMULATED:
         raise ConfigError(
-            f"task {name!r} is simulated: it has no network to train, test or save, and cannot be run or compared. "
-            f"Drive its env from Python: esper.env.make.make_env. Tasks with data: {', '.join(TASKS)}"
+            f"task {name!r} is simulated: it has no data and no network. Its env comes from esper.env.make.make_env. "
+            f"Tasks with data: {', '.join(TASKS)}"
         )
     entry = TASKS.get(name)
     if entry is None:

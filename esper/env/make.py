@@ -1,19 +1,50 @@
-"""An env for a task by name, whether its hosts are trained or simulated."""
+"""Envs for a task by name, whether its hosts are trained or simulated."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from esper.config import TrainingConfig
+from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
+from esper.telemetry.event import Event
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """Makes the envs of one run, which share its data."""
+
+    config: TrainingConfig
+    """With the task's numbers in place of None."""
+    task: Task | None
+    """None where hosts are simulated."""
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> EnvMaker:
+        """Loads the data of ``config.task.name`` to ``config.run.device``.
+
+        Raises ConfigError listing the known names, or for sizes that the data cannot serve.
+        """
+        if config.task.name == planted.NAME:
+            return cls(planted.resolve(config), None)
+        task = load_task(config.task.name).to(torch.device(config.run.device))
+        return cls(resolve(config, task), task)
+
+    def make(self, n_envs: int | None = None, emit: Callable[[Event], None] | None = None) -> SlotVectorEnv:
+        """An env; ``n_envs`` in place of the config's, ``emit`` for its events (simulated hosts have none)."""
+        config = self.config.with_values(env={"n_envs": n_envs}) if n_envs else self.config
+        if self.task is None:
+            return PlantedVectorEnv(config)
+        return GrowthVectorEnv(self.task, config, emit) if emit else GrowthVectorEnv(self.task, config)
 
 
 def make_env(config: TrainingConfig) -> SlotVectorEnv:
     """The env of ``config.task.name`` on ``config.run.device``. Raises ConfigError listing the known names."""
-    if config.task.name == planted.NAME:
-        return PlantedVectorEnv(config)
-    return GrowthVectorEnv(load_task(config.task.name).to(torch.device(config.run.device)), config)
+    return EnvMaker.of(config).make()

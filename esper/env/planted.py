@@ -23,8 +23,18 @@ from esper.training.randomness import Purpose, derive_seed
 
 NAME = "planted"
 N_ENVS, EPISODE_LENGTH = 64, 50
+ROUNDS, LEARNING_ROUNDS = 1, 60
 
 _TEMPOS, _TARGETS, _SPEEDS = np.array(TEMPOS), np.array(ALPHA_TARGETS), np.array(ALPHA_SPEEDS)
+
+
+def resolve(config: TrainingConfig) -> TrainingConfig:
+    """The config with the numbers of the planted task in place of None."""
+    env, run = config.env, config.run
+    return config.with_values(
+        env={"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH},
+        run={"rounds": run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)},
+    )
 
 
 class PlantedVectorEnv(SlotVectorEnv):
@@ -38,14 +48,14 @@ class PlantedVectorEnv(SlotVectorEnv):
     """
 
     def __init__(self, config: TrainingConfig | None = None, law: Law | None = None) -> None:
-        config, law = config or TrainingConfig(), law or Law()
-        env = {"n_envs": config.env.n_envs or N_ENVS, "episode_length": config.env.episode_length or EPISODE_LENGTH}
-        super().__init__(config.with_values(env=env), ActionSpec(law.slots, law.blueprints))
+        config, law = resolve(config or TrainingConfig()), law or Law()
+        super().__init__(config, ActionSpec(law.slots, law.blueprints))
         self.law = law
         places = len(law.slots)
         self.growth = Growth(law, self.num_envs, self.horizon)
         self.seeds = SeedSlots.fresh(self.num_envs, places)
         self.fleet: Fleet = Fleet.fresh(self.num_envs, slots=self.seeds)
+        self.baseline = law.baseline(self.horizon, config.env.baseline_episodes)
         self.noise = np.zeros((self.num_envs, self.horizon + 1, 1 + 2 * places))
         """[E, T + 1, 1 + 2S], pp: errors of the accuracies, the contributions and the trials."""
 
@@ -65,6 +75,14 @@ class PlantedVectorEnv(SlotVectorEnv):
             np.copyto(history, now[:, None], where=starting[:, None])
         np.copyto(self.fleet.best_accuracy, self.fleet.accuracy, where=starting)
         return self._show(self.fleet), self._info()
+
+    @property
+    def host_parameters(self) -> int:
+        return self.law.host_parameters
+
+    def test_accuracy(self) -> Floats:
+        """Accuracy of each committed network under the law, without noise, pp [E]."""
+        return self.growth.measure(self.seeds, self.fleet.epoch).committed
 
     def step(self, actions: Actions) -> StepResult:
         """One epoch of every host: act, train, validate, tick, reward."""
@@ -89,7 +107,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         return Rules(
             config=self.config,
             spec=self.action_spec,
-            baseline=law.baseline(self.horizon, self.config.env.baseline_episodes),
+            baseline=self.baseline or law.baseline(self.horizon, self.config.env.baseline_episodes),
             horizon=self.horizon,
             host_parameters=law.host_parameters,
             largest=np.tile(gated, (len(law.slots), 1)),
@@ -102,7 +120,7 @@ class PlantedVectorEnv(SlotVectorEnv):
             return
         scale = np.array([law.noise, *[law.paired_noise] * (2 * places)])
         for env in np.flatnonzero(starting):
-            seed = derive_seed(self.run_seed, int(env), int(self._episode_numbers[env]), Purpose.NOISE)
+            seed = derive_seed(self.run_seed, int(env), int(self.episode_numbers[env]), Purpose.NOISE)
             self.noise[env] = np.random.default_rng(seed).standard_normal(self.noise.shape[1:]) * scale
 
     def _act(self, actions: Actions, active: Bools) -> None:

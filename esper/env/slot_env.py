@@ -5,6 +5,7 @@ A subclass keeps the state, applies actions and moves time; what a controller se
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -14,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.config import Durations, TrainingConfig
+from esper.env.baseline import Baseline
 from esper.env.fleet import Bools, Fleet, Floats, Rules, reward_state
 from esper.env.legal import legal_actions
 from esper.env.observe import observe
@@ -26,6 +28,17 @@ from esper.spaces.observation import LIMIT, ObservationLayout
 Float32s = NDArray[np.float32]
 Actions = NDArray[np.int64]
 StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What each env has grown in its episode so far, [E]."""
+
+    parameters: Floats
+    """Of the committed network: host and fossils."""
+    fossils: Floats
+    epochs: Floats
+    rollbacks: Floats
 
 
 class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
@@ -54,13 +67,42 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.run_seed = config.run.seed
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
+        self.baseline: Baseline | None = None
+        """The no-growth curves; where there are none at the first reset they are measured."""
         self.rules: Rules | None = None
         """Known from the first reset on."""
         self.reward = Reward(config.reward, Durations.of(config, self.horizon).dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.done = np.ones(self.num_envs, dtype=np.bool_)
         self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
-        self._episode_numbers = np.full(self.num_envs, -1)
+        self.episode_numbers = np.full(self.num_envs, -1)
+        """[E] int64, counted from the first episode under the run seed; -1 before it."""
+        self.phase_seconds: dict[str, float] = {}
+        """Wall time spent in the phases of steps since the env was made."""
+
+    def prepare(self) -> None:
+        """Get ready what the first reset needs; it does this itself where it was not done before."""
+
+    @property
+    def host_parameters(self) -> int:
+        """Of the host alone."""
+        raise NotImplementedError
+
+    def test_accuracy(self) -> Floats:
+        """Accuracy of each committed network (fossils only) on what no reward, gate or governor saw, pp [E]."""
+        raise NotImplementedError
+
+    def grown(self) -> Grown:
+        """What each env has grown so far."""
+        assert self.rules is not None
+        slots = self.fleet.slots
+        fossil_parameters = np.where(slots.fossil, slots.parameters, 0).sum(axis=1)
+        return Grown(
+            parameters=self.rules.host_parameters + fossil_parameters.astype(np.float64),
+            fossils=slots.fossil.sum(axis=1).astype(np.float64),
+            epochs=self.fleet.epoch.astype(np.float64),
+            rollbacks=self.fleet.rollbacks.astype(np.float64),
+        )
 
     def action_masks(self) -> Bools:
         """The per-head masks side by side, bool [E, sum of head sizes], as sb3-contrib reads them."""
@@ -75,11 +117,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
             raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
         if seed is not None:
             self.run_seed = seed
-            self._episode_numbers[:] = -1
+            self.episode_numbers[:] = -1
         starting = np.ones(self.num_envs, dtype=np.bool_)
         if options and "reset_mask" in options and not everyone:
             starting = np.asarray(options["reset_mask"], dtype=np.bool_)
-        self._episode_numbers[starting] += 1
+        self.episode_numbers[starting] += 1
         self.illegal_actions[starting] = 0
         self.done[starting] = self.truncated[starting] = False
         self.reward.reset(starting)

@@ -67,7 +67,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.lanes = Lanes(config.run.lanes)
         self.episodes: list[Episode] = []
         self.phase_seconds = {"train": 0.0, "validate": 0.0, "govern": 0.0, "decide": 0.0}
-        """Wall time spent in the phases of steps since the env was made."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -81,7 +80,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.prepare()
         starting = [episode for episode, chosen in zip(self.episodes, mask, strict=True) if chosen]
         for episode in starting:
-            episode.reset(self.run_seed, int(self._episode_numbers[episode.index]))
+            episode.reset(self.run_seed, int(self.episode_numbers[episode.index]))
         if starting:
             with self._phase("validate"):
                 self.lanes.run(Episode.validate, starting)
@@ -91,7 +90,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         return self._show(gather(self.episodes)), self._info()
 
     def prepare(self) -> None:
-        """Measure the baseline unless it was given; the first reset does this where it was not done before."""
+        """Measure the baseline unless it was given."""
         if self.episodes:
             return
         if self.baseline is None:
@@ -150,6 +149,10 @@ class GrowthVectorEnv(SlotVectorEnv):
             reward = episode.credit({name: float(term[episode.index]) for name, term in self.reward_terms.items()})
             self._report(episode, reward)
         return rewards
+
+    @property
+    def host_parameters(self) -> int:
+        return self.training[0].host_parameters
 
     def test_accuracy(self) -> NDArray[np.float64]:
         """Accuracy of each committed network (fossils only) on the test split, pp [E]. For reports only."""

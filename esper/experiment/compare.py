@@ -1,21 +1,25 @@
-"""Controllers compared on the same hosts: paired seeds, arms interleaved in random order, the test split."""
+"""Controllers compared on the same hosts: paired seeds, arms interleaved in random order, test accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import ConfigError, TrainingConfig
-from esper.control.names import make_controller
-from esper.data.task import resolve
-from esper.data.tasks import load_task
-from esper.env.vector_env import GrowthVectorEnv
+from esper.env.baseline import Baseline
+from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.environment import check_device
-from esper.experiment.play import Played, play_round
-from esper.experiment.statistics import PairedComparison, compare_pairs, holm_adjusted
+from esper.experiment.play import Played, Player, play_round
+from esper.experiment.players import make_player
+from esper.experiment.statistics import MIN_PAIRS, PairedComparison, compare_pairs, holm_adjusted
+from esper.telemetry.event import ArmPlayed
+
+Floats = NDArray[np.float64]
+MakePlayer = Callable[[SlotVectorEnv], Player]
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Arm:
     """One arm's hosts in order of their pairs; accuracies pp, test split, committed networks."""
 
     controller: str
-    accuracy: NDArray[np.float64]
-    parameters: NDArray[np.float64]
-    fossils: NDArray[np.float64]
+    accuracy: Floats
+    parameters: Floats
+    fossils: Floats
 
 
 @dataclass(frozen=True)
@@ -39,50 +43,76 @@ class ArmComparison:
     def verdict(self) -> str:
         return self.pair.verdict(p_value=self.adjusted_p)
 
+    @property
+    def verdict_word(self) -> str:
+        """The verdict on the first arm, for a table that has the numbers beside it."""
+        pair = self.pair
+        if pair.pairs < MIN_PAIRS:
+            return f"inconclusive, fewer than {MIN_PAIRS} pairs"
+        winner = pair.winner(p_value=self.adjusted_p)
+        if winner is None:
+            return "no evidence of a difference"
+        return "better" if winner == pair.name_a else "worse"
+
 
 def compare_controllers(
-    config: TrainingConfig, controllers: Sequence[str], pairs: int, progress: Callable[[str], None]
+    config: TrainingConfig, controllers: Sequence[str], pairs: int, progress: Callable[[ArmPlayed], None]
 ) -> list[Arm]:
-    """Play every controller on ``pairs`` hosts that start from the same weights and see the same batches.
-
-    Arms share the run seed, so pair i is the same (env, episode) in each; the no-growth baseline is measured once. The
-    arms of a round are played in random order, so that a change of the machine meets all of them.
+    """Play controllers, by their names, on ``pairs`` hosts that start from the same weights and see the same batches.
 
     Raises:
         ConfigError: unknown or repeated controllers, or a config that cannot run.
     """
     if len(set(controllers)) < len(controllers):
         raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
-    task = load_task(config.task.name).to(check_device(config.run.device))
-    config = resolve(config, task)
+    check_device(config.run.device)
+    maker = EnvMaker.of(config)
+
+    def player(name: str) -> MakePlayer:
+        return lambda env: make_player(name, maker.config, env, config.run.seed)
+
+    return play_arms(maker, {name: player(name) for name in controllers}, pairs, config.run.seed, progress)
+
+
+def play_arms(
+    maker: EnvMaker,
+    players: Mapping[str, MakePlayer],
+    pairs: int,
+    run_seed: int,
+    progress: Callable[[ArmPlayed], None],
+    baseline: Baseline | None = None,
+) -> list[Arm]:
+    """Let every player grow the hosts of ``run_seed``: pair i is the same (env, episode) for each of them.
+
+    The no-growth baseline is measured once, unless it is given. The arms of a round are played in random order, so that
+    a change of the machine meets all of them.
+    """
     # As few envs as play the pairs in as many rounds, so that little is played beyond them.
-    rounds = -(-pairs // (config.env.n_envs or 1))
-    config = config.with_values(env={"n_envs": -(-pairs // rounds)})
-    envs = {name: GrowthVectorEnv(task, config) for name in controllers}
+    rounds = -(-pairs // (maker.config.env.n_envs or 1))
+    envs: dict[str, SlotVectorEnv] = {}
+    played: dict[str, list[tuple[Played, Floats]]] = {name: [] for name in players}
     try:
-        played: dict[str, list[Played]] = {name: [] for name in controllers}
-        brains = {
-            name: make_controller(name, task.name, env.action_spec, env.layout, env.num_envs, config.run.seed)
-            for name, env in envs.items()
-        }
-        order = np.random.default_rng([config.run.seed, len(controllers)])
-        baseline = None
+        for name in players:
+            envs[name] = maker.make(n_envs=-(-pairs // rounds))
+        brains = {name: make(envs[name]) for name, make in players.items()}
+        order = np.random.default_rng([run_seed, len(players)])
         for number in range(rounds):
-            for name in order.permutation(list(controllers)).tolist():
-                envs[name].baseline = baseline or envs[name].baseline
-                seed = config.run.seed if number == 0 else None
-                played[name].append(play_round(envs[name], brains[name], seed))
-                baseline = envs[name].baseline
-                progress(f"round {number + 1}/{rounds}: {name} {played[name][-1].test.mean():.1f} %")
+            for name in order.permutation(list(players)).tolist():
+                env = envs[name]
+                env.baseline = env.baseline or baseline
+                done = play_round(env, brains[name], run_seed if number == 0 else None)
+                played[name].append((done, env.test_accuracy()))
+                baseline = env.baseline
+                progress(ArmPlayed(name, number + 1, rounds, float(played[name][-1][1].mean())))
     finally:
         for env in envs.values():
             env.close()
     return [
         Arm(
             name,
-            np.concatenate([p.test for p in rows])[:pairs],
-            np.concatenate([p.parameters for p in rows])[:pairs],
-            np.concatenate([p.fossils for p in rows])[:pairs],
+            np.concatenate([test for _, test in rows])[:pairs],
+            np.concatenate([done.parameters for done, _ in rows])[:pairs],
+            np.concatenate([done.fossils for done, _ in rows])[:pairs],
         )
         for name, rows in played.items()
     ]
@@ -91,10 +121,20 @@ def compare_controllers(
 def against_reference(arms: Sequence[Arm], reference: str) -> list[ArmComparison]:
     """Every other arm minus the reference arm."""
     base = next(arm for arm in arms if arm.controller == reference)
-    found = [
-        compare_pairs(arm.accuracy, base.accuracy, name_a=arm.controller, name_b=reference)
-        for arm in arms
-        if arm is not base
-    ]
+    return corrected([_pair(arm, base) for arm in arms if arm is not base])
+
+
+def against_each(arms: Sequence[Arm], ours: str) -> list[ArmComparison]:
+    """One arm minus each of the others."""
+    own = next(arm for arm in arms if arm.controller == ours)
+    return corrected([_pair(own, arm) for arm in arms if arm is not own])
+
+
+def corrected(found: Sequence[PairedComparison]) -> list[ArmComparison]:
+    """The comparisons with their p values corrected for their number."""
     adjusted = holm_adjusted([pair.p_value for pair in found])
     return [ArmComparison(pair, p) for pair, p in zip(found, adjusted, strict=True)]
+
+
+def _pair(a: Arm, b: Arm) -> PairedComparison:
+    return compare_pairs(a.accuracy, b.accuracy, name_a=a.controller, name_b=b.controller)

@@ -2,59 +2,88 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.controller import Controller
-from esper.env.vector_env import GrowthVectorEnv
+from esper.env.slot_env import SlotVectorEnv
+from esper.ppo.agent import PPOAgent
 
 Floats = NDArray[np.float64]
 
 
+class Player(Protocol):
+    """Controllers, policies, and agents that learn."""
+
+    episode: NDArray[np.int64]
+    """[E]: number of the episode that each env plays."""
+
+    def begin(self) -> None: ...
+
+    def act(self, observation: NDArray[np.float32], masks: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.int64]: ...
+
+
 @dataclass(frozen=True)
 class Played:
-    """The end of one round, one value an env; accuracies pp, of committed networks except where said."""
+    """The end of one round, one value an env; accuracies pp, validation split."""
 
-    test: Floats
     committed: Floats
-    """On the validation split."""
+    """Of the committed network."""
     baseline: Floats
-    """No-growth baseline at the end, validation split."""
+    """Of the no-growth baseline at the end."""
     returns: Floats
-    """Undiscounted sums of rewards."""
+    """Σ γ^t r_t: only discounted do the potential terms of an episode cancel."""
     parameters: Floats
     """Of the committed network."""
     fossils: Floats
     epochs: Floats
     rollbacks: Floats
     illegal_actions: Floats
+    observation: NDArray[np.float32]
+    """[E, size]: the state that the round ended in."""
+    seconds: float
+    act_seconds: float
+    """Of these, spent by the player."""
 
 
-def play_round(env: GrowthVectorEnv, controller: Controller, seed: int | None = None) -> Played:
-    """Reset all envs, let the controller act until every episode has ended, and measure what is kept.
+def play_round(env: SlotVectorEnv, player: Player, seed: int | None = None, learner: PPOAgent | None = None) -> Played:
+    """Reset all envs and let the player act until every episode has ended.
 
-    ``seed`` sets the run seed; None goes on to each env's next episode.
+    Args:
+        seed: sets the run seed; None goes on to each env's next episode.
+        learner: is told what came of every step; give the player here, too, when it is one that learns.
     """
+    start, acting = time.perf_counter(), 0.0
     observation, info = env.reset(seed=seed)
-    controller.begin()
-    returns = np.zeros(env.num_envs)
+    player.begin()
+    returns, discount = np.zeros(env.num_envs), 1.0
     done = info["idle"]
     while not done.all():
-        actions = controller.act(observation, info["action_mask"])
+        clock = time.perf_counter()
+        actions = player.act(observation, info["action_mask"])
+        acting += time.perf_counter() - clock
         observation, rewards, terminated, truncated, info = env.step(actions)
-        returns += rewards
+        if learner is not None:
+            governed = info["reward_terms"]["governor"]
+            learner.record(rewards, governed, terminated, truncated, info["idle"], observation)
+        returns += discount * rewards
+        discount *= env.config.reward.gamma
         done = terminated | truncated
-    training = env.training
+    grown = env.grown()
     return Played(
-        test=env.test_accuracy(),
         committed=info["committed_accuracy"],
         baseline=info["baseline_accuracy"],
         returns=returns,
-        parameters=np.array([t.host_parameters + t.fossil_parameters for t in training], dtype=np.float64),
-        fossils=np.array([len(t.fossils()) for t in training], dtype=np.float64),
-        epochs=np.array([t.epoch for t in training], dtype=np.float64),
-        rollbacks=np.array([e.governor.rollbacks for e in env.episodes], dtype=np.float64),
+        parameters=grown.parameters,
+        fossils=grown.fossils,
+        epochs=grown.epochs,
+        rollbacks=grown.rollbacks,
         illegal_actions=info["illegal_actions"].astype(np.float64),
+        observation=observation,
+        seconds=time.perf_counter() - start,
+        act_seconds=acting,
     )

@@ -1,4 +1,4 @@
-"""One run: a controller grows hosts for some rounds, and the same hosts are trained alone beside them."""
+"""One run: a controller grows hosts for some rounds, and what it achieved is compared on paired hosts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from esper.config import ConfigError, TrainingConfig
-from esper.control.controller import NoGrowth
-from esper.control.names import make_controller, schedule_file
-from esper.data.task import resolve
-from esper.data.tasks import load_task
+from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.env.baseline import Baseline
+from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import check_device, describe_environment
+from esper.experiment import checkpoint
+from esper.experiment.compare import ArmComparison, against_each
+from esper.experiment.environment import check_device
 from esper.experiment.export import save_host
-from esper.experiment.files import write_atomic, write_json
+from esper.experiment.folder import RunFolder
 from esper.experiment.interrupt import interrupts_wait
-from esper.experiment.play import Played, play_round
-from esper.experiment.statistics import PairedComparison, compare_pairs
-from esper.telemetry.event import BaselineMeasured, Event, RoundCompleted, RunCompleted, RunStarted
+from esper.experiment.rounds import LearningRounds, PairedRounds, Round, Rounds
+from esper.experiment.statistics import PairedComparison
+from esper.telemetry.event import (
+    BaselineMeasured,
+    Comparison,
+    Event,
+    RoundCompleted,
+    RunCompleted,
+    RunResumed,
+    RunStarted,
+)
 from esper.telemetry.hub import Sink, TelemetryHub
-from esper.telemetry.sinks.jsonl import JsonlSink
-from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
-
-Accuracies = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,26 @@ class RunSummary:
     """What a run ends with; accuracies are those of committed networks on the test split, pp."""
 
     folder: Path
-    comparison: PairedComparison
-    """Grown against alone, one pair a host."""
+    controller: str
+    comparisons: tuple[ArmComparison, ...]
+    """The run's controller against each baseline, hosts left alone (``none``) first. Empty where an agent was
+    interrupted before it had learned."""
     host_parameters: int
     grown_parameters: float
-    """Mean over hosts."""
+    """Mean over the compared hosts."""
     fossils: float
-    """Mean over hosts."""
+    """Mean over the compared hosts."""
     rounds: int
     interrupted: bool
     seconds: float
     dropped_sinks: dict[str, str]
+
+    @property
+    def comparison(self) -> PairedComparison:
+        """Against the hosts left alone. Raises ValueError where nothing was compared."""
+        if not self.comparisons:
+            raise ValueError("nothing was compared: the agent was interrupted while it learned")
+        return self.comparisons[0].pair
 
 
 class Experiment:
@@ -58,178 +70,242 @@ class Experiment:
         callbacks: sinks that receive the run's events beside the files of the run folder.
     """
 
-    def __init__(self, config: TrainingConfig, folder: Path, callbacks: Sequence[Sink] = ()) -> None:
-        device = check_device(config.run.device)
-        self.task = load_task(config.task.name).to(device)
-        self.config = resolve(config, self.task)
-        self.folder = folder = Path(folder)
-        self.hub: TelemetryHub | None = None
+    def __init__(self, config: TrainingConfig, folder: Path | str, callbacks: Sequence[Sink] = ()) -> None:
+        self._set_up(config, Path(folder), callbacks, None)
+
+    @classmethod
+    def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = ()) -> Experiment:
+        """A run that goes on from its last checkpoint, and ends as if it had never stopped.
+
+        Raises:
+            ConfigError: no run folder, no checkpoint, or a run that is finished.
+        """
+        folder = Path(folder)
+        state = checkpoint.read(folder / checkpoint.NAME)
+        if state["finished"]:
+            raise ConfigError(f"{folder} is finished: all its {state['round']} rounds were played and compared")
+        config = TrainingConfig.parse(read_toml(folder / "config.toml"))
+        experiment = cls.__new__(cls)
+        experiment._set_up(config, folder, callbacks, state)
+        return experiment
+
+    def _set_up(
+        self, config: TrainingConfig, folder: Path, callbacks: Sequence[Sink], state: checkpoint.State | None
+    ) -> None:
+        for device in (config.run.device, config.ppo.device):
+            check_device(device)
+        self.folder = folder
+        self.files = RunFolder(folder, resumed=state is not None)
         self.callbacks = callbacks
+        self.hub: TelemetryHub | None = None
+        maker = EnvMaker.of(config)
+        self.config = maker.config
+        self.rounds: Rounds = (LearningRounds if config.run.learns else PairedRounds)(maker, self._emit)
+        self.env = self.rounds.env
         self.best = -np.inf
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} already holds something; give --out a new or empty folder")
-        self.env = GrowthVectorEnv(self.task, self.config, self._emit)
-        # The same hosts left alone: same run seed, env indices and episode numbers, so the same weights and batches.
-        self.twins = GrowthVectorEnv(self.task, self.config)
-        run = self.config.run
-        try:
-            self.controller = make_controller(
-                run.controller, self.task.name, self.env.action_spec, self.env.layout, self.env.num_envs, run.seed
-            )
-        except ConfigError:
-            self.close()
-            raise
-        self.alone = NoGrowth(self.env.action_spec, self.env.layout, self.env.num_envs)
+        self.done = 0
+        self._earlier_seconds = 0.0
+        self._telemetry_seconds = 0.0
+        self._resumed_from = state
+        self._unwritten: bytes | None = None
+        """The checkpoint of the last whole round, while it is not on disk."""
 
     def run(self) -> RunSummary:
-        """Play all rounds; Ctrl-C ends after the last whole round, and what was measured until then is kept.
+        """Play all rounds and compare; Ctrl-C ends after the last whole round, and everything until then is kept.
 
         Raises:
             KeyboardInterrupt: interrupted before the first round was done.
         """
         if self.hub is not None:
             raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
-        start = time.perf_counter()
-        grown: list[Played] = []
-        alone: list[Accuracies] = []
-        rounds = int(self.config.run.rounds or 1)
+        self._start = time.perf_counter()
+        total = int(self.config.run.rounds or 1)
         with self:
-            self._open_folder()
-            self.env.prepare()
-            self.twins.baseline = self.env.baseline
             try:
-                for number in range(1, rounds + 1):
-                    self._play(number, rounds, grown, alone)
+                self._begin()
+                while self.done < total:
+                    self._play(total)
+                summary = self._conclude(interrupted=False)
             except KeyboardInterrupt:
-                if not grown:
+                if not self.done:
                     raise
-            interrupted = len(grown) < rounds
-            summary = self._summarise(grown, alone, interrupted, time.perf_counter() - start)
+                summary = self._conclude(interrupted=True)
+            finally:
+                self._write_checkpoint()
         assert self.hub is not None
         # Only a closed hub knows of every sink that failed.
         return replace(summary, dropped_sinks={name: str(sink.error) for name, sink in self.hub.dropped.items()})
 
-    def _play(self, number: int, rounds: int, grown: list[Played], alone: list[Accuracies]) -> None:
-        """One round and its twins; added to ``grown`` and ``alone`` if, and only if, it is written down too."""
-        clock, phases = time.perf_counter(), dict(self.env.phase_seconds)
-        played = play_round(self.env, self.controller, seed=self.config.run.seed if number == 1 else None)
-        seconds = time.perf_counter() - clock
-        twins = play_round(self.twins, self.alone, seed=self.config.run.seed if number == 1 else None)
-        with interrupts_wait():
-            self._keep_best(played)
-            samples = int(played.epochs.sum()) * self._samples_per_epoch()
-            self._emit(
-                RoundCompleted(
-                    round=number,
-                    rounds=rounds,
-                    episodes=self.env.num_envs,
-                    mean_return=float(played.returns.mean()),
-                    committed_accuracy=float(played.committed.mean()),
-                    test_accuracy=float(played.test.mean()),
-                    alone_test_accuracy=float(twins.test.mean()),
-                    fossils=float(played.fossils.mean()),
-                    rollbacks=int(played.rollbacks.sum()),
-                    illegal_actions=int(played.illegal_actions.sum()),
-                    samples=samples,
-                    seconds=time.perf_counter() - clock,
-                    images_per_second=samples / seconds,
-                    phase_seconds={name: spent - phases[name] for name, spent in self.env.phase_seconds.items()},
-                )
-            )
-            grown.append(played)
-            alone.append(twins.test)
-
-    def _samples_per_epoch(self) -> int:
-        """Samples that one epoch really trains on: full batches only."""
-        task = self.config.task
-        assert task.samples_per_epoch is not None
-        assert task.batch_size is not None
-        return task.samples_per_epoch // task.batch_size * task.batch_size
-
-    def _keep_best(self, played: Played) -> None:
-        """Save the host with the best committed validation accuracy so far; the test split takes no part in it."""
-        winner = int(played.committed.argmax())
-        if played.committed[winner] <= self.best:
+    def _begin(self) -> None:
+        """Open the folder and the log; measure the baseline, or take everything from the checkpoint."""
+        state = self._resumed_from
+        if state is None:
+            self.files.create(self.config)
+        else:
+            self.files.cut_logs(state["logs"])
+        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
+        if state is None:
+            self._announce()
+            self.rounds.prepare(None)
+            self._remember(finished=False)
             return
-        self.best = float(played.committed[winner])
-        training = self.env.training[winner]
-        facts = {"env": winner, "episode": training.episode, "seed": self.config.run.seed}
-        accuracies = {"validation_accuracy": self.best, "test_accuracy": float(played.test[winner])}
-        save_host(training, self.folder / "best_host", {**facts, **accuracies})
+        baseline = state["baseline"]
+        self.rounds.prepare(Baseline(**{**baseline, **{k: tuple(baseline[k]) for k in ("accuracy", "loss")}}))
+        self.rounds.load_state_dict(state["rounds"])
+        self.done, self.best = int(state["round"]), float(state["best"])
+        self._earlier_seconds = float(state["seconds"])
+        rounds = int(self.config.run.rounds or 1)
+        self._emit(RunResumed(self.done, rounds, self.env.num_envs, self.env.horizon, time.time()))
 
-    def _summarise(self, grown: list[Played], alone: list[Accuracies], interrupted: bool, seconds: float) -> RunSummary:
-        test = np.concatenate([p.test for p in grown])
-        comparison = compare_pairs(test, np.concatenate(alone), name_a="grown", name_b="alone")
-        assert self.hub is not None
-        summary = RunSummary(
-            folder=self.folder,
-            comparison=comparison,
-            host_parameters=self.env.training[0].host_parameters,
-            grown_parameters=float(np.concatenate([p.parameters for p in grown]).mean()),
-            fossils=float(np.concatenate([p.fossils for p in grown]).mean()),
-            rounds=len(grown),
-            interrupted=interrupted,
-            seconds=seconds,
-            dropped_sinks={},
-        )
-        self._emit(
-            RunCompleted(
-                grown_accuracy=comparison.mean_a,
-                alone_accuracy=comparison.mean_b,
-                difference=comparison.difference,
-                low=comparison.interval.low,
-                high=comparison.interval.high,
-                pairs=comparison.pairs,
-                host_parameters=summary.host_parameters,
-                grown_parameters=summary.grown_parameters,
-                seconds=seconds,
-            )
-        )
-        return summary
-
-    def _open_folder(self) -> None:
-        """Make the run folder with its config and environment, and start the event log."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"run folder {self.folder} cannot be made: {error.strerror}; give another --out"
-            ) from None
-        write_atomic(self.folder / "config.toml", self.config.to_toml().encode())
-        write_json(self.folder / "env.json", describe_environment())
-        files: list[Sink] = [JsonlSink(self.folder / "events.jsonl"), MetricsCsvSink(self.folder / "metrics.csv")]
-        self.hub = TelemetryHub([*files, *self.callbacks])
-        config = self.config
-        schedule = schedule_file(config.run.controller, self.task.name)
-        if schedule is not None:
-            write_atomic(self.folder / "schedule.toml", schedule.read_bytes())
+    def _announce(self) -> None:
+        config, spec = self.config, self.env.action_spec
         self._emit(
             RunStarted(
-                task=self.task.name,
+                task=config.task.name,
                 controller=config.run.controller,
                 seed=config.run.seed,
                 rounds=int(config.run.rounds or 1),
                 n_envs=self.env.num_envs,
                 episode_length=self.env.horizon,
-                host_parameters=self.env.training[0].host_parameters,
-                slots=self.env.action_spec.slots,
-                blueprints=self.env.action_spec.blueprints,
+                host_parameters=self.env.host_parameters,
+                slots=spec.slots,
+                blueprints=spec.blueprints,
                 time=time.time(),
                 folder=str(self.folder),
             )
         )
 
+    def _play(self, total: int) -> None:
+        """One round. It is learned from, reported and remembered as a whole or not at all."""
+        clock, phases, telemetry = time.perf_counter(), dict(self.env.phase_seconds), self._telemetry_seconds
+        played = self.rounds.play()
+        with interrupts_wait():
+            number = self.done + 1
+            learning = time.perf_counter()
+            for event in self.rounds.take(number, played):
+                self._emit(event)
+            spent = {name: seconds - phases.get(name, 0.0) for name, seconds in self.env.phase_seconds.items()}
+            spent |= {"act": played.played.act_seconds, "telemetry": self._telemetry_seconds - telemetry}
+            if self.config.run.learns:
+                spent["update"] = time.perf_counter() - learning
+            self._keep_best(played)
+            self._emit(self._report(number, total, played, time.perf_counter() - clock, spent))
+            self.done = number
+            self._remember(finished=False)
+            if number % self.config.run.checkpoint_every == 0:
+                self._write_checkpoint()
+
+    def _report(
+        self, number: int, total: int, played: Round, seconds: float, phase_seconds: dict[str, float]
+    ) -> RoundCompleted:
+        here = played.played
+        epochs = int(here.epochs.sum())
+        samples = epochs * self._samples_per_epoch()
+        return RoundCompleted(
+            round=number,
+            rounds=total,
+            episodes=self.env.num_envs,
+            mean_return=float(here.returns.mean()),
+            committed_accuracy=float(here.committed.mean()),
+            baseline_accuracy=float(here.baseline.mean()),
+            test_accuracy=None if played.test is None else float(played.test.mean()),
+            alone_test_accuracy=None if played.alone is None else float(played.alone.mean()),
+            fossils=float(here.fossils.mean()),
+            rollbacks=int(here.rollbacks.sum()),
+            illegal_actions=int(here.illegal_actions.sum()),
+            epochs=epochs,
+            samples=samples,
+            seconds=seconds,
+            epochs_per_second=epochs / here.seconds,
+            images_per_second=samples / here.seconds,
+            phase_seconds=phase_seconds,
+        )
+
+    def _samples_per_epoch(self) -> int:
+        """Samples that one epoch really trains on: full batches only; 0 where hosts are simulated."""
+        task = self.config.task
+        if task.samples_per_epoch is None or task.batch_size is None:
+            return 0
+        return task.samples_per_epoch // task.batch_size * task.batch_size
+
+    def _keep_best(self, played: Round) -> None:
+        """Save the host with the best committed validation accuracy so far; the test split takes no part in it."""
+        winner = int(played.played.committed.argmax())
+        if not isinstance(self.env, GrowthVectorEnv) or played.played.committed[winner] <= self.best:
+            return
+        self.best = float(played.played.committed[winner])
+        training = self.env.training[winner]
+        facts = {"env": winner, "episode": training.episode, "seed": self.config.run.seed}
+        test = self.env.test_accuracy() if played.test is None else played.test
+        accuracies = {"validation_accuracy": self.best, "test_accuracy": float(test[winner])}
+        save_host(training, self.folder / "best_host", {**facts, **accuracies})
+
+    def _remember(self, finished: bool) -> None:
+        """Hold the state after this round as a checkpoint; it is on disk after :meth:`_write_checkpoint`."""
+        assert self.env.baseline is not None
+        policy = checkpoint.policy_state(self.rounds.agent) if isinstance(self.rounds, LearningRounds) else None
+        self._unwritten = checkpoint.encode(
+            {
+                "round": self.done,
+                "finished": finished,
+                "best": self.best,
+                "seconds": self._earlier_seconds + time.perf_counter() - self._start,
+                "baseline": {name: _plain(value) for name, value in asdict(self.env.baseline).items()},
+                "logs": self.files.log_sizes(),
+                "rounds": self.rounds.state_dict(),
+                "policy": policy,
+            }
+        )
+
+    def _write_checkpoint(self) -> None:
+        if self._unwritten is not None:
+            self.files.write_checkpoint(self._unwritten)
+            self._unwritten = None
+
+    def _conclude(self, interrupted: bool) -> RunSummary:
+        """Compare, unless an agent was interrupted; the last event of the run."""
+        learns = self.config.run.learns
+        arms = [] if interrupted and learns else self.rounds.conclude(self._emit)
+        comparisons = tuple(against_each(arms, arms[0].controller)) if arms else ()
+        summary = RunSummary(
+            folder=self.folder,
+            controller=self.config.run.controller,
+            comparisons=comparisons,
+            host_parameters=self.env.host_parameters,
+            grown_parameters=float(arms[0].parameters.mean()) if arms else 0.0,
+            fossils=float(arms[0].fossils.mean()) if arms else 0.0,
+            rounds=self.done,
+            interrupted=interrupted,
+            seconds=self._earlier_seconds + time.perf_counter() - self._start,
+            dropped_sinks={},
+        )
+        if comparisons:
+            self._emit(
+                RunCompleted(
+                    controller=summary.controller,
+                    pairs=comparisons[0].pair.pairs,
+                    comparisons=tuple(_comparison(c) for c in comparisons),
+                    host_parameters=summary.host_parameters,
+                    parameters=summary.grown_parameters,
+                    fossils=summary.fossils,
+                    seconds=summary.seconds,
+                )
+            )
+        if not interrupted:
+            self._remember(finished=True)
+        return summary
+
     def _emit(self, event: Event) -> None:
-        """To the hub; the baseline also goes into a file of its own, for later runs and reports."""
         assert self.hub is not None
+        start = time.perf_counter()
         self.hub.emit(event)
         if isinstance(event, BaselineMeasured):
-            write_json(self.folder / "baseline.json", asdict(event))
+            self.files.keep_baseline(event)
+        self._telemetry_seconds += time.perf_counter() - start
 
     def close(self) -> None:
         """Stop the lanes and close the event log; a second call does nothing."""
-        self.env.close()
-        self.twins.close()
+        self.rounds.close()
         if self.hub is not None:
             self.hub.close()
 
@@ -240,3 +316,21 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _comparison(found: ArmComparison) -> Comparison:
+    pair = found.pair
+    return Comparison(
+        reference=pair.name_b,
+        accuracy=pair.mean_a,
+        reference_accuracy=pair.mean_b,
+        difference=pair.difference,
+        low=pair.interval.low,
+        high=pair.interval.high,
+        p_value=found.adjusted_p,
+        verdict=found.verdict,
+    )

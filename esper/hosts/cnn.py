@@ -9,7 +9,7 @@ from esper.seeds.slot import SlotSite
 
 
 class CNNHost(Host):
-    """``blocks`` convolution blocks with slots before the pool of each (row 0) and, with ``rows=2``, after it (row 1).
+    """``blocks`` convolution blocks with a slot before the pool of each (row 0) and, with ``rows=2``, after it (row 1).
 
     Args:
         in_channels: channels of the images [B, in_channels, H, W].
@@ -17,12 +17,21 @@ class CNNHost(Host):
         base: channels of the first block; each later block doubles them.
         blocks: number of blocks.
         kernel: side of the square convolution kernels, odd.
-        pool: whether each block ends in a 2×2 max-pool.
+        pool: whether blocks end in a 2×2 max-pool.
+        pool_last: whether the last one does, too, before the global average.
         rows: 1 or 2; a second row needs the pool, without which both rows would see the same features.
     """
 
     def __init__(
-        self, in_channels: int, classes: int, base: int, blocks: int, kernel: int = 3, pool: bool = True, rows: int = 2
+        self,
+        in_channels: int,
+        classes: int,
+        base: int,
+        blocks: int,
+        kernel: int = 3,
+        pool: bool = True,
+        pool_last: bool = True,
+        rows: int = 2,
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
             raise ValueError(f"rows is 1, or 2 with pool; not rows={rows}, pool={pool}")
@@ -35,8 +44,9 @@ class CNNHost(Host):
             convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False)
             segments.append(nn.Sequential(*before, convolution, nn.BatchNorm2d(width), nn.ReLU()))
             sites.append(SlotSite(f"r0c{block}", width))
-            before = [nn.MaxPool2d(2)] if pool else []
-            if rows == 2:
+            pools = pool and (pool_last or block < blocks - 1)
+            before = [nn.MaxPool2d(2)] if pools else []
+            if pools and rows == 2:
                 segments.append(nn.Sequential(*before))
                 sites.append(SlotSite(f"r1c{block}", width))
                 before = []

@@ -1,4 +1,4 @@
-"""PPOAgent: a recurrent policy that acts on observations and masks, and learns from what came of it."""
+"""PPOAgent: a recurrent policy that learns from what came of its actions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.ppo.advantage import gae
 from esper.ppo.buffer import RolloutBuffer
-from esper.ppo.network import PolicyNetwork
-from esper.ppo.normalization import RewardNormalizer, RunningMeanStd
-from esper.ppo.sampling import counter_uniforms
-from esper.ppo.update import Evaluated, UpdateStats, update
+from esper.ppo.network import RELEVANCE
+from esper.ppo.normalization import RewardNormalizer
+from esper.ppo.policy import Masks, Policy
+from esper.ppo.update import Evaluated, UpdateStats, mean_over, update
 from esper.spaces.action import HEADS, ActionSpec
-from esper.spaces.observation import Kind, ObservationLayout
+from esper.spaces.observation import ObservationLayout
 
 REWARD_CLIP = 10.0
 
 
-class PPOAgent:
-    """Acts for E envs and learns from whole rounds.
+class PPOAgent(Policy):
+    """Acts for E envs, remembers what came of it, and learns from whole rounds.
 
-    Observations are normalised by statistics that are frozen within a round; what is stored is what was acted on, so
-    that replaying a round reproduces its log-probabilities.
+    Statistics are frozen within a round, and what is stored is what was acted on, so that replaying a round reproduces
+    its log-probabilities.
     """
 
     def __init__(
@@ -40,74 +40,39 @@ class PPOAgent:
         run_seed: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self.config, self.spec, self.layout, self.n_envs, self.run_seed = config, spec, layout, n_envs, run_seed
-        self.device = device or torch.device("cpu")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(run_seed)
-            self.network = PolicyNetwork(spec, config.width).to(self.device)
+        super().__init__(spec, layout, n_envs, config, run_seed, device)
         self.parameters = list(self.network.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps)
         self.generator = torch.Generator().manual_seed(run_seed)
-        self.observations = RunningMeanStd(layout.size, self.device)
         self.rewards = RewardNormalizer(config.gamma, self.device)
-        continuous = [entry.kind is Kind.CONTINUOUS for entry in layout.entries]
-        self.continuous = torch.tensor(continuous, device=self.device)
         self.buffer = RolloutBuffer()
         self.progress = 0.0
         """How much of training is done, 0 to 1: what annealed values follow."""
-        self.episode = np.full(n_envs, -1)
-        self.steps = np.zeros(n_envs, dtype=np.int64)
-        self.state = self.network.memory.initial_state(n_envs, self.device)
-        self.starts = torch.ones(n_envs, dtype=torch.bool, device=self.device)
 
-    def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """New episodes start in the envs of ``mask`` [E]; None for all."""
-        started = np.ones(self.n_envs, dtype=np.bool_) if mask is None else mask
-        self.episode[started] += 1
-        self.steps[started] = 0
-        self.starts |= torch.from_numpy(started).to(self.device)
-
-    @torch.no_grad()
-    def act(
-        self,
-        observation: NDArray[np.float32],
-        masks: Mapping[str, NDArray[np.bool_]],
-        deterministic: bool = False,
-        store: bool = False,
-    ) -> NDArray[np.int64]:
-        """Actions int64 [E, 8]; ``store`` keeps the step for :meth:`learn`."""
+    def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
+        """Actions int64 [E, 8], kept with what they were chosen on; :meth:`record` completes the step."""
+        before, starts, legal = self.state, self.starts, self.legal(masks)
         raw = torch.from_numpy(observation).to(self.device)
-        legal = {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
-        seen = self.normalize(raw)
-        before = self.state
-        context, slots, after = self.network.encode(seen[None], before, self.starts[None])
-        draws = None
-        if not deterministic:
-            draws = torch.from_numpy(
-                counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
-            ).to(self.device)
-        decision = self.network.decide(context[0], slots[0], legal, uniforms=draws)
-        if store:
-            self.buffer.add(
-                before,
-                legal,
-                raw=raw,
-                observation=seen,
-                start=self.starts,
-                action=decision.action,
-                log_prob=decision.log_prob,
-                value=self.network.value(context[0]),
-            )
-        self.state, self.starts = after, torch.zeros_like(self.starts)
-        self.steps += 1
+        seen, context, decision = self.decide(raw, legal)
+        with torch.no_grad():
+            value = self.network.value(context)
+        self.buffer.add(
+            before,
+            legal,
+            raw=raw,
+            observation=seen,
+            start=starts,
+            action=decision.action,
+            log_prob=decision.log_prob,
+            value=value,
+        )
         return decision.action.cpu().numpy()
 
-    @torch.no_grad()
-    def value_of(self, observation: NDArray[np.float32]) -> Tensor:
-        """V(s) [E] of the states that the last actions led to, with the recurrent state after those actions."""
-        seen = self.normalize(torch.from_numpy(observation).to(self.device))
-        context, _, _ = self.network.encode(seen[None], self.state, self.starts[None])
-        return self.network.value(context[0])
+    def player(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
+        """What has been learned so far, as a policy for other envs that does not learn."""
+        policy = Policy(self.spec, self.layout, n_envs, self.config, run_seed, self.device, greedy)
+        policy.load_policy_state(self.policy_state())
+        return policy
 
     def record(
         self,
@@ -170,7 +135,14 @@ class PPOAgent:
         )
         with torch.no_grad():
             entropies = self._evaluate(rollout, masks, state, torch.arange(self.n_envs)).entropies
-        stats.head_entropies = {head: float(entropies[..., i].mean()) for i, head in enumerate(HEADS)}
+        stats.reward_scale = self.rewards.scale
+        # A head's entropy is that of the steps in which it mattered.
+        mattered = (rollout["valid"] & rollout["free"])[..., None] & RELEVANCE.to(self.device)[
+            rollout["action"][..., 0]
+        ]
+        stats.head_entropies = {
+            head: float(mean_over(entropies[..., i], mattered[..., i])) for i, head in enumerate(HEADS)
+        }
         self.observations.update(rollout["raw"][rollout["valid"]])
         self.buffer.clear()
         return stats
@@ -188,10 +160,6 @@ class PPOAgent:
         """From ``entropy_start`` to ``entropy_end`` with the progress of training."""
         return self.config.entropy_start + (self.config.entropy_end - self.config.entropy_start) * self.progress
 
-    def normalize(self, raw: Tensor) -> Tensor:
-        """Continuous entries by the running statistics; flags and indices as they are."""
-        return torch.where(self.continuous, self.observations.normalize(raw), raw)
-
     def _evaluate(
         self, rollout: Mapping[str, Tensor], masks: Mapping[str, Tensor], state: tuple[Tensor, Tensor], envs: Tensor
     ) -> Evaluated:
@@ -207,22 +175,20 @@ class PPOAgent:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that acting and learning depend on, as tensors and plain numbers."""
+        """Everything that acting and learning depend on between rounds, as tensors and plain numbers."""
         return {
-            "network": self.network.state_dict(),
+            **self.policy_state(),
             "optimizer": self.optimizer.state_dict(),
-            "observations": self.observations.state_dict(),
             "rewards": self.rewards.state_dict(),
             "generator": self.generator.get_state(),
-            "episode": torch.from_numpy(self.episode),
+            "episode": torch.from_numpy(self.episode.copy()),
             "progress": self.progress,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
+        self.load_policy_state(state)
         # Adam keeps the very tensors it is given, and changes them in place.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.observations.load_state_dict(state["observations"])
         self.rewards.load_state_dict(state["rewards"])
         self.generator.set_state(state["generator"])
         self.episode = state["episode"].numpy().copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,13 @@ class RolloutBuffer:
         steps = {name: torch.stack([step[name] for step in self._steps]) for name in self._steps[0]}
         masks = {name: torch.stack([mask[name] for mask in self._masks]) for name in MASK_NAMES}
         return steps, masks
+
+    def state_dict(self) -> dict[str, Any]:
+        """What an update that learns from several rounds has so far."""
+        return {"steps": self._steps, "masks": self._masks, "initial": self.initial_state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps, self._masks, self.initial_state = list(state["steps"]), list(state["masks"]), state["initial"]
 
     def clear(self) -> None:
         self._steps.clear()

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from esper.ppo.distribution import MaskedCategorical
 from esper.ppo.recurrent import SequenceLSTM, State
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
+from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.observation import BASE, PER_SLOT
 
 Masks = Mapping[str, Tensor]
 FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint: given those three, they do not depend on one another."""
+
+# What the first policy does, as logits beside zeros: it carries seeds through and lets them be. Where every choice is
+# as likely as any other, nearly every seed is pruned, or left unfinished at an alpha that cannot be kept, before it
+# pays; what is learned from that is to plant none.
+PRIOR_OPS = MappingProxyType({Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -3.0, Op.FOSSILIZE: 2.0, Op.ADVANCE: 1.0})
+PRIOR_TARGETS = MappingProxyType({1.0: 3.0})
 
 # [ops, heads]: whether a head matters for an op. The op itself always does.
 RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
@@ -40,7 +47,8 @@ class PolicyNetwork(nn.Module):
     blueprint heads score these embeddings, so their number shapes no other part of the network.
     """
 
-    def __init__(self, spec: ActionSpec, width: int = 128) -> None:
+    def __init__(self, spec: ActionSpec, width: int = 128, prior: float = 0.0) -> None:
+        """``prior`` scales the first policy's preferences; 0 has none."""
         super().__init__()
         self.spec = spec
         self.slots = len(spec.slots)
@@ -61,10 +69,11 @@ class PolicyNetwork(nn.Module):
             nn.Linear(width + 3 * part, width), nn.Tanh(), nn.Linear(width, sum(self.free_sizes))
         )
         self.value_head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
-        self._initialise()
+        self._initialise(prior)
 
-    def _initialise(self) -> None:
-        """Orthogonal weights with gain √2, zero biases; outputs of the policy with gain 0.01, of the value with 1."""
+    def _initialise(self, prior: float) -> None:
+        """Orthogonal weights with gain √2, zero biases but for the prior; outputs of the policy with gain 0.01, of the
+        value with 1."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
@@ -74,6 +83,13 @@ class PolicyNetwork(nn.Module):
         for head in (self.op_head, self.slot_query, self.blueprint_query, self.free_heads):
             nn.init.orthogonal_(head[-1].weight, 0.01)  # type: ignore[arg-type]
         nn.init.orthogonal_(self.value_head[-1].weight, 1.0)  # type: ignore[arg-type]
+        ops = [prior * PRIOR_OPS.get(op, 0.0) for op in Op]
+        targets = [prior * PRIOR_TARGETS.get(target, 0.0) for target in ALPHA_TARGETS]
+        free = dict(zip(FREE_HEADS, self.free_sizes, strict=True))
+        others = [targets if head == "alpha_target" else [0.0] * size for head, size in free.items()]
+        with torch.no_grad():
+            self.op_head[-1].bias.copy_(torch.tensor(ops))  # type: ignore[operator]
+            self.free_heads[-1].bias.copy_(torch.tensor([x for head in others for x in head]))  # type: ignore[operator]
 
     def encode(self, observation: Tensor, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Context [T, E, width], slot embeddings [T, E, S, part] and the state after the last step.

@@ -36,6 +36,7 @@ class UpdateStats:
     gradient_health: float = 0.0
     learning_rate: float = 0.0
     entropy_coefficient: float = 0.0
+    reward_scale: float = 1.0
     minibatches: int = 0
     stopped_early: bool = False
     head_entropies: dict[str, float] = field(default_factory=dict)

@@ -42,6 +42,18 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunResumed(Event):
+    """A run goes on from its checkpoint; the events that follow are those it would have had without the stop."""
+
+    round: int
+    """Rounds that were done."""
+    rounds: int
+    n_envs: int
+    episode_length: int
+    time: float = volatile()
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineMeasured(Event):
     """The no-growth curves of the run: means over ``episodes`` hosts left alone, by epochs done (0: untrained)."""
 
@@ -155,9 +167,10 @@ class EpisodeCompleted(Event):
 class RoundCompleted(Event):
     """One round, counted from 1; means are over its hosts, ``fossils`` is the mean number a host.
 
-    ``committed_accuracy`` is that of committed networks on validation images, the other two on test images: of the
-    grown hosts, and of the same hosts left alone.
-    ``seconds`` is this round's, twins included; ``images_per_second`` counts the grown hosts' training samples only.
+    ``committed_accuracy`` is that of committed networks on validation images, ``baseline_accuracy`` that of the
+    no-growth baseline at the same epoch. The other two are on test images, of the grown hosts and of the same hosts
+    left alone; None in a round that an agent learns from, whose hosts prove nothing. ``mean_return`` is discounted.
+    ``seconds`` is this round's, twins included; rates count the grown hosts only.
     """
 
     round: int
@@ -165,29 +178,82 @@ class RoundCompleted(Event):
     episodes: int
     mean_return: float
     committed_accuracy: float
-    test_accuracy: float
-    alone_test_accuracy: float
+    baseline_accuracy: float
+    test_accuracy: float | None
+    alone_test_accuracy: float | None
     fossils: float
     rollbacks: int
     illegal_actions: int
+    epochs: int
     samples: int
     seconds: float = volatile()
+    epochs_per_second: float = volatile()
     images_per_second: float = volatile()
     phase_seconds: dict[str, float] = volatile()  # noqa: RUF009  a field, not a default
 
 
 @dataclass(frozen=True, slots=True)
-class RunCompleted(Event):
-    """The paired end of a run: test accuracy of the grown hosts and of the same hosts left alone."""
+class PolicyUpdated(Event):
+    """The agent learned from a round; means over the update's minibatches unless said otherwise.
 
-    grown_accuracy: float
-    alone_accuracy: float
+    ``env_steps`` are all since the run began. ``approx_kl`` is that of the last minibatch (k3 estimator), at which the
+    update stops when it is too large. Entropies are normalised to [0, 1], ``entropy`` is their sum over the heads that
+    mattered, ``head_entropies`` are means over the steps in which a head mattered.
+    """
+
+    round: int
+    env_steps: int
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    head_entropies: dict[str, float]
+    approx_kl: float
+    clip_fraction: float
+    explained_variance: float
+    gradient_norm: float
+    gradient_health: float
+    learning_rate: float
+    entropy_coefficient: float
+    reward_scale: float
+    minibatches: int
+    stopped_early: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPlayed(Event):
+    """A controller played one round of a comparison; test accuracy, mean over the round's hosts."""
+
+    controller: str
+    round: int
+    rounds: int
+    test_accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The run's controller against one other on the same hosts: mean test accuracies of committed networks, and the
+    difference with its 95 % interval and Holm-corrected p value."""
+
+    reference: str
+    accuracy: float
+    reference_accuracy: float
     difference: float
     low: float
     high: float
+    p_value: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCompleted(Event):
+    """What the run ends with; ``parameters`` and ``fossils`` are means over the hosts of the comparison."""
+
+    controller: str
     pairs: int
+    comparisons: tuple[Comparison, ...]
     host_parameters: int
-    grown_parameters: float
+    parameters: float
+    fossils: float
     seconds: float = volatile()
 
 

@@ -20,7 +20,7 @@ from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
-from esper.experiment.planted_score import discounted_returns
+from esper.experiment.play import play_round
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import HEADS, Op
@@ -277,7 +277,7 @@ def test_wait_is_zero_chance_is_no_better_and_a_rule_and_a_script_can_win() -> N
     env = planted(32)
     spec, layout = env.action_spec, env.layout
     alone, random, rule, scripted = (
-        discounted_returns(env, player, seed=0)
+        play_round(env, player, seed=0).returns
         for player in (NoGrowth(spec, layout, 32), chance(env), HeuristicController(spec, layout, 32), script(env))
     )
     assert abs(alone.mean()) < 0.03

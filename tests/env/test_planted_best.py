@@ -16,7 +16,8 @@ from esper.env.fleet import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
-from esper.experiment.planted_score import Scale, discounted_returns, planted_scale
+from esper.experiment.planted_score import Scale, planted_scale
+from esper.experiment.play import play_round
 from esper.rewards.modes import MODES
 from esper.spaces.action import Op
 
@@ -106,7 +107,7 @@ def test_a_schedule_is_worth_what_an_env_pays_for_it() -> None:
             self.epoch += 1
             return np.tile(best().schedule[self.epoch], (256, 1))
 
-    returns = discounted_returns(env, Replay(), seed=0)
+    returns = play_round(env, Replay(), seed=0).returns
     kept = (env.seeds.fossil).sum(axis=1) == (best().schedule[:, 0] == Op.FOSSILIZE).sum()
     assert kept.mean() > 0.8, "noise seldom shuts a gate"
     assert returns[kept].mean() == pytest.approx(best().discounted, abs=0.02)
@@ -173,7 +174,7 @@ def test_the_scale_runs_from_chance_to_the_best() -> None:
     assert scale.best == best().discounted
     assert Scale(random=-1.0, best=3.0).score(1.0) == 0.5
     env = PlantedVectorEnv(config(n_envs=16))
-    rule = discounted_returns(env, HeuristicController(env.action_spec, env.layout, 16), seed=0).mean()
+    rule = play_round(env, HeuristicController(env.action_spec, env.layout, 16), seed=0).returns.mean()
     assert 0 < scale.score(float(rule)) < 0.9
 
 

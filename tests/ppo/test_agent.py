@@ -48,7 +48,7 @@ def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
     observation, masks = toy.observe()
     total = 0.0
     for step in range(steps):
-        action = agent.act(observation, masks, store=True)
+        action = agent.act(observation, masks)
         rewards = toy.reward(action)
         total += rewards.mean() / steps
         ended = np.full(toy.envs, (step + 1) % toy.length == 0)
@@ -138,7 +138,7 @@ def test_a_truncated_episode_wants_its_final_observation() -> None:
     agent, toy = make_agent(), Toy(4)
     agent.begin()
     observation, masks = toy.observe()
-    agent.act(observation, masks, store=True)
+    agent.act(observation, masks)
     with pytest.raises(ValueError, match="truncated"):
         agent.record(np.zeros(4), np.zeros(4), NOTHING, ~NOTHING, NOTHING)
 
@@ -151,7 +151,7 @@ def test_idle_envs_leave_no_trace_in_the_update() -> None:
         idle = np.array([False, False, False, True])
         for step in range(6):
             observation, masks = toy.observe()
-            action = agent.act(observation, masks, store=True)
+            action = agent.act(observation, masks)
             rewards = np.where(idle, junk, toy.reward(action))
             agent.record(rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle)
         agent.learn(observation)

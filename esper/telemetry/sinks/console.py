@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from esper.telemetry.event import BaselineMeasured, Event, GovernorRollback, RoundCompleted, RunStarted, SeedCut
+from esper.telemetry.event import (
+    ArmPlayed,
+    BaselineMeasured,
+    Event,
+    GovernorRollback,
+    PolicyUpdated,
+    RoundCompleted,
+    RunResumed,
+    RunStarted,
+    SeedCut,
+)
 
 
 class ConsoleSink:
@@ -24,8 +34,16 @@ class ConsoleSink:
                 self._print_header(event)
             case BaselineMeasured():
                 self._print(f"baseline: {event.episodes} hosts left alone end at {event.accuracy[-1]:.1f} %")
+            case RunResumed():
+                self._print(f"resumed after round {event.round}/{event.rounds}")
             case RoundCompleted():
                 self._print_round(event)
+            case PolicyUpdated():
+                self._print_update(event)
+            case ArmPlayed():
+                self._print(
+                    f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"
+                )
             case GovernorRollback():
                 self._print(
                     f"rollback: env {event.env}, episode {event.episode}, epoch {event.epoch}: {event.reason} "
@@ -52,12 +70,18 @@ class ConsoleSink:
         self._rounds_seen += 1
         self._seconds_seen += event.seconds
         left = (event.rounds - event.round) * self._seconds_seen / self._rounds_seen
+        rate = (
+            f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
+        )
         self._print(
-            f"round {event.round}/{event.rounds}  "
-            f"grown {event.test_accuracy:.1f} %  alone {event.alone_test_accuracy:.1f} %  "
-            f"({event.test_accuracy - event.alone_test_accuracy:+.1f} pp)  "
-            f"{event.fossils:.1f} fossils a host  {count(event.rollbacks, 'rollback')}  "
-            f"{event.images_per_second:,.0f} images/s  ETA {_duration(left)}"
+            f"round {event.round}/{event.rounds}  {accuracies(event)}  "
+            f"{event.fossils:.1f} fossils a host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
+        )
+
+    def _print_update(self, event: PolicyUpdated) -> None:
+        self._print(
+            f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
+            f"explained {event.explained_variance:.2f}  {event.env_steps:,} env steps"
         )
 
     def _print(self, line: str) -> None:
@@ -65,11 +89,21 @@ class ConsoleSink:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def accuracies(event: RoundCompleted) -> str:
+    """The grown hosts beside those left alone: on test images, or in a round that is learned from beside the
+    baseline's validation curve."""
+    if event.test_accuracy is None or event.alone_test_accuracy is None:
+        grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
+    else:
+        grown, other, name = event.test_accuracy, event.alone_test_accuracy, "alone"
+    return f"grown {grown:.1f} %  {name} {other:.1f} %  ({grown - other:+.1f} pp)"
+
+
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sinks.jsonl import cut_torn_line
 
-PHASES = ("stage", "train", "validate", "govern", "decide", "update", "telemetry")
+PHASES = ("act", "train", "validate", "govern", "decide", "update", "telemetry")
 """The parts of a round whose seconds are reported, in the order of their columns."""
 
 PLAIN_COLUMNS = tuple(field.name for field in dataclasses.fields(RoundCompleted) if field.name != "phase_seconds")

@@ -1,0 +1,85 @@
+"""Checkpoints of runs: one file that is whole or not there, and runs no code when it is read."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esper.config import ConfigError, TrainingConfig
+from esper.env.slot_env import SlotVectorEnv
+from esper.experiment.files import write_atomic
+from esper.ppo.policy import Policy
+
+FORMAT = 1
+NAME = "checkpoint.pt"
+
+State = dict[str, Any]
+"""Nested dicts and lists of tensors, numbers, strings and None."""
+
+
+def encode(state: State) -> bytes:
+    """The content of a checkpoint file."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    return buffer.getvalue()
+
+
+def write(folder: Path, content: bytes) -> None:
+    """Replace the run's checkpoint: readers find the old one or the new one, never a part."""
+    write_atomic(folder / NAME, content)
+
+
+def read(path: Path) -> State:
+    """A checkpoint's state; ``path`` is its file or the folder of its run.
+
+    Only tensors and plain values are read, and nothing in the file is executed.
+
+    Raises:
+        ConfigError: no file, or not a checkpoint that this Esper reads.
+    """
+    file = path / NAME if path.is_dir() else path
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ConfigError(f"no checkpoint at {file}; give a run folder of `esper run --controller ppo`") from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        raise ConfigError(f"{file} is not a checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else None
+        raise ConfigError(f"{file} has checkpoint format {found}; this Esper reads format {FORMAT}")
+    return state
+
+
+def policy_state(policy: Policy) -> State:
+    """What it takes to act as this policy does elsewhere."""
+    return {
+        **policy.policy_state(),
+        "slots": list(policy.spec.slots),
+        "blueprints": list(policy.spec.blueprints),
+        "horizon": policy.layout.horizon,
+        "config": policy.config.model_dump(mode="json"),
+    }
+
+
+def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+    """The policy of a checkpoint, for the envs of ``env``.
+
+    Raises:
+        ConfigError: no checkpoint, one of a controller that does not learn, or of a host with other slots.
+    """
+    state = read(path).get("policy")
+    if state is None:
+        raise ConfigError(f"{path} holds no policy: its controller does not learn")
+    for name, there in (("slots", env.action_spec.slots), ("blueprints", env.action_spec.blueprints)):
+        if tuple(state[name]) != there:
+            raise ConfigError(
+                f"{path} was trained with {name} {', '.join(state[name])}; this host has {', '.join(there)}"
+            )
+    config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
+    policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
+    policy.load_policy_state(state)
+    return policy

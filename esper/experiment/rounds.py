@@ -1,0 +1,192 @@
+"""What a run does with its rounds: show a controller beside hosts left alone, or let an agent learn."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.config import ConfigError
+from esper.control.controller import NoGrowth
+from esper.control.script import schedule_ships
+from esper.env.baseline import Baseline
+from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
+from esper.experiment.compare import Arm, MakePlayer, play_arms
+from esper.experiment.play import Played, Player, play_round
+from esper.experiment.players import make_player
+from esper.ppo.agent import PPOAgent
+from esper.telemetry.event import Event, PolicyUpdated
+
+Floats = NDArray[np.float64]
+Emit = Callable[[Event], None]
+
+HELD_OUT = 2**32
+"""Added to a run's seed, it is the run seed of hosts that no agent learned from."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round as it was played; test accuracies pp [E] where they were measured."""
+
+    played: Played
+    test: Floats | None = None
+    alone: Floats | None = None
+
+
+class Rounds(ABC):
+    """A round is played, which an interrupt may end at any moment, and then taken in, which is never cut short."""
+
+    def __init__(self, maker: EnvMaker, emit: Emit) -> None:
+        self.maker, self.config = maker, maker.config
+        self.env = maker.make(emit=emit)
+
+    @property
+    def envs(self) -> list[SlotVectorEnv]:
+        """All that is played in."""
+        return [self.env]
+
+    def prepare(self, baseline: Baseline | None) -> Baseline | None:
+        """Share one baseline among all envs; None measures it."""
+        self.env.baseline = baseline or self.env.baseline
+        self.env.prepare()
+        for env in self.envs:
+            env.baseline = self.env.baseline
+        return self.env.baseline
+
+    @abstractmethod
+    def play(self) -> Round:
+        """The next episode of every env."""
+
+    @abstractmethod
+    def take(self, number: int, played: Round) -> list[Event]:
+        """Keep or learn from a round; what there is to report of it."""
+
+    @abstractmethod
+    def conclude(self, emit: Emit) -> list[Arm]:
+        """The run's controller, first, and what it is compared with, on the same hosts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rounds to come depend on."""
+        return {"episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for env, numbers in zip(self.envs, state["episodes"], strict=True):
+            env.episode_numbers[:] = numbers.numpy()
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class PairedRounds(Rounds):
+    """A controller that does not learn: every round is played again by hosts left alone, and every pair is evidence."""
+
+    def __init__(self, maker: EnvMaker, emit: Emit) -> None:
+        super().__init__(maker, emit)
+        # The same hosts left alone: same run seed, env indices and episode numbers, so the same weights and batches.
+        self.twins = maker.make()
+        self.name = maker.config.run.controller
+        try:
+            self.player = make_player(self.name, maker.config, self.env, maker.config.run.seed)
+        except ConfigError:
+            self.close()
+            raise
+        self.alone = NoGrowth(self.env.action_spec, self.env.layout, self.env.num_envs)
+        self.columns: dict[str, list[Floats]] = {"test": [], "alone": [], "parameters": [], "fossils": []}
+
+    @property
+    def envs(self) -> list[SlotVectorEnv]:
+        return [self.env, self.twins]
+
+    def play(self) -> Round:
+        played, test = play_round(self.env, self.player), self.env.test_accuracy()
+        play_round(self.twins, self.alone)
+        return Round(played, test, self.twins.test_accuracy())
+
+    def take(self, number: int, played: Round) -> list[Event]:
+        assert played.test is not None
+        assert played.alone is not None
+        row = (played.test, played.alone, played.played.parameters, played.played.fossils)
+        for column, values in zip(self.columns.values(), row, strict=True):
+            column.append(values)
+        return []
+
+    def conclude(self, emit: Emit) -> list[Arm]:
+        test, alone, parameters, fossils = (np.concatenate(column) for column in self.columns.values())
+        host = np.full_like(parameters, self.env.host_parameters)
+        return [Arm(self.name, test, parameters, fossils), Arm("none", alone, host, np.zeros_like(fossils))]
+
+    def state_dict(self) -> dict[str, Any]:
+        columns = {name: [torch.from_numpy(values) for values in column] for name, column in self.columns.items()}
+        return {**super().state_dict(), "columns": columns, "steps": torch.from_numpy(self.player.episode.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.columns = {name: [v.numpy() for v in column] for name, column in state["columns"].items()}
+        self.player.episode[:] = state["steps"].numpy()
+
+
+class LearningRounds(Rounds):
+    """An agent that learns from every round; in the end it plays hosts that it never saw, beside each baseline."""
+
+    def __init__(self, maker: EnvMaker, emit: Emit) -> None:
+        super().__init__(maker, emit)
+        env, config = self.env, maker.config
+        device = torch.device(config.ppo.device)
+        self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, config.ppo, config.run.seed, device)
+        episodes = config.ppo.episodes_per_update or env.num_envs
+        if episodes % env.num_envs:
+            self.close()
+            raise ConfigError(
+                f"ppo.episodes_per_update is {episodes}, but a round has {env.num_envs} episodes (env.n_envs): "
+                f"give a multiple of {env.num_envs}"
+            )
+        self.rounds_per_update = episodes // env.num_envs
+        self.env_steps = 0
+
+    def play(self) -> Round:
+        return Round(play_round(self.env, self.agent, learner=self.agent))
+
+    def take(self, number: int, played: Round) -> list[Event]:
+        self.env_steps += int(played.played.epochs.sum())
+        rounds = self.config.run.rounds or 1
+        if number % self.rounds_per_update and number < rounds:
+            return []
+        stats = self.agent.learn(played.played.observation)
+        self.agent.progress = number / rounds
+        return [PolicyUpdated(round=number, env_steps=self.env_steps, **vars(stats))]
+
+    def conclude(self, emit: Emit) -> list[Arm]:
+        """Plays ``run.evaluation_pairs`` hosts; actions are the likeliest ones."""
+        config = self.config
+        seed = config.run.seed + HELD_OUT
+
+        def learned(env: SlotVectorEnv) -> Player:
+            return self.agent.player(env.num_envs, seed, greedy=True)
+
+        def baseline(name: str) -> MakePlayer:
+            return lambda env: make_player(name, config, env, seed)
+
+        names = ["none", "random", "heuristic", *(["schedule"] if schedule_ships(config.task.name) else [])]
+        players = {config.run.controller: learned, **{name: baseline(name) for name in names}}
+        return play_arms(self.maker, players, config.run.evaluation_pairs, seed, emit, self.env.baseline)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "agent": self.agent.state_dict(),
+            "rollout": self.agent.buffer.state_dict(),
+            "env_steps": self.env_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.agent.load_state_dict(state["agent"])
+        self.agent.buffer.load_state_dict(state["rollout"])
+        self.env_steps = int(state["env_steps"])

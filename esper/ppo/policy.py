@@ -1,0 +1,103 @@
+"""The acting side of the agent: a network, the statistics it sees through, and what it remembers of each env."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.config import PPOConfig
+from esper.ppo.network import Decision, PolicyNetwork
+from esper.ppo.normalization import RunningMeanStd
+from esper.ppo.sampling import counter_uniforms
+from esper.spaces.action import HEADS, ActionSpec
+from esper.spaces.observation import Kind, ObservationLayout
+
+Masks = Mapping[str, NDArray[np.bool_]]
+
+
+class Policy:
+    """Acts for E envs: sampled by counter (run seed, env, episode, step), or the likeliest action where ``greedy``.
+
+    Observations are normalised by statistics that acting never changes.
+    """
+
+    def __init__(
+        self,
+        spec: ActionSpec,
+        layout: ObservationLayout,
+        n_envs: int,
+        config: PPOConfig,
+        run_seed: int = 0,
+        device: torch.device | None = None,
+        greedy: bool = False,
+    ) -> None:
+        self.config, self.spec, self.layout, self.n_envs, self.run_seed = config, spec, layout, n_envs, run_seed
+        self.device = device or torch.device("cpu")
+        self.greedy = greedy
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(run_seed)
+            self.network = PolicyNetwork(spec, config.width, config.prior).to(self.device)
+        self.observations = RunningMeanStd(layout.size, self.device)
+        continuous = [entry.kind is Kind.CONTINUOUS for entry in layout.entries]
+        self.continuous = torch.tensor(continuous, device=self.device)
+        self.episode = np.full(n_envs, -1)
+        self.steps = np.zeros(n_envs, dtype=np.int64)
+        self.state = self.network.memory.initial_state(n_envs, self.device)
+        self.starts = torch.ones(n_envs, dtype=torch.bool, device=self.device)
+
+    def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
+        """New episodes start in the envs of ``mask`` [E]; None for all."""
+        started = np.ones(self.n_envs, dtype=np.bool_) if mask is None else mask
+        self.episode[started] += 1
+        self.steps[started] = 0
+        self.starts |= torch.from_numpy(started).to(self.device)
+
+    def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
+        """Actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
+        _, _, decision = self.decide(torch.from_numpy(observation).to(self.device), self.legal(masks))
+        return decision.action.cpu().numpy()
+
+    def legal(self, masks: Masks) -> dict[str, Tensor]:
+        """The masks as tensors on the policy's device."""
+        return {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
+
+    @torch.no_grad()
+    def decide(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
+        """What was seen [E, size] (normalised), its context [E, width], and the decision; what is remembered moves on
+        by one step."""
+        seen = self.normalize(raw)
+        context, slots, after = self.network.encode(seen[None], self.state, self.starts[None])
+        draws = None
+        if not self.greedy:
+            draws = torch.from_numpy(
+                counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
+            ).to(self.device)
+        decision = self.network.decide(context[0], slots[0], legal, uniforms=draws)
+        self.state, self.starts = after, torch.zeros_like(self.starts)
+        self.steps += 1
+        return seen, context[0], decision
+
+    @torch.no_grad()
+    def value_of(self, observation: NDArray[np.float32]) -> Tensor:
+        """V(s) [E] of the states that the last actions led to, with the recurrent state after those actions."""
+        seen = self.normalize(torch.from_numpy(observation).to(self.device))
+        context, _, _ = self.network.encode(seen[None], self.state, self.starts[None])
+        return self.network.value(context[0])
+
+    def normalize(self, raw: Tensor) -> Tensor:
+        """Continuous entries by the running statistics; flags and indices as they are."""
+        return torch.where(self.continuous, self.observations.normalize(raw), raw)
+
+    def policy_state(self) -> dict[str, Any]:
+        """Everything that acting depends on beside the episodes under way: the network and its statistics."""
+        return {"network": self.network.state_dict(), "observations": self.observations.state_dict()}
+
+    def load_policy_state(self, state: Mapping[str, Any]) -> None:
+        """Raises RuntimeError, naming what differs, when the state is that of another network."""
+        self.network.load_state_dict(state["network"])
+        self.observations.load_state_dict(state["observations"])
