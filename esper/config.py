@@ -204,6 +204,9 @@ class PPOConfig(Section):
     prior: NonNegative = 1.0
     """How strongly the untrained policy prefers to carry seeds through and to let them be; 0: every op and every target
     alpha is as likely as any other, and what is learned from that is often to plant nothing."""
+    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 150_000
+    """Steps of simulated hosts that an agent practises on before it meets real ones; 0: none. Planted hosts are
+    simulated themselves, and are met without practice."""
     episodes_per_update: Count | None = None
     """Episodes that an update learns from, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4

@@ -116,12 +116,14 @@ class PlantedVectorEnv(SlotVectorEnv):
     def _draw_noise(self, starting: Bools) -> None:
         """A whole episode's errors at once; an env's stream is its own."""
         law, places = self.law, len(self.law.slots)
-        if law.noise == 0 and law.paired_noise == 0:
+        if law.noise == law.paired_noise == law.worth_std == 0:
             return
         scale = np.array([law.noise, *[law.paired_noise] * (2 * places)])
         for env in np.flatnonzero(starting):
             seed = derive_seed(self.run_seed, int(env), int(self.episode_numbers[env]), Purpose.NOISE)
-            self.noise[env] = np.random.default_rng(seed).standard_normal(self.noise.shape[1:]) * scale
+            draw = np.random.default_rng(seed)
+            self.noise[env] = draw.standard_normal(self.noise.shape[1:]) * scale
+            self.growth.worth[env] = np.array(law.worth) + law.worth_std * draw.standard_normal(np.shape(law.worth))
 
     def _act(self, actions: Actions, active: Bools) -> None:
         """Apply the accepted actions; an ADVANCE or FOSSILIZE that its gate refuses changes nothing."""

@@ -9,6 +9,8 @@
 - Shock. A change of alpha by Δ from one epoch to the next hurts the host: by rising_shock · Δ² · (1 − m) when it rises,
   because the seed is not ripe, and by falling_shock · Δ² · m when it falls, because the host leans on it. So blending
   too early, pruning a ripe seed, and doing either in a jump cost accuracy. The hurt heals by healing · p an epoch.
+- Reliance. The host leans on the seeds that are blended in: without them, the committed network falls by
+  reliance · αm for each one that was not kept.
 - Noise. What is measured has one error an epoch, the same for all configurations of a host, of standard deviation
   ``noise``; contributions and trials have errors of their own of standard deviation ``paired_noise``.
 """
@@ -35,6 +37,8 @@ class Law:
     blueprints: tuple[str, ...] = ("moss", "fern", "oak", "ivy")
     worth: tuple[tuple[float, ...], ...] = ((3.0, 8.0, -4.0, -3.0), (-3.0, 3.0, 9.0, -5.0), (7.0, -4.0, -5.0, 3.0))
     """By slot, then blueprint."""
+    worth_std: float = 0.0
+    """Where it is not 0, every episode has worths of its own: these plus normal numbers of that standard deviation."""
     share: tuple[float, float, float] = (1.0, 0.8, 0.9)
     """Part of its worth that a seed can reach: add, multiply, gate."""
     synergy: float = 1.0
@@ -45,11 +49,14 @@ class Law:
     floor: float = 10.0
     ceiling: float = 65.0
     host_time: float = 0.2
+    curve: tuple[float, ...] | None = None
+    """Accuracy of the host alone by epochs done, pp; None: from floor, ceiling and host_time."""
     seed_time: float = 0.12
     incubation_rate: float = 0.5
     rising_shock: float = 3.0
     falling_shock: float = 5.0
     healing: float = 0.08
+    reliance: float = 0.0
     noise: float = 0.3
     paired_noise: float = 0.3
     spread: float = 0.3
@@ -63,6 +70,8 @@ class Law:
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:
         """Of the host alone after so many epochs, pp."""
+        if self.curve is not None:
+            return np.asarray(np.array(self.curve)[epoch])
         risen = 1 - np.exp(-epoch / (self.host_time * horizon))
         return np.asarray(self.floor + (self.ceiling - self.floor) * risen)
 
@@ -96,7 +105,8 @@ class Growth:
 
     def __init__(self, law: Law, n_envs: int, horizon: int) -> None:
         self.law, self.horizon = law, horizon
-        self.worth = np.array(law.worth)
+        self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
+        """[E, S, B]."""
         self.share = np.array(law.share)
         self.experience = np.zeros((n_envs, len(law.slots)))
         self.trained_alpha = np.zeros_like(self.experience)
@@ -129,8 +139,8 @@ class Growth:
 
     def measure(self, slots: SeedSlots, epoch: Ints) -> Accuracies:
         """All configurations of all envs after ``epoch`` epochs [E]."""
-        worth = self.worth[np.arange(self.worth.shape[0]), slots.blueprint] * self.share[STYLE_OPERATOR[slots.style]]
-        worth = np.where(slots.blueprint >= 0, worth, 0.0)
+        worth = np.take_along_axis(self.worth, np.maximum(slots.blueprint, 0)[:, :, None], axis=2)[:, :, 0]
+        worth = np.where(slots.blueprint >= 0, worth * self.share[STYLE_OPERATOR[slots.style]], 0.0)
         helpful, maturity = worth > 0, self.maturity
         realised = slots.blended_alpha * maturity
         pull = self.law.synergy * _neighbours(realised * helpful)
@@ -138,9 +148,10 @@ class Growth:
         on_trial = slots.incubation_target * maturity
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
         kept = np.where(slots.fossil, realised, 0.0)
+        leaning = self.law.reliance * (realised - kept).sum(axis=1)
         return Accuracies(
             accuracy=_percent(alone + self._effect(worth, realised)),
-            committed=_percent(alone + self._effect(worth, kept)),
+            committed=_percent(alone + self._effect(worth, kept) - leaning),
             all_off=_percent(alone),
             contribution=worth * realised + interaction,
             interaction=interaction,
