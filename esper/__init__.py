@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from esper.experiment.export import accuracy, load_host
     from esper.experiment.run import Experiment, RunSummary
 
+from esper.env import registration as _registration
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -53,3 +55,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+_registration.register_when_imported()

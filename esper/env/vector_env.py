@@ -29,7 +29,7 @@ from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.lanes import Lanes
 
 
-def _ignore(_event: Event) -> None:
+def ignore(_event: Event) -> None:
     pass
 
 
@@ -53,7 +53,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self,
         task: Task,
         config: TrainingConfig,
-        emit: Callable[[Event], None] = _ignore,
+        emit: Callable[[Event], None] = ignore,
         baseline: Baseline | None = None,
         blueprints: BlueprintRegistry | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
