@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -18,6 +18,11 @@ from esper.spaces.flat import joint_actions, legal_joint_actions
 Float32s = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Info = dict[str, Any]
+
+if TYPE_CHECKING:
+    VectorWrapperOfActions = VectorWrapper[Float32s, Ints, Float32s, Ints, NDArray[Any]]
+else:
+    VectorWrapperOfActions = VectorWrapper  # takes no type parameters before Gymnasium 1.4
 
 
 class FlatTable:
@@ -76,7 +81,7 @@ class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstr
         return {**info, "action_mask": self._legal.copy()}
 
 
-class FlatActionVector(VectorWrapper[Float32s, Ints, Float32s, Ints, NDArray[Any]]):
+class FlatActionVector(VectorWrapperOfActions):
     """Many hosts, each driven by one number; actions are integers [E].
 
     ``info["action_mask"]`` is int8 [E, N], and so is that in ``info["final_info"]``, zero where no episode ended.

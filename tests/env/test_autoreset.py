@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -195,7 +196,12 @@ def test_the_seed_reaches_gymnasiums_own_generator(make: Make) -> None:
     assert env.np_random_seed == 7
 
 
-@pytest.mark.parametrize("mode", [SAME, DISABLED])
+# Before 1.4 the wrapper leaves out what the first step of every episode but the first earns in this mode.
+COUNTS_ALL_STEPS = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
+SAME_COUNTED = pytest.param(SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS, reason="needs Gymnasium 1.4"))
+
+
+@pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
 def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: AutoresetMode) -> None:
     """Env 1 starts anew after one epoch, so that episodes end at different times; two episodes in each."""
     env = RecordEpisodeStatistics(make(3, 3, mode))
