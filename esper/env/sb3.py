@@ -5,7 +5,6 @@ Importing this module needs stable_baselines3, which Esper itself does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -91,17 +90,17 @@ class SB3VecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """``action_masks`` of each env, bool [n]. Raises AttributeError for another name: hosts have no others."""
-        if method_name != "action_masks":
-            raise AttributeError(f"hosts have no method {method_name!r} of their own; they have: action_masks")
-        methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
-        return [method(*method_args, **method_kwargs) for method in methods]
+        if method_name != "action_masks" or method_args or method_kwargs:
+            raise AttributeError(f"hosts have no method {method_name!r} with such arguments; they have: action_masks()")
+        masks = self.env.action_masks()  # type: ignore[attr-defined]  # not every VectorEnv has them
+        return [masks[env] for env in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """False: a wrapper of single envs has no place here."""
         return [False for _ in self._get_indices(indices)]
 
     def _action_masks(self, env: int) -> NDArray[np.bool_]:
-        return np.asarray(self.env.action_masks()[env])  # type: ignore[attr-defined]  # not every VectorEnv has them
+        return np.asarray(self.env_method("action_masks", indices=env)[0])
 
     def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
         return [self._of_env(info, env) for env in range(self.num_envs)]

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -75,7 +76,7 @@ def test_attributes_are_those_of_the_vector_env_through_its_wrappers() -> None:
     assert not venv.has_attr("no_such_thing")
     with pytest.raises(AttributeError, match="no_such_thing"):
         venv.get_attr("no_such_thing")
-    with pytest.raises(AttributeError, match="they have: action_masks"):
+    with pytest.raises(AttributeError, match=r"they have: action_masks\(\)"):
         venv.env_method("no_such_thing")
     with pytest.raises(AttributeError, match=r"venv\.env\.horizon"):
         venv.set_attr("horizon", 3)
@@ -152,6 +153,21 @@ def test_its_wrappers_and_its_evaluation_work() -> None:
     returns, lengths = evaluate_policy(model, venv, n_eval_episodes=3, return_episode_rewards=True)
     assert lengths == [5] * 3
     assert np.isfinite(returns).all()
+
+
+def test_maskable_ppo_drives_heads_and_is_told_what_was_illegal() -> None:
+    """The mask of the slot head is a union over ops, so a pair of choices that are legal by themselves may not be."""
+    venv = SB3VecEnv(vector(16, episode_length=10, env={"gates": {"trial_standard_errors": 1000.0}}))
+    model = MaskablePPO("MlpPolicy", venv, n_steps=10, batch_size=160, n_epochs=1, device="cpu", seed=0)
+    counted: list[int] = []
+
+    def count(local: dict[str, Any], _global: dict[str, Any]) -> bool:
+        counted.extend(info["illegal_actions"] for info in local["infos"] if "terminal_observation" in info)
+        return True
+
+    model.learn(640, callback=count)
+    assert len(counted) == 64
+    assert 0 < sum(counted) < 64, "few of 640"
 
 
 def test_a_plain_dqn_drives_flat_actions() -> None:
