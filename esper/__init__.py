@@ -14,14 +14,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from esper.env import registration as _registration
+
 if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
     from esper.env.make import make_env
     from esper.experiment.compare import compare_controllers
     from esper.experiment.export import accuracy, load_host
     from esper.experiment.run import Experiment, RunSummary
-
-from esper.env import registration as _registration
 
 __version__ = "0.1.0"
 

@@ -121,7 +121,6 @@ def test_hosts_in_training_are_masked_as_exactly() -> None:
         table, rows = joint_actions(spec), every_row(spec)
         numbers = np.ravel_multi_index(tuple(canonical(rows).T), spec.sizes)
         table_numbers = np.ravel_multi_index(tuple(table.T), spec.sizes)
-        assert len(table) == 905
         for _ in range(20):
             flat = legal_joint_actions(table, world.info["action_mask"])
             for index in range(2):
