@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from esper.env import registration as _registration
+
 if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
     from esper.env.make import make_env
@@ -53,3 +55,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+_registration.register_when_imported()

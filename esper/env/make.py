@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.data.task import Task, resolve
@@ -13,7 +14,7 @@ from esper.data.tasks import load_task
 from esper.env import planted
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.vector_env import GrowthVectorEnv
+from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.telemetry.event import Event
 
 
@@ -37,14 +38,19 @@ class EnvMaker:
         task = load_task(config.task.name).to(torch.device(config.run.device))
         return cls(resolve(config, task), task)
 
-    def make(self, n_envs: int | None = None, emit: Callable[[Event], None] | None = None) -> SlotVectorEnv:
+    def make(
+        self,
+        n_envs: int | None = None,
+        emit: Callable[[Event], None] = ignore,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
+    ) -> SlotVectorEnv:
         """An env; ``n_envs`` in place of the config's, ``emit`` for its events (simulated hosts have none)."""
         config = self.config.with_values(env={"n_envs": n_envs}) if n_envs else self.config
         if self.task is None:
-            return PlantedVectorEnv(config)
-        return GrowthVectorEnv(self.task, config, emit) if emit else GrowthVectorEnv(self.task, config)
+            return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
+        return GrowthVectorEnv(self.task, config, emit, autoreset_mode=autoreset_mode)
 
 
-def make_env(config: TrainingConfig) -> SlotVectorEnv:
+def make_env(config: TrainingConfig, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED) -> SlotVectorEnv:
     """The env of ``config.task.name`` on ``config.run.device``. Raises ConfigError listing the known names."""
-    return EnvMaker.of(config).make()
+    return EnvMaker.of(config).make(autoreset_mode=autoreset_mode)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.env import lifecycle
@@ -45,11 +46,17 @@ class PlantedVectorEnv(SlotVectorEnv):
     Args:
         config: 64 envs and 50 epochs where it does not say.
         law: what accuracy follows.
+        autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
     """
 
-    def __init__(self, config: TrainingConfig | None = None, law: Law | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainingConfig | None = None,
+        law: Law | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
+    ) -> None:
         config, law = resolve(config or TrainingConfig()), law or Law()
-        super().__init__(config, ActionSpec(law.slots, law.blueprints))
+        super().__init__(config, ActionSpec(law.slots, law.blueprints), autoreset_mode)
         self.law = law
         places = len(law.slots)
         self.growth = Growth(law, self.num_envs, self.horizon)
@@ -84,7 +91,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         """Accuracy of each committed network under the law, without noise, pp [E]."""
         return self.growth.measure(self.seeds, self.fleet.epoch).committed
 
-    def step(self, actions: Actions) -> StepResult:
+    def _step(self, actions: Actions) -> StepResult:
         """One epoch of every host: act, train, validate, tick, reward."""
         actions = self._accepted(actions)
         idle = self.done.copy()

@@ -5,6 +5,7 @@ A subclass keeps the state, applies actions and moves time; what a controller se
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from esper.config import Durations, TrainingConfig
 from esper.env.baseline import Baseline
 from esper.env.fleet import Bools, Fleet, Floats, Rules, reward_state
+from esper.env.info import final_entries
 from esper.env.legal import legal_actions
 from esper.env.observe import observe
 from esper.rewards.modes import Reward
@@ -28,6 +30,18 @@ from esper.spaces.observation import LIMIT, ObservationLayout
 Float32s = NDArray[np.float32]
 Actions = NDArray[np.int64]
 StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
+
+AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
+
+
+def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    """The autoreset mode, given as such or by its value. Raises ValueError listing the modes that there are."""
+    known = {mode.value: mode for mode in AUTORESET_MODES}
+    value = mode.value if isinstance(mode, AutoresetMode) else mode
+    if value not in known:
+        wanted = " or ".join(f"AutoresetMode.{mode.name} ({mode.value!r})" for mode in AUTORESET_MODES)
+        raise ValueError(f"autoreset_mode is {wanted}, not {mode!r}")
+    return known[value]
 
 
 @dataclass(frozen=True)
@@ -44,8 +58,13 @@ class Grown:
 class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
     """Envs with slots behind the Gymnasium vector API.
 
-    Autoreset is DISABLED: an env whose episode ended idles (its action is ignored, its reward is 0, ``info["idle"]`` is
-    True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] starts it again.
+    What happens when an env's episode ends is set by the autoreset mode, which ``metadata["autoreset_mode"]`` tells:
+
+    - DISABLED (default): the env idles (its action is ignored, its reward is 0, its flags stay as they were,
+      ``info["idle"]`` is True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] starts it again.
+    - SAME_STEP: its next episode starts in the same step. The observation and the info returned, masks included, are
+      of the new episode; those that the old one ended with are in ``info["final_obs"]`` and ``info["final_info"]``
+      (see ``esper.env.info.final_entries``).
 
     Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.spaces.action.HEADS``;
     ``info["action_mask"]`` holds the legal ones. An illegal action is executed as WAIT and counted in
@@ -54,8 +73,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # noqa: RUF012  Gymnasium's declaration
 
-    def __init__(self, config: TrainingConfig, spec: ActionSpec) -> None:
+    def __init__(
+        self, config: TrainingConfig, spec: ActionSpec, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED
+    ) -> None:
         """``config`` has numbers for ``env.n_envs`` and ``env.episode_length``."""
+        self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
         self.config = config
         self.num_envs = int(config.env.n_envs or 1)
         self.horizon = int(config.env.episode_length or 1)
@@ -104,23 +126,45 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
             rollbacks=self.fleet.rollbacks.astype(np.float64),
         )
 
+    @abstractmethod
+    def _step(self, actions: Actions) -> StepResult:
+        """One epoch of every env whose episode goes on; nothing is reset."""
+
+    def step(self, actions: Actions) -> StepResult:
+        """One epoch of every host. ``actions`` int64 [E, 8]; rewards float64 [E], flags bool [E].
+
+        Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
+        """
+        observation, rewards, terminated, truncated, info = self._step(actions)
+        ended = terminated | truncated
+        if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
+            final = final_entries(observation, info, ended)
+            observation, info = self.reset(options={"reset_mask": ended})
+            info |= final
+        return observation, rewards, terminated, truncated, info
+
     def action_masks(self) -> Bools:
         """The per-head masks side by side, bool [E, sum of head sizes], as sb3-contrib reads them."""
         masks = self.mask.heads(self.action_spec)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
     def _begin(self, seed: int | list[int | None] | None, options: dict[str, Any] | None, everyone: bool) -> Bools:
-        """The envs whose episodes start now, with their counters set. Raises ValueError for a list of seeds: envs
-        derive their own from the run seed."""
+        """The envs whose episodes start now, with their counters set. Raises ValueError for a reset mask of another
+        type or shape, and for a list of seeds: envs derive their own from the run seed."""
         if isinstance(seed, list):
             name = type(self).__name__
             raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
+        starting = np.ones(self.num_envs, dtype=np.bool_)
+        if options and "reset_mask" in options:
+            mask = np.asarray(options["reset_mask"])
+            if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
+                given = f"{mask.dtype} {list(mask.shape)}"
+                raise ValueError(f"options['reset_mask'] is a bool array [{self.num_envs}], not {given}")
+            starting = starting if everyone else mask
         if seed is not None:
+            super().reset(seed=int(seed))  # Gymnasium's own generator, which nothing here draws from
             self.run_seed = seed
             self.episode_numbers[:] = -1
-        starting = np.ones(self.num_envs, dtype=np.bool_)
-        if options and "reset_mask" in options and not everyone:
-            starting = np.asarray(options["reset_mask"], dtype=np.bool_)
         self.episode_numbers[starting] += 1
         self.illegal_actions[starting] = 0
         self.done[starting] = self.truncated[starting] = False
@@ -172,7 +216,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
     def _info(self) -> dict[str, Any]:
         assert self.rules is not None
         return {
-            "action_mask": self.mask.heads(self.action_spec),
+            # Copies, because these tables decide what is legal.
+            "action_mask": {name: mask.copy() for name, mask in self.mask.heads(self.action_spec).items()},
             "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
             "illegal_actions": self.illegal_actions.copy(),
             "idle": self.done.copy(),

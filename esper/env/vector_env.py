@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
@@ -28,7 +29,7 @@ from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.lanes import Lanes
 
 
-def _ignore(_event: Event) -> None:
+def ignore(_event: Event) -> None:
     pass
 
 
@@ -41,18 +42,21 @@ class GrowthVectorEnv(SlotVectorEnv):
         emit: receives typed events, on the thread that calls ``step``.
         baseline: the no-growth curves; None measures them at the first reset.
         blueprints: what seeds can be; None takes the built-in registry as it is now.
+        autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
 
     Raises:
         ConfigError: sizes that the task's data cannot serve.
+        ValueError: another autoreset mode.
     """
 
     def __init__(
         self,
         task: Task,
         config: TrainingConfig,
-        emit: Callable[[Event], None] = _ignore,
+        emit: Callable[[Event], None] = ignore,
         baseline: Baseline | None = None,
         blueprints: BlueprintRegistry | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
     ) -> None:
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
@@ -60,7 +64,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.training = [ParallelEnvState(i, task, config, rows[i]) for i in range(n_envs)]
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
-        super().__init__(config, ActionSpec(host.slot_names, self.blueprints.names(host.topology)))
+        spec = ActionSpec(host.slot_names, self.blueprints.names(host.topology))
+        super().__init__(config, spec, autoreset_mode)
         self.task = task
         self.emit = emit
         self.baseline = baseline
@@ -110,7 +115,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         world = World(self.config, self.action_spec, self.blueprints, b, self.emit)
         self.episodes = [Episode(training, world) for training in self.training]
 
-    def step(self, actions: Actions) -> StepResult:
+    def _step(self, actions: Actions) -> StepResult:
         """One epoch of every host: act, train, validate, govern, tick, reward."""
         actions = self._accepted(actions)
         idle = self.done.copy()

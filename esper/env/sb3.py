@@ -1,0 +1,111 @@
+"""The vector env as Stable-Baselines3's ``VecEnv``, so that its agents train all hosts together.
+
+Importing this module needs stable_baselines3, which Esper itself does not.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from esper.env.info import of_env
+
+try:
+    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
+except ImportError as error:
+    raise ImportError(
+        "esper.env.sb3 needs Stable-Baselines3; type: pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
+    ) from error
+
+
+class SB3VecEnv(VecEnv):
+    """A vector env of this package behind the API of Stable-Baselines3.
+
+    An ended episode's last observation is in ``infos[i]["terminal_observation"]``, its info is that of its last step,
+    and ``infos[i]["TimeLimit.truncated"]`` is True where it was cut short, so that its value is to be bootstrapped: the
+    horizon is a true end. Masks are left out of infos; sb3-contrib reads them by ``env_method("action_masks")``.
+
+    Args:
+        env: a vector env of this package or its ``FlatActionVector``, with autoreset SAME_STEP.
+
+    Raises:
+        ValueError: another autoreset mode.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        if env.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP:
+            mode = env.metadata["autoreset_mode"].name
+            raise ValueError(f"Stable-Baselines3 wants autoreset_mode=AutoresetMode.SAME_STEP, the env has {mode}")
+        self.env = env
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+
+    def reset(self) -> NDArray[np.float32]:
+        """Start an episode in every env, under the run seed given to ``seed`` if one was given since the last reset."""
+        if any(self._options):
+            raise ValueError("hosts take no options at a reset; set_options() is of no use here")
+        observation, info = self.env.reset(seed=self._seeds[0])
+        self._reset_seeds()
+        self.reset_infos = self._infos(info)
+        return np.asarray(observation)
+
+    def step_async(self, actions: NDArray[np.int64]) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        observation, rewards, terminated, truncated, info = self.env.step(self.actions)
+        done = terminated | truncated
+        infos = self._infos(info)
+        for env in np.flatnonzero(done).tolist():
+            self.reset_infos[env] = infos[env]
+            infos[env] = self._of_env(info["final_info"], env)
+            infos[env]["terminal_observation"] = info["final_obs"][env]
+        for env, cut in enumerate(truncated & ~terminated):
+            infos[env]["TimeLimit.truncated"] = bool(cut)
+        return observation, rewards.astype(np.float32), done, infos
+
+    def close(self) -> None:
+        self.env.close()
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """``action_masks`` of each env; anything else is the vector env's and the same for all.
+
+        Raises AttributeError for what it does not have."""
+        if attr_name == "action_masks":
+            return [partial(self._action_masks, env) for env in self._get_indices(indices)]
+        value = getattr(self.env, attr_name, None)
+        if value is None and not hasattr(self.env, attr_name):
+            value = getattr(self.env.unwrapped, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Always raises AttributeError: hosts have no attributes of their own."""
+        raise AttributeError(f"all hosts are one vector env; set {attr_name} on it: venv.env.{attr_name} = ...")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """``action_masks`` of each env, bool [n]. Raises AttributeError for another name: hosts have no others."""
+        if method_name != "action_masks" or method_args or method_kwargs:
+            raise AttributeError(f"hosts have no method {method_name!r} with such arguments; they have: action_masks()")
+        masks = self.env.action_masks()  # type: ignore[attr-defined]  # not every VectorEnv has them
+        return [masks[env] for env in self._get_indices(indices)]
+
+    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """False: a wrapper of single envs has no place here."""
+        return [False for _ in self._get_indices(indices)]
+
+    def _action_masks(self, env: int) -> NDArray[np.bool_]:
+        return np.asarray(self.env_method("action_masks", indices=env)[0])
+
+    def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
+        return [self._of_env(info, env) for env in range(self.num_envs)]
+
+    @staticmethod
+    def _of_env(info: dict[str, Any], env: int) -> dict[str, Any]:
+        left_out = ("action_mask", "final_obs", "final_info")
+        return of_env({key: value for key, value in info.items() if key not in left_out}, env)

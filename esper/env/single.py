@@ -1,0 +1,71 @@
+"""One host as a plain ``gymnasium.Env``, for libraries and checkers that know no vector envs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from esper.env.info import of_env
+from esper.env.slot_env import SlotVectorEnv
+
+
+class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
+    """The only env of a vector env.
+
+    Observations are float32 [layout.size], actions int64 [8], rewards float; info is that of the vector env without
+    its first axis. ``reset(seed=s)`` sets the run seed and starts episode 0 under it; ``reset()`` starts the next
+    episode. Without a seed the run seed is that of the config: views that are made for one ``SyncVectorEnv`` or
+    ``DummyVecEnv`` play the same episodes unless they are seeded, as both do when given a seed.
+
+    Args:
+        env: has one env, which is not reset by itself.
+
+    Raises:
+        ValueError: ``env`` has more envs, or resets them.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's declaration
+
+    def __init__(self, env: SlotVectorEnv) -> None:
+        if env.num_envs != 1 or env.metadata["autoreset_mode"] is not AutoresetMode.DISABLED:
+            mode = env.metadata["autoreset_mode"].name
+            raise ValueError(f"wanted a vector env of one env with autoreset DISABLED, got {env.num_envs} with {mode}")
+        self.env = env
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self.action_spec = env.action_spec
+        self.layout = env.layout
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start an episode. ``options`` has no meaning here."""
+        super().reset(seed=seed)
+        observation, info = self.env.reset(seed=seed)
+        return observation[0], of_env(info, 0)
+
+    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """One epoch of the host.
+
+        Raises:
+            ResetNeeded: the episode has ended, or none was started.
+            ValueError: an action of another shape or out of range.
+        """
+        if self.env.done[0]:
+            raise gymnasium.error.ResetNeeded("no episode is going on; call reset() first")
+        action = np.asarray(action)
+        if action.shape != self.action_space.shape:
+            raise ValueError(f"the action has shape {action.shape}, wanted {self.action_space.shape}")
+        observation, rewards, terminated, truncated, info = self.env.step(action[None])
+        return observation[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), of_env(info, 0)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """The per-head masks side by side, bool [sum of head sizes], as sb3-contrib reads them."""
+        return np.asarray(self.env.action_masks()[0])
+
+    def close(self) -> None:
+        self.env.close()

@@ -1,0 +1,256 @@
+"""What happens when an episode ends: both autoreset modes, on hosts in training and on simulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from numpy.typing import NDArray
+
+from esper.config import TrainingConfig
+from esper.env.planted import PlantedVectorEnv
+from esper.env.single import SingleEnv
+from esper.env.slot_env import SlotVectorEnv
+from esper.env.vector_env import GrowthVectorEnv
+from esper.spaces.action import Op
+from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config, wait_actions
+
+SAME, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+Make = Callable[..., SlotVectorEnv]
+
+
+def trained(n_envs: int, horizon: int, mode: AutoresetMode = DISABLED, **sections: dict[str, Any]) -> SlotVectorEnv:
+    config = tiny_config(n_envs, horizon, **sections)
+    return GrowthVectorEnv(digits(), config, baseline=flat_baseline(horizon), autoreset_mode=mode)
+
+
+def simulated(n_envs: int, horizon: int, mode: AutoresetMode = DISABLED) -> SlotVectorEnv:
+    config = TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": horizon}})
+    return PlantedVectorEnv(config, autoreset_mode=mode)
+
+
+@pytest.fixture(params=[trained, simulated])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Envs of one kind, closed after the test."""
+    with ExitStack() as stack:
+
+        def made(*arguments: Any, **keywords: Any) -> SlotVectorEnv:
+            env: SlotVectorEnv = request.param(*arguments, **keywords)
+            stack.callback(env.close)
+            return env
+
+        yield made
+
+
+def germinate(env: SlotVectorEnv) -> NDArray[np.int64]:
+    """GERMINATE in every env: something to be seen in observation, mask and reward."""
+    first = env.action_spec.blueprints[0]
+    return np.stack([env.action_spec.encode(Op.GERMINATE, "r0c0", first)] * env.num_envs)
+
+
+def same(first: Any, second: Any, path: str = "") -> None:
+    """Equal dicts of arrays, with equal types."""
+    if isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for key in first:
+            same(first[key], second[key], f"{path}/{key}")
+    else:
+        assert (first.shape, first.dtype) == (second.shape, second.dtype), path
+        np.testing.assert_array_equal(first, second, err_msg=path)
+
+
+def test_the_mode_belongs_to_the_instance_and_is_disabled_unless_asked_for(make: Make) -> None:
+    asked, default = make(1, 2, SAME), make(1, 2)
+    assert asked.metadata["autoreset_mode"] is SAME
+    assert default.metadata["autoreset_mode"] is DISABLED
+    assert SlotVectorEnv.metadata["autoreset_mode"] is DISABLED
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, "NextStep", "same"])
+def test_another_mode_is_refused_with_those_that_there_are(mode: Any) -> None:
+    with pytest.raises(ValueError, match=r"AutoresetMode.SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED"):
+        PlantedVectorEnv(autoreset_mode=mode)
+
+
+def test_a_mode_may_be_given_by_its_value() -> None:
+    assert PlantedVectorEnv(autoreset_mode="SameStep").metadata["autoreset_mode"] is SAME
+
+
+def test_same_step_is_disabled_with_a_reset_after_every_end(make: Make) -> None:
+    """Bit by bit: what SAME_STEP returns is what a caller of DISABLED gets who resets at once."""
+    auto, manual = make(3, 3, SAME), make(3, 3)
+    observation, info = auto.reset(seed=5)
+    expected, expected_info = manual.reset(seed=5)
+    np.testing.assert_array_equal(observation, expected)
+    same(info, expected_info)
+    for step in range(1, 8):  # two episodes and a step of the third
+        actions = germinate(auto) if step % 2 else wait_actions(3)
+        observation, *results, info = auto.step(actions)
+        expected, *expected_results, expected_info = manual.step(actions)
+        for result, wanted in zip(results, expected_results, strict=True):
+            np.testing.assert_array_equal(result, wanted)
+        assert results[1].tolist() == [step % 3 == 0] * 3
+        assert ("final_obs" in info) == (step % 3 == 0)
+        if step % 3 == 0:
+            np.testing.assert_array_equal(np.stack(info["final_obs"]), expected)
+            final = {key: value for key, value in info["final_info"].items() if not key.startswith("_")}
+            final["action_mask"] = {k: v for k, v in final["action_mask"].items() if not k.startswith("_")}
+            final["reward_terms"] = {k: v for k, v in final["reward_terms"].items() if not k.startswith("_")}
+            same(final, expected_info)
+            expected, expected_info = manual.reset(options={"reset_mask": np.ones(3, dtype=np.bool_)})
+            assert auto.layout.read(observation, "epoch").tolist() == [0] * 3
+        np.testing.assert_array_equal(observation, expected)
+        same({key: value for key, value in info.items() if "final" not in key}, expected_info)
+        np.testing.assert_array_equal(auto.action_masks(), manual.action_masks())
+
+
+def test_the_layout_is_that_of_gymnasiums_own_vector_env(make: Make) -> None:
+    ours = make(2, 2, SAME)
+    theirs = SyncVectorEnv([lambda: SingleEnv(make(1, 2)) for _ in range(2)], autoreset_mode=SAME)
+    infos = []
+    for env in (ours, theirs):
+        env.reset(seed=0)
+        for _ in range(2):
+            *_, info = env.step(germinate(ours))
+        infos.append(info)
+
+    def layout(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: layout(inner) for key, inner in value.items()}
+        return value.shape, value.dtype
+
+    assert layout(infos[0]["final_info"]) == layout(infos[1]["final_info"])
+    finals = {key for key in infos[1] if "final" in key}
+    assert finals == {key for key in infos[0] if "final" in key}
+    assert layout({key: infos[0][key] for key in finals}) == layout({key: infos[1][key] for key in finals})
+    # Env 0 is the same env in both.
+    for path in (("validation_accuracy",), ("action_mask", "op_slot"), ("reward_terms", "action_cost")):
+        a, b = infos[0]["final_info"], infos[1]["final_info"]
+        for key in path:
+            a, b = a[key], b[key]
+        np.testing.assert_array_equal(a[0], b[0])
+    assert set(infos[0]) == {key for key in infos[1] if not key.startswith("_") or "final" in key}, (
+        "what every env has needs no mask of its own"
+    )
+
+
+def test_envs_that_end_at_different_times(make: Make) -> None:
+    env = make(2, 4, SAME)
+    env.reset(seed=0)
+    env.step(wait_actions(2))
+    env.reset(options={"reset_mask": np.array([False, True])})
+    for _ in range(3):
+        observation, rewards, terminated, _, info = env.step(germinate(env))
+    assert terminated.tolist() == [True, False]
+    assert info["_final_info"].tolist() == info["_final_obs"].tolist() == [True, False]
+    assert info["final_obs"][1] is None
+    assert env.layout.read(info["final_obs"][0], "epoch") == 1
+    assert env.layout.read(observation, "epoch").tolist() == [0, 0.75]
+    final = info["final_info"]
+    assert final["validation_accuracy"][0] > 0
+    assert final["validation_accuracy"][1] == 0
+    assert final["action_mask"]["_op"].tolist() == final["_action_mask"].tolist() == [True, False]
+    assert sum(term[0] for name, term in final["reward_terms"].items() if name[0] != "_") == pytest.approx(rewards[0])
+    assert not final["action_mask"]["op"][0, Op.GERMINATE], "one seed is incubating in the ended state"
+    assert info["action_mask"]["op"][0, Op.GERMINATE], "and none in the first state of the next episode"
+    assert info["idle"].tolist() == [False, False]
+    assert [part.get("final_info", {}).keys() for part in DictInfoToList(env)._convert_info_to_list(info)][1] == set()
+
+
+def test_what_is_returned_is_the_callers_own(make: Make) -> None:
+    env, untouched = make(2, 2, SAME), make(2, 2, SAME)
+    env.reset(seed=0)
+    untouched.reset(seed=0)
+    for _ in range(3):
+        observation, _, _, _, info = env.step(wait_actions(2))
+        untouched.step(wait_actions(2))
+        observation[:] = 0
+        for mask in info["action_mask"].values():
+            mask[:] = False
+        np.testing.assert_array_equal(env.action_masks(), untouched.action_masks())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [np.array([0, 2]), np.array([1, 0, 1]), np.array([True]), np.ones((3, 1), dtype=np.bool_)],
+    ids=["indices", "integers", "too short", "two axes"],
+)
+@pytest.mark.parametrize("everyone", [True, False], ids=["first reset", "later"])
+def test_a_reset_mask_that_is_none_is_refused(make: Make, mask: Any, everyone: bool) -> None:
+    env = make(3, 2)
+    if not everyone:
+        env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"a bool array \[3\]"):
+        env.reset(options={"reset_mask": mask})
+
+
+def test_the_seed_reaches_gymnasiums_own_generator(make: Make) -> None:
+    env = make(1, 2)
+    env.reset(seed=7)
+    assert env.np_random_seed == 7
+
+
+# Before 1.4 the wrapper leaves out what the first step of every episode but the first earns in this mode.
+COUNTS_ALL_STEPS = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 4)
+SAME_COUNTED = pytest.param(SAME, marks=pytest.mark.skipif(not COUNTS_ALL_STEPS, reason="needs Gymnasium 1.4"))
+
+
+@pytest.mark.parametrize("mode", [SAME_COUNTED, DISABLED])
+def test_gymnasiums_episode_statistics_are_sums_of_rewards(make: Make, mode: AutoresetMode) -> None:
+    """Env 1 starts anew after one epoch, so that episodes end at different times; two episodes in each."""
+    env = RecordEpisodeStatistics(make(3, 3, mode))
+    env.reset(seed=0)
+    returns, lengths = np.zeros(3), np.zeros(3, dtype=np.int64)
+    finished = []
+    for step in range(8):
+        if step == 1:
+            env.reset(options={"reset_mask": np.array([False, True, False])})
+            returns[1] = lengths[1] = 0
+        actions = germinate(env.unwrapped) if step % 2 else wait_actions(3)
+        _, rewards, terminated, _, info = env.step(actions)
+        returns += rewards
+        lengths += 1
+        assert ("episode" in info) == terminated.any()
+        if terminated.any():
+            assert info["_episode"].tolist() == terminated.tolist()
+            np.testing.assert_allclose(info["episode"]["r"][terminated], returns[terminated])
+            assert info["episode"]["l"][terminated].tolist() == lengths[terminated].tolist()
+            finished += [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(terminated)]
+            returns[terminated] = lengths[terminated] = 0
+            if mode is DISABLED:
+                env.reset(options={"reset_mask": terminated})
+    assert [length for _, length in finished] == [3] * 6
+    assert len({value for value, _ in finished}) > 1
+    np.testing.assert_allclose(env.return_queue, [value for value, _ in finished])
+    assert list(env.length_queue) == [3] * 6
+
+
+@pytest.mark.parametrize("mode", [SAME, DISABLED])
+def test_an_episode_that_the_governor_ends_early_is_counted_as_long_as_it_was(mode: AutoresetMode) -> None:
+    vector = trained(2, 5, mode, governor={"max_rollbacks": 1})
+    assert isinstance(vector, GrowthVectorEnv)
+    env = RecordEpisodeStatistics(vector)
+    env.reset(seed=0)
+    _, first, _, _, _ = env.step(wait_actions(2))
+    DAMAGE["NaN weight"](vector.training[0])
+    _, second, terminated, _, info = env.step(wait_actions(2))
+    assert terminated.tolist() == [True, False]
+    assert second[0] < -5, "the rollback was paid for"
+    assert info["episode"]["l"].tolist() == [2, 0]
+    assert info["episode"]["r"][0] == pytest.approx(first[0] + second[0])
+    if mode is SAME:
+        assert info["final_info"]["reward_terms"]["governor"].tolist() == [-10, 0]
+        assert info["reward_terms"]["governor"].tolist() == [0, 0]
+    lengths = []
+    for _ in range(3):
+        *_, info = env.step(wait_actions(2))
+        if "episode" in info:  # the idle env repeats its flags, with an empty episode
+            lengths += info["episode"]["l"][info["_episode"] & ~info["idle"]].tolist()
+    assert lengths == [5]
+    env.close()

@@ -1,0 +1,123 @@
+"""The one-env view: what the checkers of Gymnasium and Stable-Baselines3 ask for, and the vector env it shows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import gymnasium.utils.env_checker
+import numpy as np
+import pytest
+import stable_baselines3.common.env_checker
+from stable_baselines3.common.env_util import make_vec_env
+
+from esper.config import TrainingConfig
+from esper.env.flat_action import FlatAction
+from esper.env.planted import PlantedVectorEnv
+from esper.env.single import SingleEnv
+from esper.spaces.action import Op
+
+TASKS: dict[str, dict[str, Any]] = {
+    "planted": {"task": "planted"},
+    "digits": {"episode_length": 3, "baseline_episodes": 1, "samples_per_epoch": 64, "batch_size": 32},
+}
+
+
+@pytest.fixture(params=TASKS)
+def env(request: pytest.FixtureRequest) -> Iterator[SingleEnv]:
+    made = gymnasium.make("esper/Growth-v0", **TASKS[request.param])
+    yield made.unwrapped
+    made.close()
+
+
+def planted(horizon: int = 50, seed: int = 0) -> SingleEnv:
+    tables = {"env": {"n_envs": 1, "episode_length": horizon}, "run": {"seed": seed}}
+    return SingleEnv(PlantedVectorEnv(TrainingConfig.parse(tables)))
+
+
+@pytest.mark.parametrize("checker", [gymnasium.utils.env_checker, stable_baselines3.common.env_checker])
+def test_the_checkers_find_nothing_to_warn_of(env: SingleEnv, checker: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checker.check_env(env)
+
+
+def test_the_checkers_pass_a_flat_action_too() -> None:
+    env = gymnasium.make("esper/Growth-v0", task="planted")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stable_baselines3.common.env_checker.check_env(FlatAction(env.unwrapped))
+        # Gymnasium's would have a wrapper unwrapped, which would leave nothing to check.
+        warnings.filterwarnings("ignore", message=".*is different from the unwrapped version")
+        gymnasium.utils.env_checker.check_env(FlatAction(env.unwrapped), skip_close_check=True)
+
+
+def test_it_shows_the_vector_env() -> None:
+    env, vector = planted(), PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}))
+    observation, info = env.reset(seed=3)
+    wanted, wanted_info = vector.reset(seed=3)
+    action = env.action_spec.encode(Op.GERMINATE, "r0c0", "fern")
+    for _ in range(3):
+        np.testing.assert_array_equal(observation, wanted[0])
+        np.testing.assert_array_equal(info["action_mask"]["op_slot"], wanted_info["action_mask"]["op_slot"][0])
+        assert info["validation_accuracy"] == wanted_info["validation_accuracy"][0]
+        assert type(info["illegal_actions"]) is int
+        np.testing.assert_array_equal(env.action_masks(), vector.action_masks()[0])
+        observation, reward, terminated, truncated, info = env.step(action)
+        wanted, rewards, _, _, wanted_info = vector.step(action[None])
+        assert (reward, terminated, truncated) == (rewards[0], False, False)
+        assert type(reward) is float
+        assert reward == pytest.approx(sum(info["reward_terms"].values()))
+
+
+def test_a_seed_starts_the_same_episodes_and_no_seed_the_next_one() -> None:
+    env = planted()
+    first = [env.reset(seed=3)[0], env.reset()[0], env.reset()[0]]
+    again = [env.reset(seed=3)[0], env.reset()[0], env.reset()[0]]
+    np.testing.assert_array_equal(first, again)
+    assert len({observation.tobytes() for observation in first}) == 3
+    assert env.reset(seed=4)[0].tobytes() not in {observation.tobytes() for observation in first}
+
+
+def test_without_a_seed_the_run_seed_is_that_of_the_config() -> None:
+    np.testing.assert_array_equal(planted(seed=3).reset()[0], planted(seed=0).reset(seed=3)[0])
+
+
+def test_an_ended_episode_needs_a_reset() -> None:
+    env = planted(horizon=2)
+    wait = env.action_spec.encode(Op.WAIT)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(wait)
+    env.reset()
+    assert [env.step(wait)[2] for _ in range(2)] == [False, True]
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(wait)
+    observation, _ = env.reset()
+    assert env.layout.read(observation, "epoch") == 0
+    assert env.step(wait)[2] is False
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1, 8)])
+def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    env = planted()
+    env.reset()
+    with pytest.raises(ValueError, match=r"wanted \(8,\)"):
+        env.step(np.zeros(shape, dtype=np.int64))
+
+
+def test_a_view_of_many_or_of_what_resets_itself_is_refused() -> None:
+    two = TrainingConfig.parse({"env": {"n_envs": 2}})
+    one = TrainingConfig.parse({"env": {"n_envs": 1}})
+    for env in (PlantedVectorEnv(two), PlantedVectorEnv(one, autoreset_mode="SameStep")):
+        with pytest.raises(ValueError, match="one env with autoreset DISABLED"):
+            SingleEnv(env)
+
+
+def test_stable_baselines_makes_several_by_their_id() -> None:
+    """It first asks for a render mode, and takes a TypeError for a no."""
+    venv = make_vec_env("esper/Growth-v0", n_envs=2, seed=0, env_kwargs={"task": "planted"})
+    observation = venv.reset()
+    assert not np.array_equal(observation[0], observation[1])
+    assert np.array(venv.env_method("action_masks")).shape == (2, 32)
