@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
-    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**62, strict=True)] = 0
     """Seed of everything random in the run."""
     controller: str = "ppo"
     """What decides: ppo (an agent that learns), checkpoint:PATH (one that has learned), schedule (the one that ships
@@ -200,11 +200,11 @@ class PPOConfig(Section):
     entropy_start: NonNegative = 0.05
     """Weight of the entropy bonus at the start of training ..."""
     entropy_end: NonNegative = 0.01
-    """... and at its end; linear in between."""
+    """... and at its end, and all through the rounds that follow practice; linear in between."""
     prior: NonNegative = 1.0
     """How strongly the untrained policy prefers to carry seeds through and to let them be; 0: every op and every target
     alpha is as likely as any other, and what is learned from that is often to plant nothing."""
-    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 150_000
+    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 200_000
     """Steps of simulated hosts that an agent practises on before it meets real ones; 0: none. Planted hosts are
     simulated themselves, and are met without practice."""
     episodes_per_update: Count | None = None

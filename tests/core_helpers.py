@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from esper.data.tasks import load_task
 from esper.env.baseline import Baseline
 from esper.env.episode import Episode
 from esper.env.vector_env import GrowthVectorEnv
+from esper.hosts.cnn import CNNHost
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.slot import SeedSlot
@@ -49,7 +51,8 @@ EASY_GATES: dict[str, Any] = {"min_training_epochs": 1, "min_gradient_health": 0
 
 @cache
 def digits() -> Task:
-    return load_task("digits")
+    """The task with a pool after both blocks, and so a second row of slots behind each."""
+    return replace(load_task("digits"), build_host=lambda: CNNHost(1, 10, base=3, blocks=2, rows=2))
 
 
 def flat_baseline(horizon: int, accuracy: float = 10.0, loss: float = 2.3) -> Baseline:

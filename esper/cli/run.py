@@ -70,15 +70,22 @@ def command(
         try:
             summary = experiment.run()
         except KeyboardInterrupt:
-            click.echo(f"No round was completed; the events until then are in {folder}.")
+            click.echo(how_to_go_on(folder))
             raise
-        except LaneError as error:
-            raise click.ClickException(
-                f"{error}\nWhat was done until then is kept: esper run --resume {folder}"
-            ) from error
+        except (LaneError, OSError) as error:
+            raise click.ClickException(f"{error}\n{how_to_go_on(folder)}") from error
     click.echo(closing_words(summary, experiment.config.task.name))
     if summary.interrupted:
         raise click.Abort
+
+
+def how_to_go_on(folder: Path) -> str:
+    """What is left of a run that ended before its time."""
+    from esper.experiment import checkpoint
+
+    if (folder / checkpoint.NAME).exists():
+        return f"What was done until then is kept: esper run --resume {folder}"
+    return f"It had not come to a first checkpoint; the events until then are in {folder}."
 
 
 def default_folder(task: str, controller: str) -> Path:
@@ -131,8 +138,14 @@ def result_lines(summary: RunSummary) -> list[str]:
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
     """What a person may want to type next."""
-    learned = summary.controller == "ppo" and not summary.interrupted
-    ours = f"checkpoint:{summary.folder}" if learned else "schedule"
+    from esper.control.script import schedule_ships
+
+    if summary.controller == "ppo" and not summary.interrupted:
+        ours = f"checkpoint:{summary.folder}"
+    elif summary.controller.startswith(("checkpoint:", "schedule:")):
+        ours = summary.controller
+    else:
+        ours = "schedule" if schedule_ships(task) else "random"
     return [
         f"  esper compare --task {task} --arm {ours} --arm heuristic --arm none --pairs 20",
         *([f"  esper run --task {task} --controller {ours}"] if ours != summary.controller else []),

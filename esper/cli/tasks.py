@@ -8,8 +8,8 @@ import click
 @click.command("tasks")
 def command() -> None:
     """List the tasks, blueprints and controllers."""
-    from esper.control.names import NAMES
     from esper.data.tasks import SIMULATED, TASKS
+    from esper.experiment.players import NAMES
     from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")

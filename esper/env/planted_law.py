@@ -9,8 +9,8 @@
 - Shock. A change of alpha by Δ from one epoch to the next hurts the host: by rising_shock · Δ² · (1 − m) when it rises,
   because the seed is not ripe, and by falling_shock · Δ² · m when it falls, because the host leans on it. So blending
   too early, pruning a ripe seed, and doing either in a jump cost accuracy. The hurt heals by healing · p an epoch.
-- Reliance. The host leans on the seeds that are blended in: without them, the committed network falls by
-  reliance · αm for each one that was not kept.
+- Reliance. A host leans on the seeds that are blended in: wherever one is switched off, because its contribution is
+  measured or because it was not kept, accuracy falls by reliance · αm beside what the seed adds.
 - Noise. What is measured has one error an epoch, the same for all configurations of a host, of standard deviation
   ``noise``; contributions and trials have errors of their own of standard deviation ``paired_noise``.
 """
@@ -148,12 +148,12 @@ class Growth:
         on_trial = slots.incubation_target * maturity
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
         kept = np.where(slots.fossil, realised, 0.0)
-        leaning = self.law.reliance * (realised - kept).sum(axis=1)
+        leaning = self.law.reliance * realised
         return Accuracies(
             accuracy=_percent(alone + self._effect(worth, realised)),
-            committed=_percent(alone + self._effect(worth, kept) - leaning),
-            all_off=_percent(alone),
-            contribution=worth * realised + interaction,
+            committed=_percent(alone + self._effect(worth, kept) - np.where(slots.fossil, 0.0, leaning).sum(axis=1)),
+            all_off=_percent(alone - leaning.sum(axis=1)),
+            contribution=worth * realised + interaction + leaning,
             interaction=interaction,
             trial=worth * on_trial + helpful * on_trial * pull,
         )

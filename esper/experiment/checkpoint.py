@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from esper.ppo.policy import Policy
 
 FORMAT = 1
 NAME = "checkpoint.pt"
+KEYS = {"round", "finished", "best", "seconds", "baseline", "logs", "rounds", "policy"}
 
 State = dict[str, Any]
 """Nested dicts and lists of tensors, numbers, strings and None."""
@@ -43,14 +43,23 @@ def read(path: Path) -> State:
     """
     file = path / NAME if path.is_dir() else path
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        content = file.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"no checkpoint at {file}; give a run folder of `esper run --controller ppo`") from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
-        raise ConfigError(f"{file} is not a checkpoint: {str(error).splitlines()[0]}") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else None
-        raise ConfigError(f"{file} has checkpoint format {found}; this Esper reads format {FORMAT}")
+        raise ConfigError(f"no checkpoint at {file}; give the folder of a run that has measured its baseline") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the bytes of another file lead to
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{file} is not a checkpoint: {why}") from None
+    if not isinstance(state, dict) or "format" not in state:
+        raise ConfigError(f"{file} is not a checkpoint: something else was saved in it")
+    if state["format"] != FORMAT:
+        raise ConfigError(f"{file} has checkpoint format {state['format']}; this Esper reads format {FORMAT}")
+    missing = KEYS - set(state)
+    if missing:
+        raise ConfigError(f"{file} is not a checkpoint of a run: it has no {', '.join(sorted(missing))}")
     return state
 
 

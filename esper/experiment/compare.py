@@ -21,6 +21,9 @@ from esper.telemetry.event import ArmPlayed
 Floats = NDArray[np.float64]
 MakePlayer = Callable[[SlotVectorEnv], Player]
 
+HELD_OUT = 2**32
+"""Added to a run's seed, it is the run seed of hosts that no agent learned from."""
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -60,6 +63,8 @@ def compare_controllers(
 ) -> list[Arm]:
     """Play controllers, by their names, on ``pairs`` hosts that start from the same weights and see the same batches.
 
+    They are the held-out hosts of ``run.seed``, those that a run of an agent with that seed ends on.
+
     Raises:
         ConfigError: unknown or repeated controllers, or a config that cannot run.
     """
@@ -68,10 +73,12 @@ def compare_controllers(
     check_device(config.run.device)
     maker = EnvMaker.of(config)
 
-    def player(name: str) -> MakePlayer:
-        return lambda env: make_player(name, maker.config, env, config.run.seed)
+    seed = config.run.seed + HELD_OUT
 
-    return play_arms(maker, {name: player(name) for name in controllers}, pairs, config.run.seed, progress)
+    def player(name: str) -> MakePlayer:
+        return lambda env: make_player(name, maker.config, env, seed)
+
+    return play_arms(maker, {name: player(name) for name in controllers}, pairs, seed, progress)
 
 
 def play_arms(
@@ -84,8 +91,8 @@ def play_arms(
 ) -> list[Arm]:
     """Let every player grow the hosts of ``run_seed``: pair i is the same (env, episode) for each of them.
 
-    The no-growth baseline is measured once, unless it is given. The arms of a round are played in random order, so that
-    a change of the machine meets all of them.
+    The no-growth baseline is that of the config's run seed, measured once unless it is given. The arms of a round are
+    played in random order, so that a change of the machine meets all of them.
     """
     # As few envs as play the pairs in as many rounds, so that little is played beyond them.
     rounds = -(-pairs // (maker.config.env.n_envs or 1))
@@ -95,14 +102,16 @@ def play_arms(
         for name in players:
             envs[name] = maker.make(n_envs=-(-pairs // rounds))
         brains = {name: make(envs[name]) for name, make in players.items()}
+        for env in envs.values():
+            env.baseline = env.baseline or baseline
+            env.prepare()
+            baseline = env.baseline
         order = np.random.default_rng([run_seed, len(players)])
         for number in range(rounds):
             for name in order.permutation(list(players)).tolist():
                 env = envs[name]
-                env.baseline = env.baseline or baseline
                 done = play_round(env, brains[name], run_seed if number == 0 else None)
                 played[name].append((done, env.test_accuracy()))
-                baseline = env.baseline
                 progress(ArmPlayed(name, number + 1, rounds, float(played[name][-1][1].mean())))
     finally:
         for env in envs.values():

@@ -11,13 +11,18 @@ from esper.telemetry.event import plain
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write beside ``path`` and rename: readers see the old file or the new one, never a part."""
+    """Write beside ``path`` and rename: readers see the old file or the new one, never a part. An error leaves the old
+    one, and nothing beside it."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 
-EVENTS, METRICS = "events.jsonl", "metrics.csv"
+EVENTS, METRICS, SCHEDULE = "events.jsonl", "metrics.csv", "schedule.toml"
 
 
 class RunFolder:
@@ -37,7 +37,14 @@ class RunFolder:
         write_json(self.path / "env.json", describe_environment())
         schedule = schedule_file(config.run.controller, config.task.name)
         if schedule is not None:
-            write_atomic(self.path / "schedule.toml", schedule.read_bytes())
+            write_atomic(self.path / SCHEDULE, schedule.read_bytes())
+
+    def follows(self, controller: str) -> str:
+        """The controller's name when its run is resumed: the schedule or policy that it follows is the one kept here,
+        whatever has become of the original."""
+        kind, _, _ = controller.partition(":")
+        kept = {"schedule": self.path / SCHEDULE, "checkpoint": self.path / checkpoint.NAME}
+        return f"{kind}:{kept[kind]}" if kind in kept else controller
 
     def sinks(self) -> list[Sink]:
         """The event log and the metrics table."""

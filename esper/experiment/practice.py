@@ -20,9 +20,9 @@ from esper.experiment.play import play_round
 from esper.ppo.agent import PPOAgent
 
 N_ENVS = 64
-WORTH, WORTH_STD = 2.0, 4.0
+WORTH, WORTH_STD = 3.0, 3.0
 """Mean and standard deviation of what a seed is worth, pp."""
-NOISE, PAIRED_NOISE, RELIANCE = 1.0, 1.0, 10.0
+NOISE, PAIRED_NOISE, RELIANCE = 1.0, 1.0, 15.0
 """Those of a few hundred validation images, and of a host whose normalisation was trained with its seeds; pp."""
 
 

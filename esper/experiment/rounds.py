@@ -17,17 +17,16 @@ from esper.control.script import schedule_ships
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.compare import Arm, MakePlayer, play_arms
+from esper.experiment.compare import HELD_OUT, Arm, MakePlayer, play_arms
 from esper.experiment.play import Played, Player, play_round
 from esper.experiment.players import make_player
+from esper.experiment.practice import practise
 from esper.ppo.agent import PPOAgent
-from esper.telemetry.event import Event, PolicyUpdated
+from esper.ppo.policy import Policy
+from esper.telemetry.event import Event, PolicyUpdated, PracticeRound
 
 Floats = NDArray[np.float64]
 Emit = Callable[[Event], None]
-
-HELD_OUT = 2**32
-"""Added to a run's seed, it is the run seed of hosts that no agent learned from."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,11 @@ class Rounds(ABC):
         self.env = maker.make(emit=emit)
 
     @property
+    def policy(self) -> Policy | None:
+        """What has been learned, by this run or by the one whose checkpoint it plays."""
+        return None
+
+    @property
     def envs(self) -> list[SlotVectorEnv]:
         """All that is played in."""
         return [self.env]
@@ -58,6 +62,9 @@ class Rounds(ABC):
         for env in self.envs:
             env.baseline = self.env.baseline
         return self.env.baseline
+
+    def practise(self, emit: Emit) -> None:  # noqa: B027  most rounds need none
+        """Whatever comes before the first round."""
 
     @abstractmethod
     def play(self) -> Round:
@@ -85,15 +92,19 @@ class Rounds(ABC):
 
 
 class PairedRounds(Rounds):
-    """A controller that does not learn: every round is played again by hosts left alone, and every pair is evidence."""
+    """A controller that does not learn: every round is played again by hosts left alone, and every pair is evidence.
 
-    def __init__(self, maker: EnvMaker, emit: Emit) -> None:
+    Args:
+        follows: the controller's name with what it follows, a schedule or a checkpoint, at another place.
+    """
+
+    def __init__(self, maker: EnvMaker, emit: Emit, follows: str) -> None:
         super().__init__(maker, emit)
         # The same hosts left alone: same run seed, env indices and episode numbers, so the same weights and batches.
         self.twins = maker.make()
         self.name = maker.config.run.controller
         try:
-            self.player = make_player(self.name, maker.config, self.env, maker.config.run.seed)
+            self.player = make_player(follows, maker.config, self.env, maker.config.run.seed)
         except ConfigError:
             self.close()
             raise
@@ -101,8 +112,19 @@ class PairedRounds(Rounds):
         self.columns: dict[str, list[Floats]] = {"test": [], "alone": [], "parameters": [], "fossils": []}
 
     @property
+    def policy(self) -> Policy | None:
+        return self.player if isinstance(self.player, Policy) else None
+
+    @property
     def envs(self) -> list[SlotVectorEnv]:
         return [self.env, self.twins]
+
+    def prepare(self, baseline: Baseline | None) -> Baseline | None:
+        measured = super().prepare(baseline)
+        if self.policy is not None:
+            for env in self.envs:  # it may have learned from the hosts of this very seed
+                env.run_seed += HELD_OUT
+        return measured
 
     def play(self) -> Round:
         played, test = play_round(self.env, self.player), self.env.test_accuracy()
@@ -139,7 +161,11 @@ class LearningRounds(Rounds):
         super().__init__(maker, emit)
         env, config = self.env, maker.config
         device = torch.device(config.ppo.device)
-        self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, config.ppo, config.run.seed, device)
+        # Planted hosts are simulated themselves. After practice little is left to explore.
+        self.practises = maker.task is not None and config.ppo.practice_steps > 0
+        explored = {"entropy_start": config.ppo.entropy_end} if self.practises else {}
+        settings = config.ppo.model_copy(update=explored)
+        self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
         episodes = config.ppo.episodes_per_update or env.num_envs
         if episodes % env.num_envs:
             self.close()
@@ -149,6 +175,16 @@ class LearningRounds(Rounds):
             )
         self.rounds_per_update = episodes // env.num_envs
         self.env_steps = 0
+
+    def practise(self, emit: Emit) -> None:
+        """On simulated hosts that look like the real ones."""
+        if self.practises:
+            practised = practise(self.env, self.config, lambda number, of, mean: emit(PracticeRound(number, of, mean)))
+            self.agent.inherit(practised)
+
+    @property
+    def policy(self) -> Policy:
+        return self.agent
 
     def play(self) -> Round:
         return Round(play_round(self.env, self.agent, learner=self.agent))

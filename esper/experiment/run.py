@@ -100,7 +100,12 @@ class Experiment:
         self.hub: TelemetryHub | None = None
         maker = EnvMaker.of(config)
         self.config = maker.config
-        self.rounds: Rounds = (LearningRounds if config.run.learns else PairedRounds)(maker, self._emit)
+        name = config.run.controller
+        self.rounds: Rounds = (
+            LearningRounds(maker, self._emit)
+            if config.run.learns
+            else PairedRounds(maker, self._emit, name if state is None else self.files.follows(name))
+        )
         self.env = self.rounds.env
         self.best = -np.inf
         self.done = 0
@@ -131,7 +136,8 @@ class Experiment:
                     raise
                 summary = self._conclude(interrupted=True)
             finally:
-                self._write_checkpoint()
+                with interrupts_wait():
+                    self._write_checkpoint()
         assert self.hub is not None
         # Only a closed hub knows of every sink that failed.
         return replace(summary, dropped_sinks={name: str(sink.error) for name, sink in self.hub.dropped.items()})
@@ -147,7 +153,9 @@ class Experiment:
         if state is None:
             self._announce()
             self.rounds.prepare(None)
+            self.rounds.practise(self._emit)
             self._remember(finished=False)
+            self._write_checkpoint()
             return
         baseline = state["baseline"]
         self.rounds.prepare(Baseline(**{**baseline, **{k: tuple(baseline[k]) for k in ("accuracy", "loss")}}))
@@ -243,7 +251,7 @@ class Experiment:
     def _remember(self, finished: bool) -> None:
         """Hold the state after this round as a checkpoint; it is on disk after :meth:`_write_checkpoint`."""
         assert self.env.baseline is not None
-        policy = checkpoint.policy_state(self.rounds.agent) if isinstance(self.rounds, LearningRounds) else None
+        policy = self.rounds.policy
         self._unwritten = checkpoint.encode(
             {
                 "round": self.done,
@@ -253,7 +261,7 @@ class Experiment:
                 "baseline": {name: _plain(value) for name, value in asdict(self.env.baseline).items()},
                 "logs": self.files.log_sizes(),
                 "rounds": self.rounds.state_dict(),
-                "policy": policy,
+                "policy": None if policy is None else checkpoint.policy_state(policy),
             }
         )
 
@@ -298,9 +306,11 @@ class Experiment:
     def _emit(self, event: Event) -> None:
         assert self.hub is not None
         start = time.perf_counter()
-        self.hub.emit(event)
         if isinstance(event, BaselineMeasured):
+            if self._resumed_from is not None:
+                return  # it was measured and told when the run began
             self.files.keep_baseline(event)
+        self.hub.emit(event)
         self._telemetry_seconds += time.perf_counter() - start
 
     def close(self) -> None:

@@ -68,6 +68,11 @@ class PPOAgent(Policy):
         )
         return decision.action.cpu().numpy()
 
+    def inherit(self, other: PPOAgent) -> None:
+        """Go on with what another agent has learned, and with the statistics that it saw and valued states through."""
+        self.load_policy_state(other.policy_state())
+        self.rewards.load_state_dict(other.rewards.state_dict())
+
     def player(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
         """What has been learned so far, as a policy for other envs that does not learn."""
         policy = Policy(self.spec, self.layout, n_envs, self.config, run_seed, self.device, greedy)

@@ -193,6 +193,15 @@ class RoundCompleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PracticeRound(Event):
+    """The agent played a round on simulated hosts, before it met real ones; ``mean_return`` is discounted."""
+
+    round: int
+    rounds: int
+    mean_return: float
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyUpdated(Event):
     """The agent learned from a round; means over the update's minibatches unless said otherwise.
 

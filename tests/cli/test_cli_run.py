@@ -20,6 +20,8 @@ from esper.telemetry.sinks.jsonl import read_events
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 
 TINY = (
+    "--controller",
+    "schedule",
     "--envs",
     "2",
     "--episode-length",
@@ -62,7 +64,7 @@ def test_help_does_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("run", "--task --envs --episode-length --seed --device --config --set --controller --rounds --out"),
+        ("run", "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --resume"),
         ("compare", "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json"),
         ("info", "--observation --config --task"),
         ("tasks", "--help"),
@@ -89,30 +91,20 @@ def test_the_last_lines_are_the_figures_of_the_run(esper: Callable[..., Any]) ->
     *_, end = read_events("mine/events.jsonl")
     lines = found.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("Test accuracy"))
+    (told,) = end["comparisons"]
     assert lines[first] == (
-        f"Test accuracy of 4 grown hosts: {end['grown_accuracy']:.2f} %; "
-        f"the same hosts left alone: {end['alone_accuracy']:.2f} %."
+        f"Test accuracy of 4 hosts grown by schedule: {told['accuracy']:.2f} %. "
+        "The same hosts under each baseline, and the paired difference:"
     )
-    assert lines[first + 1].startswith(
-        f"Paired difference {end['difference']:+.2f} pp, 95 % interval {end['low']:+.2f} to {end['high']:+.2f} (p = "
+    assert lines[first + 1] == lines[first + 3] == ""
+    assert lines[first + 2] == (
+        f"  none       {told['reference_accuracy']:6.2f} %   {told['difference']:+6.2f} pp, 95 % interval "
+        f"{told['low']:+.2f} to {told['high']:+.2f}: inconclusive, fewer than 10 pairs"
     )
-    assert "inconclusive: fewer than 10 pairs" in lines[first + 1]
-    assert re.fullmatch(r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept a host\)\.", lines[first + 2])
-    assert re.fullmatch(r"2 rounds in \d+ s; run folder: mine", lines[first + 3])
-    assert lines[first + 4 : first + 6] == ["", "Next:"]
-    assert all(line.startswith("  esper ") for line in lines[first + 6 :])
-
-
-def test_the_commands_it_proposes_are_commands(esper: Callable[..., Any]) -> None:
-    from esper.cli.main import group
-
-    out = esper("run", *TINY, "--rounds", "1", "--out", "mine").out
-    proposed = [line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")]
-    assert len(proposed) >= 3
-    for name, *arguments in proposed:
-        command = group.get_command(None, name)  # type: ignore[arg-type]
-        assert command is not None
-        command.make_context(name, list(arguments))  # raises for an option that is not there
+    assert re.fullmatch(r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept a host\)\.", lines[first + 4])
+    assert re.fullmatch(r"2 rounds in \d+ s; run folder: mine", lines[first + 5])
+    assert lines[first + 6 : first + 8] == ["", "Next:"]
+    assert all(line.startswith("  esper ") for line in lines[first + 8 :])
 
 
 def test_without_out_the_folder_is_named_after_task_and_controller(esper: Callable[..., Any], tmp_path: Path) -> None:
@@ -177,8 +169,9 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
     # stdout was read up to round 1; what else was printed came after.
     whole = 1 + sum(line.startswith("round ") for line in out.splitlines())
     assert whole < 2000
-    assert f"Test accuracy of {2 * whole} grown hosts" in out
-    assert "Interrupted: the figures are those of the rounds that were completed." in out
+    assert f"Test accuracy of {2 * whole} hosts grown by schedule" in out
+    assert "Interrupted: what is above is of the rounds that were completed." in out
+    assert "  esper run --resume mine" in out.splitlines()
     with (tmp_path / "mine" / "metrics.csv").open(newline="") as file:
         assert [row["round"] for row in csv.DictReader(file)] == [str(i + 1) for i in range(whole)]
     events = list(read_events(tmp_path / "mine" / "events.jsonl"))
@@ -198,4 +191,5 @@ def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
     assert child.returncode == 130, err
     assert err.strip() == "Interrupted."
     assert "Test accuracy" not in out
+    assert out.splitlines()[-1] == "It had not come to a first checkpoint; the events until then are in mine."
     assert next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import TrainingConfig, describe_fields
-from esper.control.names import NAMES
+from esper.experiment.players import NAMES
 from esper.seeds.blueprints import BLUEPRINTS
 
 Esper = Callable[..., Any]
@@ -39,6 +39,8 @@ def test_finding_m22_info_prints_every_parameter_with_its_meaning(esper: Esper) 
     lines = esper("info", "--config").out.splitlines()
     fields = describe_fields(TrainingConfig)
     assert len(lines) == 2 * len(fields)
+    assert {line.partition(".")[0] for line in lines[::2]} == {"run", "task", "env", "reward", "governor", "ppo"}
+    assert "ppo.episodes_per_update = from the task or the horizon" in lines
     for (name, default, meaning), head, text in zip(fields, lines[::2], lines[1::2], strict=True):
         assert head == f"{name} = {default}"
         assert meaning, f"{name} has no manual"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.env.baseline import measure_baseline
 from esper.experiment.compare import Arm, against_reference, compare_controllers
 from esper.experiment.statistics import compare_pairs, holm_adjusted
+from esper.telemetry.event import ArmPlayed
 
 PLANT_ONLY = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
 INCUBATE = PLANT_ONLY + '[[action]]\nepoch = 1\nop = "ADVANCE"\nslot = "r0c0"\n'
@@ -31,10 +31,10 @@ def tiny(n_envs: int = 2, **env: Any) -> TrainingConfig:
 
 def compare(
     controllers: list[str], pairs: int, config: TrainingConfig | None = None
-) -> tuple[dict[str, Arm], list[str]]:
-    lines: list[str] = []
-    arms = compare_controllers(config or tiny(), controllers, pairs, lines.append)
-    return {arm.controller: arm for arm in arms}, lines
+) -> tuple[dict[str, Arm], list[ArmPlayed]]:
+    told: list[ArmPlayed] = []
+    arms = compare_controllers(config or tiny(), controllers, pairs, told.append)
+    return {arm.controller: arm for arm in arms}, told
 
 
 @pytest.mark.parametrize("text", [TOO_LATE, PLANT_ONLY, INCUBATE], ids=["nothing", "planted", "incubated"])
@@ -58,10 +58,12 @@ def test_finding_m14_an_arm_does_not_depend_on_the_others() -> None:
 
 
 def test_finding_m14_rounds_are_interleaved_in_random_order() -> None:
-    _, lines = compare(["none", "random"], 12)
-    found = [re.fullmatch(r"round (\d)/6: (none|random) \d+\.\d %", line) for line in lines]
-    assert all(found)
-    played = [(int(match[1]), match[2]) for match in found if match]
+    arms, told = compare(["none", "random"], 12)
+    assert {event.rounds for event in told} == {6}
+    for name, arm in arms.items():
+        means = [event.test_accuracy for event in told if event.controller == name]
+        assert means == pytest.approx(arm.accuracy.reshape(6, 2).mean(axis=1))
+    played = [(event.round, event.controller) for event in told]
     assert [number for number, _ in played] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     orders = [(played[i][1], played[i + 1][1]) for i in range(0, 12, 2)]
     assert set(orders) == {("none", "random"), ("random", "none")}
@@ -74,16 +76,17 @@ def test_every_arm_has_exactly_the_pairs_asked_for(pairs: int) -> None:
         assert [len(values) for values in (arm.accuracy, arm.parameters, arm.fossils)] == [pairs] * 3
 
 
-def test_the_baseline_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy sees the baseline it learned beside, also where the hosts are held-out ones."""
     measured: list[int] = []
 
-    def counting(*arguments: Any) -> Any:
-        measured.append(1)
-        return measure_baseline(*arguments)
+    def counting(task: Any, config: Any, lanes: Any, run_seed: int) -> Any:
+        measured.append(run_seed)
+        return measure_baseline(task, config, lanes, run_seed)
 
     monkeypatch.setattr("esper.env.vector_env.measure_baseline", counting)
-    compare(["none", "random", "heuristic"], 4)
-    assert len(measured) == 1
+    compare(["none", "random", "heuristic"], 4, tiny().with_values(run={"seed": 5}))
+    assert measured == [5]
 
 
 def test_an_arm_named_twice_is_refused() -> None:
@@ -92,10 +95,15 @@ def test_an_arm_named_twice_is_refused() -> None:
 
 
 def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
-    lines: list[str] = []
-    with pytest.raises(ConfigError, match="unknown controller 'nope'; known: heuristic"):
-        compare_controllers(tiny(), ["none", "nope"], 2, lines.append)
-    assert lines == []
+    told: list[ArmPlayed] = []
+    with pytest.raises(ConfigError, match="unknown controller 'nope'; known: ppo, checkpoint:PATH, heuristic"):
+        compare_controllers(tiny(), ["none", "nope"], 2, told.append)
+    assert told == []
+
+
+def test_an_agent_that_has_yet_to_learn_is_no_arm() -> None:
+    with pytest.raises(ConfigError, match="ppo has to learn before it can be compared"):
+        compare(["none", "ppo"], 2)
 
 
 def arm(name: str, *accuracies: float) -> Arm:

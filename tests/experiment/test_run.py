@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import threading
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 from esper.config import ConfigError, TrainingConfig, read_toml
-from esper.data.task import resolve
 from esper.data.tasks import load_task
+from esper.env.make import EnvMaker
 from esper.experiment.environment import describe_environment
 from esper.experiment.run import Experiment, RunSummary
 from esper.telemetry.event import (
@@ -27,50 +26,22 @@ from esper.telemetry.event import (
     RunCompleted,
     RunStarted,
     record,
-    stable_record,
 )
-from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch
 from esper.training.randomness import seeded
+from tests.experiment.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
 
 FILES = {
     "baseline.json",
     "best_host.json",
     "best_host.safetensors",
+    "checkpoint.pt",
     "config.toml",
     "env.json",
     "events.jsonl",
     "metrics.csv",
 }
-
-
-def tiny(**run: Any) -> TrainingConfig:
-    """Two hosts of four epochs on 128 images."""
-    return TrainingConfig.parse(
-        {
-            "run": {"rounds": 1, "controller": "random", **run},
-            "task": {"samples_per_epoch": 128},
-            "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
-        }
-    )
-
-
-class Recorder:
-    """Keeps every event."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.closed = 0
-
-    def handle(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def stable(self) -> list[dict[str, Any]]:
-        return [stable_record(event) for event in self.events]
 
 
 class FailsOn:
@@ -86,11 +57,6 @@ class FailsOn:
     def close(self) -> None:
         if self.kind is None:
             raise RuntimeError("the dashboard is gone")
-
-
-def play(config: TrainingConfig, folder: Path, *more: Sink) -> tuple[RunSummary, Recorder]:
-    recorder = Recorder()
-    return Experiment(config, folder, [recorder, *more]).run(), recorder
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +78,7 @@ def test_config_toml_reads_back_as_the_config_of_the_run(finished: Finished) -> 
     experiment, summary, _ = finished
     again = TrainingConfig.parse(read_toml(summary.folder / "config.toml"))
     assert again == experiment.config
-    assert resolve(again, experiment.task) == experiment.config
+    assert EnvMaker.of(again).config == experiment.config
     assert (again.task.batch_size, again.task.learning_rate) == (64, 0.05)  # what was left to the task is written out
 
 
@@ -145,8 +111,7 @@ def test_events_jsonl_holds_every_event_in_order(finished: Finished) -> None:
 
 def test_metrics_csv_has_one_row_a_round(finished: Finished) -> None:
     _, summary, recorder = finished
-    with (summary.folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = metrics(summary.folder)
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
     assert [row["round"] for row in rows] == ["1", "2"]
     assert [float(row["committed_accuracy"]) for row in rows] == [event.committed_accuracy for event in rounds]
@@ -168,8 +133,13 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
     end = recorder.events[-1]
     assert isinstance(end, RunCompleted)
     found = summary.comparison
-    assert (end.grown_accuracy, end.alone_accuracy, end.difference) == (found.mean_a, found.mean_b, found.difference)
+    (told,) = end.comparisons
+    assert (found.name_a, found.name_b) == (end.controller, told.reference) == ("random", "none")
+    assert (told.accuracy, told.reference_accuracy, told.difference) == (found.mean_a, found.mean_b, found.difference)
+    assert (told.low, told.high, told.p_value) == (found.interval.low, found.interval.high, found.p_value)
+    assert told.verdict == "inconclusive: fewer than 10 pairs"
     assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (4, 4, 2, False)
+    assert (end.host_parameters, end.parameters, end.fossils) == (277, summary.grown_parameters, summary.fossils)
     assert summary.host_parameters == 277
     assert summary.dropped_sinks == {}
     assert recorder.closed == 1
@@ -289,6 +259,11 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
         ({"task": {"name": "nope"}}, "unknown task 'nope'; known: digits"),
         ({"run": {"controller": "nope"}}, "unknown controller 'nope'; known: .*heuristic"),
         ({"run": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
+        ({"ppo": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
+        ({"ppo": {"device": "cuda:99"}}, "device 'cuda:99' is not there"),
+        ({"ppo": {"gamma": 0.9}}, r"ppo\.gamma is 0\.9 and reward\.gamma 0\.995: they must be the same"),
+        ({"ppo": {"episodes_per_update": 12}}, r"ppo\.episodes_per_update is 12, .* give a multiple of 8"),
+        ({"run": {"controller": "checkpoint:gone"}}, r"no checkpoint at gone"),
         ({"task": {"batch_size": 998}}, "task.batch_size is 998"),
         ({"task": {"samples_per_epoch": 998}}, "task.samples_per_epoch is 998"),
     ],
@@ -297,7 +272,7 @@ def test_trap_12_what_cannot_run_is_refused_before_anything_is_written(
     tables: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        Experiment(TrainingConfig.parse(tables), tmp_path / "r")
+        Experiment(TrainingConfig.parse(tables), tmp_path / "r").close()
     assert not (tmp_path / "r").exists()
 
 
@@ -307,7 +282,7 @@ def test_making_an_experiment_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_given_as_text_is_a_folder(tmp_path: Path) -> None:
-    summary = Experiment(tiny(), str(tmp_path / "r")).run()  # type: ignore[arg-type]
+    summary = Experiment(tiny(), str(tmp_path / "r")).run()
     assert summary.folder == tmp_path / "r"
 
 
@@ -339,42 +314,28 @@ def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, mo
 
 
 def test_an_interrupt_keeps_the_rounds_that_were_completed(tmp_path: Path) -> None:
-    class Interrupts(Recorder):
-        def handle(self, event: Event) -> None:
-            super().handle(event)
-            if isinstance(event, EpochCompleted) and event.episode == 1:
-                raise KeyboardInterrupt
-
-    recorder = Interrupts()
+    recorder = Does(within_round(2), stop)
     try:
         summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [recorder]).run()
     except KeyboardInterrupt:  # it would end pytest
         pytest.fail("the round that was completed is lost")
     assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (1, True, 2)
     assert isinstance(recorder.events[-1], RunCompleted)
-    with (tmp_path / "r" / "metrics.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 1
+    assert len(metrics(tmp_path / "r")) == 1
 
 
 def test_an_interrupt_while_a_round_is_written_down_loses_nothing_of_it(tmp_path: Path) -> None:
     """A round that is in the log, the table and on the screen is in the figures too."""
-
-    class Interrupts(Recorder):
-        def handle(self, event: Event) -> None:
-            super().handle(event)
-            if isinstance(event, RoundCompleted):
-                signal.raise_signal(signal.SIGINT)
-
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [Interrupts()]).run()
+        interrupts = Does(round_ends(1), lambda: signal.raise_signal(signal.SIGINT))
+        summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [interrupts]).run()
     except KeyboardInterrupt:  # it would end pytest
         pytest.fail("the round that was completed is lost")
     finally:
         signal.signal(signal.SIGINT, before)
     assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (1, True, 2)
-    with (tmp_path / "r" / "metrics.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 1
+    assert len(metrics(tmp_path / "r")) == 1
 
 
 def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_hosts_have_the_parameters_of_their_presets(host: CNNHost, parameters: i
 
 
 def test_slots_sit_before_and_after_each_pool() -> None:
-    host = build_host()
+    host = CNNHost(1, 10, base=3, blocks=2)
     assert [site.name for site in host.sites] == ["r0c0", "r1c0", "r0c1", "r1c1"]
     assert host.slot_names == ("r0c0", "r0c1", "r1c0", "r1c1")
     shapes = {}
@@ -43,6 +43,18 @@ def test_slots_sit_before_and_after_each_pool() -> None:
         shapes[site.name] = tuple(h.shape[1:])
     assert shapes == {"r0c0": (3, 8, 8), "r1c0": (3, 4, 4), "r0c1": (6, 4, 4), "r1c1": (6, 2, 2)}
     assert host.segments[-1](h).shape == (2, 10)
+
+
+def test_a_last_block_that_does_not_pool_has_one_slot() -> None:
+    """What a seed there adds is seen at 4×4 by the global average."""
+    host = build_host()
+    assert [site.name for site in host.sites] == ["r0c0", "r1c0", "r0c1"]
+    assert host.slot_names == ("r0c0", "r0c1", "r1c0")
+    h = torch.randn(2, 1, 8, 8)
+    for segment in host.segments[:-1]:
+        h = segment(h)
+    assert h.shape == (2, 6, 4, 4)
+    torch.testing.assert_close(host.segments[-1](h), host.segments[-1][-1](h.mean(dim=(2, 3))))  # type: ignore[index]
 
 
 def test_slot_names_are_row_major_in_wide_hosts_too() -> None:
@@ -67,7 +79,7 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
     host = build_host().eval()
     x = torch.randn(5, 1, 8, 8)
     sites = {site.name: site for site in host.sites}
-    alphas = {"r0c0": 0.5, "r1c1": 1.0}
+    alphas = {"r0c0": 0.5, "r0c1": 1.0}
     seeds = {
         name: Seed(
             BLUEPRINTS.get("cnn", "conv_light").build(sites[name].channels),

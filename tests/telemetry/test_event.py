@@ -13,12 +13,14 @@ import pytest
 from esper.telemetry import event as events
 from esper.telemetry.event import (
     SCHEMA_VERSION,
+    Comparison,
     EpisodeCompleted,
     EpochCompleted,
     Event,
     GateEvaluated,
     GovernorRollback,
     RoundCompleted,
+    RunCompleted,
     record,
     stable_record,
 )
@@ -38,6 +40,8 @@ SAMPLES: dict[str, Any] = {
     "str": "r0c1",
     "bool": True,
     "str | None": None,
+    "float | None": None,
+    "tuple[Comparison, ...]": (Comparison("none", 85.0, 82.5, 2.5, -math.inf, math.inf, 0.25, "inconclusive"),),
     "tuple[str, ...]": ("r0c0", "r0c1"),
     "tuple[float, ...]": (0.5, math.nan),
     "tuple[tuple[str, bool, float | None, float | None], ...]": (("age", True, 3.0, 2.0), ("gain", False, None, None)),
@@ -93,6 +97,8 @@ def test_numbers_that_json_lacks_become_strings_at_every_depth() -> None:
     assert record(gate)["checks"] == [["loss", False, "nan", 2.0]]
     epoch = dataclasses.replace(sample(EpochCompleted), contributions={"r0c0": -math.inf})
     assert record(epoch)["contributions"] == {"r0c0": "-inf"}
+    (compared,) = record(sample(RunCompleted))["comparisons"]
+    assert (compared["reference"], compared["low"], compared["high"]) == ("none", "-inf", "inf")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +125,8 @@ def test_two_runs_that_differ_in_time_only_have_equal_stable_records() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_finding_m22_what_happens_in_an_env_says_in_which(kind: type[Event]) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
-    if names & {"slot", "epoch", "stages", "fossils", "total_reward"} and kind is not RoundCompleted:
+    means = (RoundCompleted, RunCompleted)  # their fossils are a mean over hosts
+    if names & {"slot", "epoch", "stages", "fossils", "total_reward"} and kind not in means:
         assert {"env", "episode"} <= names
 
 

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,42 +15,17 @@ from rich.console import Console
 from esper.telemetry.event import (
     SCHEMA_VERSION,
     ActionTaken,
+    ArmPlayed,
     Event,
     GovernorRollback,
-    RoundCompleted,
-    RunStarted,
-    SeedCut,
+    PracticeRound,
+    RunResumed,
     record,
 )
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.sinks.jsonl import JsonlSink, read_events
-from esper.telemetry.sinks.metrics_csv import COLUMNS, PHASES, MetricsCsvSink
-
-
-def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
-    return SeedCut(env=epoch % 4, episode=0, epoch=epoch, slot=slot, blueprint="conv_light")
-
-
-def completed(number: int, **changes: Any) -> RoundCompleted:
-    """Round ``number`` of 10: every value tells its round."""
-    fields: dict[str, Any] = {
-        "round": number,
-        "rounds": 10,
-        "episodes": 8,
-        "mean_return": 0.5 * number,
-        "committed_accuracy": 80.0 + number,
-        "test_accuracy": 79.0 + number,
-        "alone_test_accuracy": 83.5,
-        "fossils": 1.5,
-        "rollbacks": number,
-        "illegal_actions": 0,
-        "samples": 1000 * number,
-        "seconds": 10.0 * number,
-        "images_per_second": 5230.4,
-        "phase_seconds": {phase: number + index / 10 for index, phase in enumerate(PHASES)},
-    }
-    return RoundCompleted(**{**fields, **changes})
-
+from esper.telemetry.sinks.metrics_csv import COLUMNS, MetricsCsvSink
+from tests.telemetry.sample_events import completed, cut, started, updated
 
 # --- JSONL
 
@@ -177,7 +151,7 @@ def test_metrics_have_one_row_a_round(tmp_path: Path) -> None:
     assert list(table[0]) == list(COLUMNS)
     assert [row["round"] for row in table] == ["1", "2"]
     assert [row["samples"] for row in table] == ["1000", "2000"]
-    assert [row["phase/stage"] for row in table] == ["1.0", "2.0"]
+    assert [row["phase/act"] for row in table] == ["1.0", "2.0"]
     assert [row["phase/telemetry"] for row in table] == ["1.6", "2.6"]
     assert not {"phase_seconds", "event", "schema"} & set(COLUMNS)
 
@@ -188,6 +162,15 @@ def test_metrics_rows_are_on_disk_before_the_next_event(tmp_path: Path) -> None:
         sink.handle(completed(number))
         assert len(rows(tmp_path / "metrics.csv")) == number
     sink.close()
+
+
+def test_metrics_of_a_round_that_is_learned_from_have_empty_cells_for_test_images(tmp_path: Path) -> None:
+    sink = MetricsCsvSink(tmp_path / "metrics.csv")
+    sink.handle(completed(1, test_accuracy=None, alone_test_accuracy=None))
+    sink.close()
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert (row["test_accuracy"], row["alone_test_accuracy"]) == ("", "")
+    assert (row["committed_accuracy"], row["baseline_accuracy"]) == ("81.0", "78.5")
 
 
 def test_metrics_keep_every_digit(tmp_path: Path) -> None:
@@ -233,7 +216,7 @@ def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path:
     path = tmp_path / "metrics.csv"
     sink = MetricsCsvSink(path)
     sink.handle(completed(1, phase_seconds={"train": 2.5}))
-    with pytest.raises(ValueError, match="unknown phases lunch; known: stage, train"):
+    with pytest.raises(ValueError, match="unknown phases lunch; known: act, train"):
         sink.handle(completed(2, phase_seconds={"train": 2.5, "lunch": 1.0}))
     sink.close()
     (row,) = rows(path)
@@ -252,23 +235,6 @@ def printed(*events: Event, width: int = 40) -> list[str]:
         sink.handle(event)
     sink.close()
     return stream.getvalue().splitlines()
-
-
-def started(**changes: Any) -> RunStarted:
-    fields: dict[str, Any] = {
-        "task": "digits",
-        "controller": "ppo",
-        "seed": 7,
-        "rounds": 12,
-        "n_envs": 8,
-        "episode_length": 30,
-        "host_parameters": 6418,
-        "slots": ("r0c0", "r0c1"),
-        "blueprints": ("conv_light", "norm"),
-        "time": 0.0,
-        "folder": "runs/a",
-    }
-    return RunStarted(**{**fields, **changes})
 
 
 def test_console_header_says_what_runs() -> None:
@@ -341,3 +307,28 @@ def test_console_prints_brackets_as_they_are_and_ascii_only() -> None:
     lines = printed(started(folder="runs/[red]x"), completed(1), cut(0))
     assert any("runs/[red]x" in line for line in lines)
     assert all(line.isascii() for line in lines)
+
+
+def test_console_compares_a_round_that_is_learned_from_with_the_baseline() -> None:
+    (line,) = printed(completed(1, test_accuracy=None, alone_test_accuracy=None))
+    assert line.split("  ")[1:4] == ["grown 81.0 %", "baseline 78.5 %", "(+2.5 pp)"]
+
+
+def test_console_counts_epochs_where_there_are_no_images() -> None:
+    (line,) = printed(completed(1, samples=0))
+    assert "  42 epochs/s  " in line
+
+
+def test_console_tells_what_was_learned_and_compared_and_that_a_run_was_resumed() -> None:
+    lines = printed(RunResumed(3, 10, 8, 30, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
+    assert lines == [
+        "resumed after round 3/10",
+        "  learned: KL 0.012  clipped 8%  entropy 2.50  explained -0.50  12,800 env steps",
+        "comparing, round 1/2: heuristic 83.2 %",
+    ]
+
+
+def test_console_tells_of_practice_in_a_few_lines() -> None:
+    lines = printed(*(PracticeRound(number, 20, 0.5) for number in range(1, 21)))
+    assert lines[-1] == "practice on simulated hosts, round 20/20: return +0.500"
+    assert 2 <= len(lines) <= 5

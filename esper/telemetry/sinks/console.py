@@ -10,6 +10,7 @@ from esper.telemetry.event import (
     Event,
     GovernorRollback,
     PolicyUpdated,
+    PracticeRound,
     RoundCompleted,
     RunResumed,
     RunStarted,
@@ -34,6 +35,8 @@ class ConsoleSink:
                 self._print_header(event)
             case BaselineMeasured():
                 self._print(f"baseline: {event.episodes} hosts left alone end at {event.accuracy[-1]:.1f} %")
+            case PracticeRound():
+                self._print_practice(event)
             case RunResumed():
                 self._print(f"resumed after round {event.round}/{event.rounds}")
             case RoundCompleted():
@@ -77,6 +80,13 @@ class ConsoleSink:
             f"round {event.round}/{event.rounds}  {accuracies(event)}  "
             f"{event.fossils:.1f} fossils a host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
         )
+
+    def _print_practice(self, event: PracticeRound) -> None:
+        """About four lines in all."""
+        if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
+            self._print(
+                f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
+            )
 
     def _print_update(self, event: PolicyUpdated) -> None:
         self._print(

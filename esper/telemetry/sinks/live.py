@@ -16,6 +16,7 @@ from esper.telemetry.event import (
     EpochCompleted,
     Event,
     PolicyUpdated,
+    PracticeRound,
     RoundCompleted,
     RunCompleted,
     RunResumed,
@@ -44,6 +45,7 @@ class LiveSink:
         """The last epoch of each env in this round."""
         self._round: RoundCompleted | None = None
         self._policy: PolicyUpdated | None = None
+        self._practice: PracticeRound | None = None
 
     def handle(self, event: Event) -> None:
         match event:
@@ -56,6 +58,11 @@ class LiveSink:
                 self._begin(event)
             case EpochCompleted():
                 self._epochs[event.env] = event
+            case PracticeRound():
+                self._practice = event
+                if event.round == event.rounds:  # the time left is that of rounds, which are slower
+                    self._lines.handle(event)
+                    self._practice, self._start = None, time.perf_counter()
             case PolicyUpdated():
                 self._policy = event
             case RoundCompleted():
@@ -86,6 +93,9 @@ class LiveSink:
 
     def picture(self, elapsed: float) -> RenderableType:
         """What is shown after ``elapsed`` seconds in this process."""
+        if self._practice is not None:
+            p = self._practice
+            return Text(f"practice on simulated hosts, round {p.round}/{p.rounds}: return {p.mean_return:+.3f}")
         parts: list[RenderableType] = [self._progress(elapsed)]
         if self._round is not None:
             parts.append(Text(f"last round   {accuracies(self._round)}  return {self._round.mean_return:+.3f}"))
@@ -105,12 +115,14 @@ class LiveSink:
         within = sum(e.epoch for e in self._epochs.values()) / self._epochs_a_round
         done = self._done + min(within, 1.0)
         played = done - self._first
-        left = duration((self._rounds - done) * elapsed / played) if played > 0 else "?"
+        left = f"{duration((self._rounds - done) * elapsed / played) if played > 0 else '?'} to go"
+        if done >= self._rounds:
+            left = "comparing"
         row = Table.grid(padding=(0, 2))
         row.add_row(
             f"round {min(self._done + 1, self._rounds)}/{self._rounds}",
             ProgressBar(total=max(self._rounds, 1), completed=done, width=32),
-            f"{duration(elapsed)} gone, {left} to go",
+            f"{duration(elapsed)} gone, {left}",
         )
         return row
 
@@ -144,5 +156,5 @@ def _shares(phase_seconds: dict[str, float]) -> str:
 
 
 def progress_sink(console: Console) -> ConsoleSink | LiveSink:
-    """A live picture where the output is a terminal, else plain lines."""
-    return LiveSink(console) if console.is_terminal else ConsoleSink(console)
+    """A live picture where the output is a terminal that can redraw one, else plain lines."""
+    return LiveSink(console) if console.is_interactive else ConsoleSink(console)

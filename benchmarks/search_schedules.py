@@ -1,0 +1,93 @@
+"""A small search over schedules for a task: which slots, in which order, with which blueprints.
+
+    python benchmarks/search_schedules.py digits --seed 10000 --out best.toml
+
+Every candidate plants its seeds one after the other, each as early as it is legal, blends with the fastest tempo and
+keeps what its gates let through. All candidates grow the same hosts; the best few grow more hosts, and the best of
+these by committed accuracy on validation images is written. Test images take no part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+from esper.config import TrainingConfig
+from esper.control.script import Entry, ScriptedController
+from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
+from esper.experiment.play import play_round
+
+Plan = tuple[tuple[str, str], ...]
+"""(slot, blueprint) in the order of planting."""
+
+
+def candidates(
+    slots: tuple[str, ...], blueprints: tuple[str, ...], mixed: int, draw: np.random.Generator
+) -> list[Plan]:
+    """Every set of slots, forwards and backwards, with one blueprint throughout, and some plans with mixed ones."""
+    sets = [order for n in range(1, len(slots) + 1) for order in itertools.combinations(slots, n)]
+    orders = sorted({order[::step] for order in sets for step in (1, -1)})
+    pure = [tuple((slot, blueprint) for slot in order) for order in orders for blueprint in blueprints]
+    others: set[Plan] = set()
+    while len(others) < mixed:
+        order = orders[draw.integers(len(orders))]
+        others |= {tuple((slot, blueprints[draw.integers(len(blueprints))]) for slot in order)} - set(pure)
+    return [*pure, *sorted(others)]
+
+
+def schedule(plan: Plan) -> list[Entry]:
+    """The plan as a schedule: what is due at epoch 0 is done as soon as it is legal and its gate would open."""
+    entries: list[Entry] = []
+    for slot, blueprint in plan:
+        entries.append(Entry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint, tempo=3, alpha_target=1.0))
+        entries += [Entry(epoch=0, op=op, slot=slot) for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")]
+    return entries
+
+
+def committed(env: SlotVectorEnv, plan: Plan, seed: int) -> float:
+    """Mean committed validation accuracy of the hosts of one round, pp."""
+    player = ScriptedController(schedule(plan), env.action_spec, env.layout, env.num_envs, seed)
+    return float(play_round(env, player, seed).committed.mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task")
+    parser.add_argument("--seed", type=int, default=10_000, help="run seed of the hosts that are searched on")
+    parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
+    parser.add_argument("--mixed", type=int, default=12, help="candidates with different blueprints")
+    parser.add_argument("--finalists", type=int, default=6)
+    parser.add_argument("--final-hosts", type=int, default=24)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+
+    config = TrainingConfig.parse({"task": {"name": arguments.task}, "run": {"controller": "schedule"}})
+    maker = EnvMaker.of(config)
+    env, final = maker.make(arguments.hosts), maker.make(arguments.final_hosts)
+    spec = env.action_spec
+    plans = candidates(spec.slots, spec.blueprints, arguments.mixed, np.random.default_rng(arguments.seed))
+    found = []
+    for number, plan in enumerate(plans, 1):
+        found.append((committed(env, plan, arguments.seed), plan))
+        print(f"{number}/{len(plans)}  {found[-1][0]:.2f} %  {plan}", flush=True)
+    found.sort(reverse=True)
+    print("finalists")
+    finals = []
+    for _, plan in found[: arguments.finalists]:
+        finals.append((committed(final, plan, arguments.seed + 1), plan))
+        print(f"{finals[-1][0]:.2f} %  {plan}", flush=True)
+    accuracy, best = max(finals)
+    tables = [
+        "[[action]]\n" + "".join(f"{key} = {value!r}\n" for key, value in entry.model_dump(exclude_unset=True).items())
+        for entry in schedule(best)
+    ]
+    header = f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"
+    arguments.out.write_text(header + "\n" + "\n".join(tables).replace("'", '"'), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

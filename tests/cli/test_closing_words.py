@@ -1,0 +1,103 @@
+"""The last lines of a run: honest about what was found, with commands that can be typed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from esper.cli.main import group
+from esper.cli.run import closing_words, next_commands, result_lines
+from esper.experiment.compare import corrected
+from esper.experiment.run import RunSummary
+from esper.experiment.statistics import compare_pairs
+
+BASE = [80.0 + i for i in range(10)]
+
+
+def ended(*differences: list[float], controller: str = "ppo", **changes: Any) -> RunSummary:
+    """A run compared with baselines b0, b1, ...: each list is what its controller did better on the same hosts."""
+    found = []
+    for i, row in enumerate(differences):
+        base = BASE[: len(row)]
+        ours = [b + d for b, d in zip(base, row, strict=True)]
+        found.append(compare_pairs(ours, base, name_a=controller, name_b=f"b{i}"))
+    summary = RunSummary(
+        folder=Path("runs/a"),
+        controller=controller,
+        comparisons=tuple(corrected(found)),
+        host_parameters=277,
+        grown_parameters=700.4,
+        fossils=1.25,
+        rounds=3,
+        interrupted=False,
+        seconds=61.4,
+        dropped_sinks={},
+    )
+    return replace(summary, **changes)
+
+
+def test_each_baseline_has_a_line_with_the_word_for_what_was_found() -> None:
+    spread = [1.0 + 0.1 * i for i in range(10)]
+    summary = ended(spread, [-d for d in spread], [0.5, -0.5] * 5)
+    lines = result_lines(summary)
+    assert lines[0].startswith("Test accuracy of 10 hosts grown by ppo: 85.95 %.")
+    words = [line.rpartition(": ")[2] for line in lines[2:5]]
+    assert words == ["better", "worse", "no evidence of a difference"]
+    assert [line.split()[0] for line in lines[2:5]] == ["b0", "b1", "b2"]
+    assert "+1.45 pp, 95 % interval +1." in lines[2]
+    assert "-1.45 pp, 95 % interval -1." in lines[3]
+    assert lines[-1] == "Parameters: 277 alone, 700 grown (1.2 seeds kept a host)."
+
+
+def test_finding_m14_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
+    assert result_lines(ended([30.0 + i for i in range(9)]))[2].endswith(": inconclusive, fewer than 10 pairs")
+    (line,) = result_lines(ended([30.0]))[2:3]
+    assert line.endswith("+30.00 pp, no interval: inconclusive, fewer than 10 pairs")
+
+
+def test_finding_m14_the_word_follows_the_corrected_p_value() -> None:
+    """Alone it is a win, p = 0.016; beside four others it is none."""
+    weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
+    assert result_lines(ended(weak))[2].endswith(": better")
+    assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[2:7])
+
+
+def test_an_agent_that_was_interrupted_claims_nothing_and_says_how_to_go_on() -> None:
+    words = closing_words(ended(interrupted=True), "digits").splitlines()
+    assert words[1] == "Nothing is compared: the agent is still learning."
+    assert words[2] == "3 rounds in 61 s; run folder: runs/a"
+    assert words[words.index("Next:") + 1] == "  esper run --resume runs/a"
+    assert not any("checkpoint:" in line for line in words)
+    with pytest.raises(ValueError, match="nothing was compared"):
+        _ = ended(interrupted=True).comparison
+
+
+def test_a_whole_run_is_not_told_how_to_go_on() -> None:
+    words = closing_words(ended([1.0] * 10), "digits")
+    assert "--resume" not in words
+    assert "nterrupted" not in words
+
+
+def test_lost_telemetry_is_named() -> None:
+    words = closing_words(ended([1.0] * 10, dropped_sinks={"JsonlSink": "No space left"}), "digits")
+    assert "Telemetry lost: JsonlSink failed (No space left)." in words.splitlines()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("task", ["digits", "planted", "mine"])
+@pytest.mark.parametrize("controller", ["ppo", "checkpoint:runs/b", "schedule", "schedule:s.toml", "random", "none"])
+def test_the_commands_it_proposes_are_commands(controller: str, task: str, interrupted: bool) -> None:
+    lines = next_commands(ended([1.0] * 10, controller=controller, interrupted=interrupted), task)
+    assert len(lines) >= 2
+    parent = click.Context(group, info_name="esper", **group.context_settings)
+    for name, *arguments in (line.split()[1:] for line in lines):
+        command = group.get_command(parent, name)
+        assert command is not None
+        command.make_context(name, list(arguments), parent)  # raises for an option that is not there
+    assert ("checkpoint:runs/a" in lines[0]) == (controller == "ppo" and not interrupted)
+    if task == "mine":  # no schedule ships for it
+        assert not any(word == "schedule" for line in lines for word in line.split())

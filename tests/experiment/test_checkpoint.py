@@ -1,0 +1,222 @@
+"""Checkpoint files: whole or not there, no code in them is ever run, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import ConfigError, TrainingConfig
+from esper.env.make import make_env
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.experiment import checkpoint
+from esper.experiment.files import write_atomic
+from esper.experiment.play import play_round
+from esper.experiment.players import make_player
+from esper.experiment.run import Experiment
+from tests.experiment.run_helpers import Does, flat, learning, play, tiny, within_round
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose agent learned from simulated hosts."""
+    summary, _ = play(learning("planted", n_envs=4, rounds=2), tmp_path_factory.mktemp("runs") / "agent")
+    return summary.folder
+
+
+@pytest.fixture(scope="module")
+def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that learned nothing."""
+    summary, _ = play(learning("planted", n_envs=4, rounds=1, controller="random"), tmp_path_factory.mktemp("r") / "c")
+    return summary.folder
+
+
+def planted(n_envs: int = 4, **law: Any) -> PlantedVectorEnv:
+    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": n_envs, "episode_length": 4}})
+    return PlantedVectorEnv(config, Law(**law))
+
+
+@pytest.mark.parametrize("broken", ["write", "rename"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "a"
+    write_atomic(file, b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync", full) if broken == "write" else (Path, "replace", full)))
+        with pytest.raises(OSError, match="No space left"):
+            write_atomic(file, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert file.read_bytes() == b"old"
+
+
+def test_the_file_on_disk_is_whole_while_the_next_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every moment of a write there is one checkpoint that can be read: the old one or the new one."""
+    seen: list[int] = []
+    fsync = os.fsync
+
+    def watching(descriptor: int) -> None:
+        seen.append(checkpoint.read(tmp_path / "r")["round"] if (tmp_path / "r" / checkpoint.NAME).exists() else -1)
+        fsync(descriptor)
+
+    sink = Does(within_round(1), lambda: monkeypatch.setattr(os, "fsync", watching))
+    Experiment(tiny(rounds=2), tmp_path / "r", [sink]).run()
+    assert set(seen) == {0, 1, 2}
+    assert not list((tmp_path / "r").glob("*.part"))
+
+
+def test_encoded_state_comes_back_as_it_was(tmp_path: Path, agent: Path) -> None:
+    state = checkpoint.read(agent)
+    checkpoint.write(tmp_path, checkpoint.encode(state))
+    assert flat(checkpoint.read(tmp_path)) == flat(state)
+    assert flat(checkpoint.read(tmp_path / checkpoint.NAME)) == flat(state)
+
+
+class Payload:
+    """Makes a folder when it is unpickled by a reader that runs what it reads."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("way", ["torch", "pickle", "policy"])
+def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -> None:
+    mark, folder = tmp_path / "was here", tmp_path / "r"
+    folder.mkdir()
+    state = checkpoint.read(agent)
+    poisoned = {"policy": {**state, "policy": Payload(mark)}}.get(way, {**state, "more": Payload(mark)})
+    if way == "pickle":
+        (folder / checkpoint.NAME).write_bytes(pickle.dumps(poisoned, protocol=2))
+    else:
+        torch.save(poisoned, folder / checkpoint.NAME)
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+        checkpoint.read(folder)
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+        Experiment.resume(folder)
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+        make_player(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
+    assert not mark.exists()
+    if way == "pickle":  # the payload is a live one
+        pickle.loads((folder / checkpoint.NAME).read_bytes())
+    else:
+        torch.load(folder / checkpoint.NAME, weights_only=False)
+    assert mark.exists()
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is not a checkpoint"),
+    "text": (b"dear diary\n", "is not a checkpoint"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
+    "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
+    "weights": (saved({"layer.weight": torch.zeros(2)}), "is not a checkpoint: something else"),
+    "a list": (saved([1, 2]), "is not a checkpoint: something else"),
+    "another format": (saved({"format": 99, "round": 1}), "checkpoint format 99; this Esper reads format 1"),
+    "a part of a run": (saved({"format": checkpoint.FORMAT, "round": 1}), "no baseline, best, finished"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> None:
+    content, message = FOREIGN[case]
+    (tmp_path / "mine.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as found:
+        checkpoint.read(tmp_path / "mine.pt")
+    assert str(tmp_path / "mine.pt") in str(found.value)
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_a_torn_file_is_refused_wherever_it_was_torn(agent: Path, tmp_path: Path) -> None:
+    whole = (agent / checkpoint.NAME).read_bytes()
+    for length in [1, 2, 100, *np.linspace(200, len(whole) - 1, 20).astype(int).tolist()]:
+        (tmp_path / checkpoint.NAME).write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+            checkpoint.read(tmp_path)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone", tmp_path):
+        with pytest.raises(ConfigError, match="no checkpoint at") as found:
+            checkpoint.read(path)
+        assert str(path) in str(found.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/checkpoint\.pt cannot be read"):
+        Experiment.resume(tmp_path / "file")
+
+
+def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no policy: its controller does not learn") as found:
+        make_player(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
+    assert str(chance) in str(found.value)
+
+
+def test_a_policy_of_another_host_is_refused(agent: Path) -> None:
+    """The message has what it was trained with and what is here."""
+    name = f"checkpoint:{agent}"
+    with pytest.raises(ConfigError, match="trained with slots r0c0, r0c1, r0c2; this host has a, b, c"):
+        make_player(name, TrainingConfig(), planted(slots=("a", "b", "c")), 0)
+    with pytest.raises(ConfigError, match="trained with blueprints moss, fern, oak, ivy; this host has moss, fern, o,"):
+        make_player(name, TrainingConfig(), planted(blueprints=("moss", "fern", "o", "ivy")), 0)
+
+
+def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:
+    """The likeliest actions: the run seed of the player decides nothing."""
+    names = [(f"checkpoint:{agent}", 0), (f"checkpoint:{agent / checkpoint.NAME}", 0), (f"checkpoint:{agent}", 99)]
+    returns = []
+    for name, seed in names:
+        env = planted(8)
+        returns.append(play_round(env, make_player(name, TrainingConfig(), env, seed), seed=5).returns)
+    assert len(set(returns[0].tolist())) > 1
+    for other in returns[1:]:
+        np.testing.assert_array_equal(returns[0], other)
+
+
+def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
+    """What was learned is in it, with the statistics that observations are normalised by."""
+    state = checkpoint.read(agent)
+    player: Any = make_player(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
+    assert flat(player.network.state_dict()) == flat(state["rounds"]["agent"]["network"])
+    assert player.observations.updates == 2
+    assert player.config.width == 16
+
+
+def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(agent: Path, tmp_path: Path) -> None:
+    """Same seed as in training, but other episodes: the run seed of the hosts is a held-out one."""
+    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{agent}")
+    experiment = Experiment(config, tmp_path / "r")
+    summary = experiment.run()
+    seeds = [env.run_seed for env in experiment.rounds.envs]
+    assert seeds == [7 + 2**32] * 2
+    assert make_env(config).run_seed == 7
+    assert summary.controller == f"checkpoint:{agent}"
+    assert summary.comparison.pairs == 4
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
+def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, heuristic"):
+        make_player(name, TrainingConfig(), planted(), 0)
+
+
+def test_ppo_is_not_played_before_it_learned() -> None:
+    with pytest.raises(ConfigError, match="ppo has to learn before it can be compared"):
+        make_player("ppo", TrainingConfig(), planted(), 0)

@@ -1,0 +1,48 @@
+"""`import esper`: cheap, small, and every name of it is there."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import esper
+
+
+def test_importing_esper_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, esper\n"
+        "assert 'Experiment' in dir(esper)\n"
+        "heavy = ('torch', 'gymnasium', 'numpy', 'scipy', 'sklearn', 'pydantic', 'rich', 'click')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+        "esper.TrainingConfig\n"
+        "print([name for name in heavy[:5] if name in sys.modules])\n"
+        "esper.Experiment\n"
+        "print('torch' in sys.modules, 'gymnasium' in sys.modules)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == ["[]", "[]", "True True"]
+
+
+@pytest.mark.parametrize("name", esper.__all__)
+def test_each_name_is_the_thing_itself_with_a_manual(name: str) -> None:
+    thing = getattr(esper, name)
+    assert thing is getattr(importlib.import_module(thing.__module__), name)
+    assert inspect.getdoc(thing)
+    assert f"``{name}``" in (esper.__doc__ or "")
+
+
+def test_from_esper_import_works() -> None:
+    from esper import Experiment, TrainingConfig, __version__
+
+    assert (Experiment.__name__, TrainingConfig.__name__) == ("Experiment", "TrainingConfig")
+    assert __version__ == esper.__version__
+
+
+def test_a_name_that_is_not_there_lists_those_that_are() -> None:
+    with pytest.raises(AttributeError, match=r"module 'esper' has no attribute 'Experimint'; it has: ConfigError, Exp"):
+        esper.Experimint  # noqa: B018
+    assert not hasattr(esper, "load_hosts")

@@ -1,0 +1,94 @@
+"""Events for the tests of sinks, whose every value can be told from the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from esper.spaces.action import HEADS
+from esper.telemetry.event import EpochCompleted, PolicyUpdated, RoundCompleted, RunStarted, SeedCut
+from esper.telemetry.sinks.metrics_csv import PHASES
+
+
+def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
+    return SeedCut(env=epoch % 4, episode=0, epoch=epoch, slot=slot, blueprint="conv_light")
+
+
+def completed(number: int, **changes: Any) -> RoundCompleted:
+    """Round ``number`` of 10: every value tells its round."""
+    fields: dict[str, Any] = {
+        "round": number,
+        "rounds": 10,
+        "episodes": 8,
+        "mean_return": 0.5 * number,
+        "committed_accuracy": 80.0 + number,
+        "baseline_accuracy": 78.5,
+        "test_accuracy": 79.0 + number,
+        "alone_test_accuracy": 83.5,
+        "fossils": 1.5,
+        "rollbacks": number,
+        "illegal_actions": 0,
+        "epochs": 240,
+        "samples": 1000 * number,
+        "seconds": 10.0 * number,
+        "epochs_per_second": 41.5,
+        "images_per_second": 5230.4,
+        "phase_seconds": {phase: number + index / 10 for index, phase in enumerate(PHASES)},
+    }
+    return RoundCompleted(**{**fields, **changes})
+
+
+def started(**changes: Any) -> RunStarted:
+    fields: dict[str, Any] = {
+        "task": "digits",
+        "controller": "ppo",
+        "seed": 7,
+        "rounds": 12,
+        "n_envs": 8,
+        "episode_length": 30,
+        "host_parameters": 6418,
+        "slots": ("r0c0", "r0c1"),
+        "blueprints": ("conv_light", "norm"),
+        "time": 0.0,
+        "folder": "runs/a",
+    }
+    return RunStarted(**{**fields, **changes})
+
+
+def updated(**changes: Any) -> PolicyUpdated:
+    """What an update reports; heads have entropies 0.1, 0.2, ..."""
+    fields: dict[str, Any] = {
+        **dict.fromkeys((field.name for field in dataclasses.fields(PolicyUpdated)), 0.0),
+        "env_steps": 12800,
+        "approx_kl": 0.0123,
+        "clip_fraction": 0.08,
+        "entropy": 2.5,
+        "head_entropies": {head: (place + 1) / 10 for place, head in enumerate(HEADS)},
+        "explained_variance": -0.5,
+        "gradient_norm": 0.75,
+        "learning_rate": 5e-4,
+        "minibatches": 16,
+        "stopped_early": False,
+    }
+    return PolicyUpdated(**{**fields, **changes})
+
+
+def epoch(env: int, number: int, **stages: str) -> EpochCompleted:
+    """Epoch ``number`` of an env: 70 % for env 0, 72 % for env 1, ..., beside a baseline of 60 %."""
+    return EpochCompleted(
+        env=env,
+        episode=0,
+        epoch=number,
+        train_loss=1.0,
+        train_accuracy=70.0,
+        validation_loss=1.0,
+        validation_accuracy=70.0 + 2 * env,
+        committed_accuracy=65.0,
+        baseline_accuracy=60.0,
+        parameters=300,
+        fossil_parameters=0,
+        contributions={},
+        stages=stages,
+        reward=0.0,
+        reward_terms={},
+    )

@@ -1,0 +1,249 @@
+"""The live picture: what it shows in a terminal, and that it always gives the terminal back."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from esper.telemetry.event import (
+    ArmPlayed,
+    BaselineMeasured,
+    Event,
+    GovernorRollback,
+    PracticeRound,
+    RunCompleted,
+    RunResumed,
+)
+from esper.telemetry.hub import TelemetryHub
+from esper.telemetry.sinks import live
+from esper.telemetry.sinks.console import ConsoleSink
+from esper.telemetry.sinks.live import LiveSink, progress_sink
+from tests.telemetry.sample_events import completed, cut, epoch, started, updated
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+BACK = GovernorRollback(
+    env=3, episode=11, epoch=17, reason="loss spike", value=8.5, threshold=4.25, restored_epoch=12, rollbacks=1
+)
+
+
+def terminal(term: str = "xterm", force: bool | None = True) -> Console:
+    return Console(file=io.StringIO(), force_terminal=force, width=100, _environ={"TERM": term})
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def plain(text: str) -> list[str]:
+    """Lines without colours and movements of the cursor."""
+    return [line.strip() for line in CONTROL.sub("", text).replace("\r", "\n").splitlines() if line.strip()]
+
+
+def picture(*events: Event, elapsed: float = 60.0) -> str:
+    """What is shown after these events, and so many seconds; never wider than the terminal."""
+    sink = LiveSink(terminal())
+    for event in events:
+        sink.handle(event)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(sink.picture(elapsed))
+    sink.close()
+    text = written(console)
+    assert max(map(len, text.splitlines())) <= 100
+    return " ".join(text.split())  # as it is read: long lines are folded
+
+
+def test_the_picture_of_a_round_under_way() -> None:
+    """Two of eight hosts have done 15 of 30 epochs in round 4 of 10."""
+    stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
+    begun = [started(rounds=10), updated(), completed(3)]
+    shown = picture(*begun, *(epoch(env, 15, **stages) for env in range(8)), elapsed=70.0)
+    assert "round 4/10" in shown
+    assert "1m10s gone, 2m10s to go" in shown  # 3.5 rounds in 70 s, 6.5 to come
+    assert "this round epoch 15: 77.0 %, baseline 60.0 %; seeds: 8 training, 8 fossilized" in shown
+    assert "last round grown 82.0 % alone 83.5 % (-1.5 pp) return +1.500" in shown
+    assert "1.5 fossils a host, 5,230 images/s, 41.5 env-epochs/s" in shown
+    assert "policy KL 0.012, clipped 8%, explained variance -0.50, 16 minibatches" in shown
+    assert "stopped early" not in shown
+    assert "gradient 0.75, learning rate 5.0e-04, 12,800 env steps" in shown
+    assert "entropy op 0.10, slot 0.20, blueprint 0.30," in shown
+    assert "alpha_curve 0.80" in shown
+
+
+def test_the_picture_before_anything_is_known() -> None:
+    shown = picture(started(rounds=10))
+    assert "round 1/10" in shown
+    assert "1m00s gone, ? to go" in shown
+    for word in ("last round", "this round", "policy", "time"):
+        assert word not in shown
+
+
+def test_dormant_slots_are_no_seeds() -> None:
+    assert "seeds: none" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED"))
+
+
+def test_a_round_that_ended_is_no_longer_under_way() -> None:
+    assert "this round" not in picture(started(rounds=10), epoch(0, 30, r0c0="TRAINING"), completed(1))
+
+
+def test_simulated_hosts_have_no_images() -> None:
+    shown = picture(started(), completed(1, samples=0))
+    assert "images" not in shown
+    assert "41.5 env-epochs/s" in shown
+
+
+def test_an_update_that_stopped_early_says_so() -> None:
+    assert "3 minibatches, stopped early" in picture(started(), updated(minibatches=3, stopped_early=True))
+
+
+def test_phases_are_shown_by_their_share_largest_first() -> None:
+    phases = {"train": 6.0, "validate": 3.0, "act": 1.0, "govern": 0.01}
+    assert picture(started(), completed(1, phase_seconds=phases)).endswith("time train 60%, validate 30%, act 10%")
+
+
+def test_a_round_without_phases_can_be_shown() -> None:
+    assert picture(started(), completed(1, phase_seconds={})).endswith("time")
+
+
+def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
+    """Rounds 1 to 7 were played by an earlier process, whose time says nothing of this one's."""
+    resumed = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, time=0.0)
+    assert "round 8/10" in picture(resumed)
+    assert "? to go" in picture(resumed)
+    assert "round 9/10" in picture(resumed, completed(8))
+    assert "1m00s gone, 2m00s to go" in picture(resumed, completed(8))
+
+
+def test_when_all_rounds_are_done_no_time_left_is_made_up() -> None:
+    shown = picture(started(rounds=10), completed(10))
+    assert "round 10/10" in shown
+    assert "1m00s gone, comparing" in shown
+
+
+def test_practice_is_shown_until_it_ends() -> None:
+    before = picture(started(), PracticeRound(3, 20, 0.25))
+    assert before == "practice on simulated hosts, round 3/20: return +0.250"
+    assert "practice" not in picture(started(), PracticeRound(20, 20, 0.25))
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event redraws the picture."""
+    monkeypatch.setattr(live, "REFRESH_SECONDS", 0.0)
+
+
+def ended() -> RunCompleted:
+    return RunCompleted("ppo", 16, (), 277, 700.0, 1.5, seconds=1.0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_must_not_be_lost_is_printed_above_the_picture() -> None:
+    """When the picture is gone, header, rollbacks, cut seeds, the comparison and the last round are still there."""
+    console = terminal()
+    sink = LiveSink(console)
+    baseline = BaselineMeasured(8, (10.0, 82.5), (2.3, 0.6), 0.1)
+    events = [
+        started(),
+        baseline,
+        epoch(0, 5, r0c0="TRAINING"),
+        BACK,
+        cut(5),
+        completed(1),
+        ArmPlayed("none", 1, 2, 83),
+    ]
+    for event in [*events, ended()]:
+        sink.handle(event)
+    sink.close()
+    lines = plain(written(console))
+    for wanted in (
+        "task digits, controller ppo, seed 7",
+        "baseline: 8 hosts left alone end at 82.5 %",
+        "rollback: env 3, episode 11, epoch 17: loss spike (8.5, limit 4.25), back to epoch 12",
+        "seed cut: env 1, episode 0, epoch 5: conv_light in r0c1 became non-finite",
+        "comparing, round 1/2: none 83.0 %",
+    ):
+        assert wanted in lines
+    assert lines[-1].startswith("round 1/10  grown 80.0 %  alone 83.5 %")
+    assert any(line.startswith("this round   epoch 5") for line in lines)  # it was drawn, and drawn over
+
+
+def test_the_picture_is_not_drawn_for_every_event() -> None:
+    """Hundreds of events a second would spend the machine on pictures."""
+    console = terminal()
+    sink = LiveSink(console)
+    sink.handle(started())
+    sink.handle(epoch(0, 1, r0c0="TRAINING"))
+    before = len(written(console))
+    sink._drawn += 1000.0  # as if the next picture were due much later
+    for number in range(200):
+        sink.handle(epoch(0, number, r0c0="TRAINING"))
+    assert len(written(console)) == before
+    sink.handle(completed(1))  # the end of a round is always shown
+    assert len(written(console)) > before
+    sink.close()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_the_terminal_is_given_back_when_the_run_breaks(error: type[BaseException]) -> None:
+    console, stdout, stderr = terminal(), sys.stdout, sys.stderr
+
+    def run() -> None:
+        with TelemetryHub([LiveSink(console)]) as hub:
+            hub.emit(started())
+            hub.emit(epoch(0, 1, r0c0="TRAINING"))
+            assert sys.stdout is not stdout  # what others print goes above the picture
+            raise error
+
+    with pytest.raises(error):
+        run()
+    assert (sys.stdout, sys.stderr) == (stdout, stderr)
+    text = written(console)
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert text.rindex(SHOW) > text.rindex(HIDE)
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_terminal_is_given_back_when_the_picture_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_sink: LiveSink, _elapsed: float) -> Any:
+        raise ZeroDivisionError
+
+    console, stdout = terminal(), sys.stdout
+    with TelemetryHub([LiveSink(console)]) as hub:
+        hub.emit(started())
+        monkeypatch.setattr(LiveSink, "picture", breaks)
+        hub.emit(epoch(0, 1, r0c0="TRAINING"))
+        assert list(hub.dropped) == ["LiveSink"]
+        assert sys.stdout is stdout
+    assert written(console).rindex(SHOW) > written(console).rindex(HIDE)
+
+
+def test_a_sink_that_saw_nothing_can_be_closed() -> None:
+    console = terminal()
+    LiveSink(console).close()
+    assert plain(written(console)) == []
+
+
+@pytest.mark.parametrize(
+    ("console", "kind"),
+    [
+        (terminal(), LiveSink),
+        (terminal(term="dumb"), ConsoleSink),
+        (terminal(force=None), ConsoleSink),
+    ],
+    ids=["terminal", "one that cannot redraw", "file"],
+)
+def test_a_picture_only_where_it_can_be_redrawn(console: Console, kind: type[LiveSink | ConsoleSink]) -> None:
+    sink = progress_sink(console)
+    assert type(sink) is kind
+    for event in (started(), updated(), completed(1), ended()):
+        sink.handle(event)
+    sink.close()
+    assert any(line.startswith("round 1/10  grown") for line in plain(written(console)))
+    assert ("\x1b" in written(console)) == (kind is LiveSink)
