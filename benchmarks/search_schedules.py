@@ -85,7 +85,9 @@ def main() -> None:
         "[[action]]\n" + "".join(f"{key} = {value!r}\n" for key, value in entry.model_dump(exclude_unset=True).items())
         for entry in schedule(best)
     ]
-    header = f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"
+    header = (
+        f"# Best of {len(plans)} schedules: {accuracy:.2f} % committed validation accuracy, seed {arguments.seed}.\n"
+    )
     arguments.out.write_text(header + "\n" + "\n".join(tables).replace("'", '"'), encoding="utf-8")
 
 

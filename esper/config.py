@@ -86,6 +86,8 @@ class GateConfig(Section):
     """G2, strict: smallest ratio of the seed's to the host's gradient, both per element."""
     trial_standard_errors: NonNegative = 1.0
     """G2, permissive: paired standard errors that the trial accuracy may lie below the accuracy without the seed."""
+    gradient_ratio_decay: Fraction = 0.9
+    """Weight of the past, per epoch, in the moving average of that ratio."""
     min_blending_epochs: Count | None = None
     """G3, strict: epochs in BLENDING; None: max(2, T/15)."""
     min_contribution: Finite = 1.0
@@ -217,6 +219,16 @@ class PPOConfig(Section):
     """An update stops when the KL divergence of a minibatch is above 1.5 times this."""
     max_grad_norm: Positive = 0.5
     """Global L2 norm that the agent's gradient is clipped to."""
+    observation_warm_updates: Count = 100
+    """Updates in which the observation's statistics are cumulative; later ones are a moving average with ..."""
+    observation_decay: Fraction = 0.99
+    """... this weight of what was known before."""
+    observation_clip: Positive = 10.0
+    """Normalised observations are clipped to plus and minus this."""
+    reward_std_floor: Positive = 0.1
+    """Rewards are divided by the standard deviation of discounted returns, or by this where it is smaller."""
+    reward_clip: Positive = 10.0
+    """Scaled rewards are clipped to plus and minus this."""
     device: str = "cpu"
     """Where the agent lives; it is small, and at home beside the env's observations."""
     width: Count = 128
@@ -232,15 +244,6 @@ class TrainingConfig(Section):
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
     ppo: PPOConfig = PPOConfig()
-
-    @model_validator(mode="after")
-    def _one_discount(self) -> Self:
-        if self.ppo.gamma != self.reward.gamma:
-            raise ValueError(
-                f"ppo.gamma is {self.ppo.gamma} and reward.gamma {self.reward.gamma}: they must be the same, or the "
-                f"potential terms of the reward change what is best"
-            )
-        return self
 
     @model_validator(mode="after")
     def _loss_is_measured_in_something(self) -> Self:

@@ -28,9 +28,6 @@ from esper.training.governor import Governor
 from esper.training.host_step import train_epoch
 from esper.training.snapshot import ValidationRecord
 
-RATIO_DECAY = 0.9
-"""EMA of the gradient ratio, per epoch."""
-
 
 @dataclass(frozen=True)
 class World:
@@ -141,6 +138,7 @@ class Episode:
         summaries = self.training.collector.summaries(packed)
         host = summaries.get(HOST)
         fossils = {slot.name for slot in self.training.fossils()}
+        decay = self.world.config.env.gates.gradient_ratio_decay
         self.not_finite += sum(s.not_finite for name, s in summaries.items() if name == HOST or name in fossils)
         for slot in self.slots:
             measured, mine = slot.measured, summaries.get(slot.name)
@@ -148,7 +146,7 @@ class Episode:
                 ratio = mine.ratio_to(host)
                 old = measured.gradient_ratio
                 if math.isfinite(ratio):
-                    measured.gradient_ratio = ratio if old is None else RATIO_DECAY * old + (1 - RATIO_DECAY) * ratio
+                    measured.gradient_ratio = ratio if old is None else decay * old + (1 - decay) * ratio
                 measured.gradient_norm, measured.gradient_health = mine.norm, mine.health
                 measured.vanishing, measured.exploding = mine.vanishing, mine.exploding
             trial = self.counterfactual.trial_of(slot.name)

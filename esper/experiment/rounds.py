@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import NoGrowth
 from esper.control.script import schedule_ships
 from esper.env.baseline import Baseline
@@ -158,6 +158,7 @@ class LearningRounds(Rounds):
     """An agent that learns from every round; in the end it plays hosts that it never saw, beside each baseline."""
 
     def __init__(self, maker: EnvMaker, emit: Emit) -> None:
+        _check_learning(maker.config)
         super().__init__(maker, emit)
         env, config = self.env, maker.config
         device = torch.device(config.ppo.device)
@@ -166,14 +167,7 @@ class LearningRounds(Rounds):
         explored = {"entropy_start": config.ppo.entropy_end} if self.practises else {}
         settings = config.ppo.model_copy(update=explored)
         self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
-        episodes = config.ppo.episodes_per_update or env.num_envs
-        if episodes % env.num_envs:
-            self.close()
-            raise ConfigError(
-                f"ppo.episodes_per_update is {episodes}, but a round has {env.num_envs} episodes (env.n_envs): "
-                f"give a multiple of {env.num_envs}"
-            )
-        self.rounds_per_update = episodes // env.num_envs
+        self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.env_steps = 0
 
     def practise(self, emit: Emit) -> None:
@@ -226,3 +220,18 @@ class LearningRounds(Rounds):
         self.agent.load_state_dict(state["agent"])
         self.agent.buffer.load_state_dict(state["rollout"])
         self.env_steps = int(state["env_steps"])
+
+
+def _check_learning(config: TrainingConfig) -> None:
+    """Raises ConfigError for values that fit one another in no run of an agent."""
+    if config.ppo.gamma != config.reward.gamma:
+        raise ConfigError(
+            f"ppo.gamma is {config.ppo.gamma} and reward.gamma {config.reward.gamma}: they must be the same, or the "
+            f"potential terms of the reward change what is best"
+        )
+    envs, episodes = config.env.n_envs or 1, config.ppo.episodes_per_update
+    if episodes is not None and episodes % envs:
+        raise ConfigError(
+            f"ppo.episodes_per_update is {episodes}, but a round has {envs} episodes (env.n_envs): "
+            f"give a multiple of {envs}"
+        )

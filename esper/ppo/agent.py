@@ -21,8 +21,6 @@ from esper.ppo.update import Evaluated, UpdateStats, mean_over, update
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-REWARD_CLIP = 10.0
-
 
 class PPOAgent(Policy):
     """Acts for E envs, remembers what came of it, and learns from whole rounds.
@@ -44,7 +42,7 @@ class PPOAgent(Policy):
         self.parameters = list(self.network.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps)
         self.generator = torch.Generator().manual_seed(run_seed)
-        self.rewards = RewardNormalizer(config.gamma, self.device)
+        self.rewards = RewardNormalizer(self.device, config)
         self.buffer = RolloutBuffer()
         self.progress = 0.0
         """How much of training is done, 0 to 1: what annealed values follow."""
@@ -116,7 +114,8 @@ class PPOAgent(Policy):
         assert state is not None
         ends = rollout["terminated"] | rollout["truncated"]
         self.rewards.update(rollout["reward"], ends, rollout["valid"])
-        scaled = (rollout["reward"] / self.rewards.scale + rollout["unscaled"]).clamp(-REWARD_CLIP, REWARD_CLIP)
+        limit = self.config.reward_clip
+        scaled = (rollout["reward"] / self.rewards.scale + rollout["unscaled"]).clamp(-limit, limit)
         advantage, target = gae(
             scaled,
             rollout["value"],

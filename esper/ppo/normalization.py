@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from esper.config import PPOConfig
+
 
 class RunningMeanStd:
     """Mean and variance of each entry of a vector [D].
@@ -18,9 +20,7 @@ class RunningMeanStd:
     var ← m·var + (1−m)·var_b + m(1−m)(mean − mean_b)².
     """
 
-    def __init__(
-        self, size: int, device: torch.device, warm_updates: int = 100, decay: float = 0.99, clip: float = 10.0
-    ) -> None:
+    def __init__(self, size: int, device: torch.device, warm_updates: int, decay: float, clip: float) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.var = torch.ones(size, dtype=torch.float64, device=device)
         self.count = 0.0
@@ -50,20 +50,31 @@ class RunningMeanStd:
         return scaled.clamp(-self.clip, self.clip)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "var": self.var, "counts": torch.tensor([self.count, self.updates])}
+        return {
+            "mean": self.mean,
+            "var": self.var,
+            "counts": torch.tensor([self.count, self.updates], dtype=torch.float64),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.mean, self.var = state["mean"].to(self.mean), state["var"].to(self.var)
         self.count, self.updates = float(state["counts"][0]), int(state["counts"][1])
 
 
+def statistics(size: int, device: torch.device, config: PPOConfig) -> RunningMeanStd:
+    """Running statistics with the constants of the config."""
+    return RunningMeanStd(
+        size, device, config.observation_warm_updates, config.observation_decay, config.observation_clip
+    )
+
+
 class RewardNormalizer:
     """Divides rewards by the running standard deviation of discounted returns, never below ``floor``; never shifts."""
 
-    def __init__(self, gamma: float, device: torch.device, floor: float = 0.1) -> None:
-        self.gamma = gamma
-        self.floor = floor
-        self.returns = RunningMeanStd(1, device)
+    def __init__(self, device: torch.device, config: PPOConfig) -> None:
+        self.gamma = config.gamma
+        self.floor = config.reward_std_floor
+        self.returns = statistics(1, device, config)
 
     @property
     def scale(self) -> float:

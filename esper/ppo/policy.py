@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.ppo.network import Decision, PolicyNetwork
-from esper.ppo.normalization import RunningMeanStd
+from esper.ppo.normalization import statistics
 from esper.ppo.sampling import counter_uniforms
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import Kind, ObservationLayout
@@ -42,7 +42,7 @@ class Policy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
             self.network = PolicyNetwork(spec, config.width, config.prior).to(self.device)
-        self.observations = RunningMeanStd(layout.size, self.device)
+        self.observations = statistics(layout.size, self.device, config)
         continuous = [entry.kind is Kind.CONTINUOUS for entry in layout.entries]
         self.continuous = torch.tensor(continuous, device=self.device)
         self.episode = np.full(n_envs, -1)

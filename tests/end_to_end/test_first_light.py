@@ -22,7 +22,7 @@ ESPER = Path(sysconfig.get_path("scripts")) / "esper"
 def first_light(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """`esper run` with the schedule that ships, ten hosts of twelve epochs: what it printed, and its folder."""
     folder = tmp_path_factory.mktemp("light")
-    arguments = ["run", "--envs", "10", "--rounds", "1", "--episode-length", "12"]
+    arguments = ["run", "--controller", "schedule", "--envs", "10", "--rounds", "1", "--episode-length", "12"]
     found = subprocess.run([ESPER, *arguments], cwd=folder, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     (run,) = (folder / "runs").iterdir()
@@ -33,9 +33,10 @@ def test_growing_pays_and_the_run_says_so(first_light: tuple[str, Path]) -> None
     out, folder = first_light
     *_, end = read_events(folder / "events.jsonl")
     assert end["pairs"] == 10
-    assert end["difference"] > 0
-    assert end["low"] > 0
-    assert re.search(r"Paired difference \+\d+\.\d\d pp, .*: grown is better\.$", out, re.MULTILINE)
+    (alone,) = end["comparisons"]
+    assert alone["reference"] == "none"
+    assert alone["low"] > 0
+    assert re.search(r"^ +none .*\+\d+\.\d\d pp, .*: better$", out, re.MULTILINE)
 
 
 def test_hosts_learn_and_seeds_are_kept(first_light: tuple[str, Path]) -> None:

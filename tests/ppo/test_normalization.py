@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.ppo.normalization import RewardNormalizer, RunningMeanStd
+from esper.config import PPOConfig
+from esper.ppo.normalization import RewardNormalizer, statistics
 
 CPU = torch.device("cpu")
 
@@ -12,7 +13,7 @@ CPU = torch.device("cpu")
 def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
     draw = np.random.default_rng(0)
     batches = [torch.from_numpy(draw.normal(3, 2, size=(n, 4))) for n in (5, 1, 40, 17)]
-    running = RunningMeanStd(4, CPU)
+    running = statistics(4, CPU, PPOConfig())
     for batch in batches:
         running.update(batch)
     rows = torch.cat(batches)
@@ -21,7 +22,7 @@ def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
 
 
 def test_moving_average_includes_the_shift_of_the_mean() -> None:
-    running = RunningMeanStd(1, CPU, warm_updates=1, decay=0.75)
+    running = statistics(1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75))
     running.update(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
     running.update(torch.tensor([[5.0], [5.0]]))  # mean 5, variance 0
     # mean 0.75·1 + 0.25·5 = 2; variance 0.75·1 + 0.25·0 + 0.75·0.25·(5 − 1)² = 3.75
@@ -30,7 +31,7 @@ def test_moving_average_includes_the_shift_of_the_mean() -> None:
 
 
 def test_finding_h4_statistics_change_only_in_update() -> None:
-    running = RunningMeanStd(2, CPU)
+    running = statistics(2, CPU, PPOConfig())
     running.update(torch.randn(10, 2, generator=torch.Generator().manual_seed(1)))
     before = running.normalize(torch.tensor([[1.0, 2.0]]))
     running.normalize(torch.full((100, 2), 50.0))
@@ -38,13 +39,13 @@ def test_finding_h4_statistics_change_only_in_update() -> None:
 
 
 def test_normalised_values_are_clipped() -> None:
-    running = RunningMeanStd(1, CPU)
+    running = statistics(1, CPU, PPOConfig())
     running.update(torch.tensor([[0.0], [1.0]]))
     assert running.normalize(torch.tensor([[1e9], [-1e9]])).flatten().tolist() == [10.0, -10.0]
 
 
 def test_state_round_trip() -> None:
-    running, copy = RunningMeanStd(3, CPU), RunningMeanStd(3, CPU)
+    running, copy = statistics(3, CPU, PPOConfig()), statistics(3, CPU, PPOConfig())
     running.update(torch.randn(10, 3, generator=torch.Generator().manual_seed(2)))
     copy.load_state_dict(running.state_dict())
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
@@ -55,7 +56,7 @@ def test_state_round_trip() -> None:
 
 
 def test_rewards_are_divided_by_the_std_of_discounted_returns_that_end_with_episodes() -> None:
-    normalizer = RewardNormalizer(gamma=0.5, device=CPU, floor=0.01)
+    normalizer = RewardNormalizer(CPU, PPOConfig(gamma=0.5, reward_std_floor=0.01))
     rewards = torch.tensor([[1.0], [2.0], [4.0]])
     ends = torch.tensor([[False], [True], [False]])
     normalizer.update(rewards, ends, torch.ones(3, 1, dtype=torch.bool))
@@ -64,7 +65,7 @@ def test_rewards_are_divided_by_the_std_of_discounted_returns_that_end_with_epis
 
 
 def test_reward_scale_has_a_floor_and_idle_steps_do_not_count() -> None:
-    normalizer = RewardNormalizer(gamma=0.5, device=CPU, floor=0.1)
+    normalizer = RewardNormalizer(CPU, PPOConfig(gamma=0.5, reward_std_floor=0.1))
     rewards = torch.tensor([[1.0, 0.0], [0.5, 99.0]])
     valid = torch.tensor([[True, False], [True, False]])
     assert normalizer.scale == 1.0

@@ -1,0 +1,141 @@
+"""Practice: simulated hosts that look like the real ones, each with worths of its own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import TrainingConfig
+from esper.env.make import EnvMaker
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Growth, Law
+from esper.env.slot_env import SlotVectorEnv
+from esper.experiment.play import play_round
+from esper.experiment.practice import N_ENVS, practice_env, practise
+from esper.ppo.agent import PPOAgent
+from esper.seeds.stage import SeedStage
+
+QUIET = Law(noise=0.0, paired_noise=0.0)
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[SlotVectorEnv, TrainingConfig]:
+    """Two digits hosts of eight epochs, prepared."""
+    config = TrainingConfig.parse(
+        {
+            "task": {"samples_per_epoch": 128},
+            "env": {"n_envs": 2, "episode_length": 8, "baseline_episodes": 2},
+            "ppo": {"practice_steps": 2 * N_ENVS * 8, "width": 32},
+        }
+    )
+    maker = EnvMaker.of(config)
+    env = maker.make()
+    env.prepare()
+    return env, maker.config
+
+
+def test_simulated_hosts_look_like_the_real_ones(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
+    env, config = real
+    simulated = practice_env(env, config)
+    assert simulated.action_spec == env.action_spec
+    assert simulated.layout == env.layout
+    assert (simulated.horizon, simulated.num_envs) == (8, N_ENVS)
+    assert simulated.host_parameters == env.host_parameters == 277
+    _, info = simulated.reset(seed=0)
+    assert env.baseline is not None
+    assert env.rules is not None
+    for _ in range(8):
+        *_, info = simulated.step(np.zeros((N_ENVS, 8), dtype=np.int64))
+    np.testing.assert_allclose(info["baseline_accuracy"], env.baseline.accuracy[-1])
+    assert abs(info["committed_accuracy"].mean() - env.baseline.accuracy[-1]) < 1.0
+    assert simulated.rules is not None
+    np.testing.assert_array_equal(simulated.rules.largest[0], env.rules.largest.mean(axis=0).astype(int))
+
+
+def test_every_simulated_host_has_worths_of_its_own() -> None:
+    law = replace(QUIET, worth_std=2.0)
+
+    def worths(n_envs: int, seed: int, episodes: int) -> np.ndarray:
+        env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": n_envs}}), law)
+        for number in range(episodes):
+            env.reset(seed=None if number else seed)
+        return env.growth.worth.copy()
+
+    first = worths(4, 0, 1)
+    assert len(np.unique(first.reshape(4, -1), axis=0)) == 4
+    np.testing.assert_array_equal(first, worths(9, 0, 1)[:4])
+    assert (first != worths(4, 0, 2)).all()
+    assert (first != worths(4, 1, 1)).all()
+    many = worths(500, 3, 1)
+    np.testing.assert_allclose(many.mean(axis=0), law.worth, atol=0.4)
+    np.testing.assert_allclose(many.std(axis=0), 2.0, atol=0.3)
+
+
+def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
+    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
+    env.reset(seed=0)
+    np.testing.assert_array_equal(env.growth.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
+
+
+def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
+    law = replace(QUIET, reliance=10.0)
+    leaning, free = Growth(law, 1, 50), Growth(QUIET, 1, 50)
+    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}), law)
+    seeds = env.seeds
+    seeds.blueprint[0] = [1, 2, 0]
+    seeds.alpha[0] = [1.0, 0.5, 1.0]
+    seeds.stage[0] = [SeedStage.FOSSILIZED, SeedStage.HOLDING, SeedStage.TRAINING]
+    for growth in (leaning, free):
+        growth.experience[:] = 1e9
+    with_it, without = (growth.measure(seeds, np.array([50])) for growth in (leaning, free))
+    np.testing.assert_allclose(with_it.accuracy, without.accuracy)
+    np.testing.assert_allclose(with_it.contribution - without.contribution, [[10.0, 5.0, 0.0]])
+    np.testing.assert_allclose(with_it.committed, without.committed - 5.0)  # the fossil stays, the other one goes
+    np.testing.assert_allclose(with_it.all_off, without.all_off - 15.0)
+
+
+def test_a_law_can_follow_a_measured_curve() -> None:
+    law = replace(QUIET, curve=(10.0, 40.0, 55.0))
+    np.testing.assert_array_equal(law.host_accuracy(np.array([2, 0]), 2), [55.0, 10.0])
+    assert law.baseline(2, 1).accuracy == (10.0, 40.0, 55.0)
+
+
+def test_practice_is_repeatable_and_touches_no_generator_of_the_process(
+    real: tuple[SlotVectorEnv, TrainingConfig],
+) -> None:
+    env, config = real
+    before = torch.get_rng_state()
+    reports: list[tuple[int, int, float]] = []
+    agents = [practise(env, config, lambda *report: reports.append(report)) for _ in range(2)]
+    assert torch.equal(before, torch.get_rng_state())
+    assert [report[:2] for report in reports] == [(1, 2), (2, 2)] * 2
+    assert reports[:2] == reports[2:]
+    assert all(torch.equal(a, b) for a, b in zip(*(agent.parameters for agent in agents), strict=True))
+
+
+def test_an_heir_acts_as_the_one_that_practised(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
+    env, config = real
+    practised = practise(env, config, lambda *_: None)
+    heir = PPOAgent(env.action_spec, env.layout, 2, config.ppo, run_seed=9)
+    heir.inherit(practised)
+    assert heir.rewards.scale == practised.rewards.scale
+    played = [play_round(env, agent.player(2, 5, greedy=True), 5) for agent in (practised, heir)]
+    np.testing.assert_array_equal(played[0].returns, played[1].returns)
+
+
+@pytest.mark.slow
+def test_practice_teaches_to_finish_what_is_begun() -> None:
+    """A minute of simulated hosts, then 16 real ones that the agent never saw: it keeps seeds, leaves next to none
+    unfinished, and its hosts are better than the baseline."""
+    maker = EnvMaker.of(TrainingConfig.parse({"env": {"n_envs": 16}, "ppo": {"practice_steps": 200_000}}))
+    env = maker.make()
+    env.prepare()
+    agent = practise(env, maker.config, lambda *_: None)
+    played = play_round(env, agent.player(16, 5000, greedy=True), 5000)
+    unfinished = (env.fleet.slots.living & (env.fleet.slots.alpha > 0)).sum(axis=1)
+    gain = (played.committed - played.baseline).mean()
+    print(f"kept {played.fossils.mean():.2f}, unfinished {unfinished.mean():.2f}, gain {gain:+.2f} pp")
+    assert played.fossils.mean() > 1.0
+    assert unfinished.mean() < 0.3
+    assert gain > 1.0

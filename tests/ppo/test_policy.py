@@ -1,0 +1,134 @@
+"""What an untrained policy prefers, what a trained one may reach, and where everything lives."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import PPOConfig
+from esper.ppo.agent import PPOAgent
+from esper.ppo.network import PolicyNetwork
+from esper.ppo.policy import Policy
+from esper.spaces.action import ALPHA_TARGETS, HEADS, ActionSpec, Op
+from esper.spaces.observation import ObservationLayout
+
+SPEC = ActionSpec(("r0c0", "r0c1"), ("first", "second", "third"))
+LAYOUT = ObservationLayout(SPEC.slots, horizon=6)
+
+
+def masks(envs: int) -> dict[str, np.ndarray]:
+    """Everything is legal."""
+    legal = {head: np.ones((envs, n), dtype=np.bool_) for head, n in zip(HEADS, SPEC.sizes, strict=True)}
+    return {
+        **legal,
+        "op_slot": np.ones((envs, len(Op), 2), dtype=np.bool_),
+        "slot_blueprint": np.ones((envs, 2, 3), dtype=np.bool_),
+    }
+
+
+def observations(values: np.ndarray) -> np.ndarray:
+    """The values with empty slots."""
+    values[:, [LAYOUT.index[f"{slot}/blueprint"] for slot in SPEC.slots]] = 0
+    return values.astype(np.float32)
+
+
+def shares(network: PolicyNetwork, head: str, op: Op | None = None) -> np.ndarray:
+    """How often each choice of a head is drawn, of the steps with this op."""
+    policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)
+    policy.network = network
+    policy.begin()
+    actions = policy.act(np.zeros((4000, LAYOUT.size), dtype=np.float32), masks(4000))
+    if op is not None:
+        actions = actions[actions[:, 0] == op]
+    place = HEADS.index(head)
+    return np.bincount(actions[:, place], minlength=SPEC.sizes[place]) / len(actions)
+
+
+def test_an_untrained_policy_carries_seeds_through() -> None:
+    network = PolicyNetwork(SPEC, width=32, prior=1.0)
+    ops = shares(network, "op")
+    assert ops[Op.FOSSILIZE] > ops[Op.ADVANCE] > ops[Op.WAIT] > ops[Op.SET_ALPHA_TARGET] > ops[Op.PRUNE] > 0
+    targets = shares(network, "alpha_target", Op.GERMINATE)
+    assert ALPHA_TARGETS[int(targets.argmax())] == 1.0
+    np.testing.assert_allclose(shares(network, "blueprint", Op.GERMINATE), 1 / 3, atol=0.08)
+
+
+def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
+    network = PolicyNetwork(SPEC, width=32, prior=0.0)
+    np.testing.assert_allclose(shares(network, "op"), 1 / len(Op), atol=0.03)
+    np.testing.assert_allclose(shares(network, "alpha_target", Op.GERMINATE), 1 / 3, atol=0.08)
+
+
+def test_trap_19_no_choice_has_a_floor() -> None:
+    """What was learned to be wrong is not done by accident."""
+    network = PolicyNetwork(SPEC, width=32, prior=0.0)
+    with torch.no_grad():
+        network.op_head[-1].bias[Op.PRUNE] = -30.0
+    assert shares(network, "op")[Op.PRUNE] == 0.0
+
+
+def test_trap_26_entropies_can_reach_both_ends() -> None:
+    """An alarm on entropy can fire: 1 where choices are alike, 0 where one is certain."""
+    for bias, expected in ((0.0, 1.0), (60.0, 0.0)):
+        network = PolicyNetwork(SPEC, width=32, prior=0.0)
+        with torch.no_grad():
+            network.op_head[-1].weight.zero_()
+            network.op_head[-1].bias[Op.WAIT] = bias
+        policy = Policy(SPEC, LAYOUT, 4, PPOConfig(width=32))
+        policy.network = network
+        _, _, decision = policy.decide(torch.zeros(4, LAYOUT.size), policy.legal(masks(4)))
+        torch.testing.assert_close(decision.entropies[:, 0], torch.full((4,), expected))
+
+
+def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() -> None:
+    observation = np.zeros((4, LAYOUT.size), dtype=np.float32)
+    for greedy in (True, False):
+        first, second = (Policy(SPEC, LAYOUT, 4, PPOConfig(width=32), run_seed=3, greedy=greedy) for _ in range(2))
+        for policy in (first, second):
+            policy.begin()
+        np.testing.assert_array_equal(first.act(observation, masks(4)), second.act(observation, masks(4)))
+    assert len(np.unique(first.act(observation, masks(4)), axis=0)) > 1
+
+
+def test_finding_m8_devices_are_devices_and_everything_lives_on_one() -> None:
+    agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32), device=torch.device("cpu"))
+    assert isinstance(agent.device, torch.device)
+    tensors = [*agent.parameters, agent.observations.mean, agent.rewards.returns.mean, agent.continuous, *agent.state]
+    assert {tensor.device for tensor in tensors} == {agent.device}
+
+
+def test_finding_m21_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
+    agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32))
+    agent.begin()
+    sizes = []
+    for _ in range(3):
+        for step in range(5):
+            agent.act(observations(np.full((4, LAYOUT.size), float(step))), masks(4))
+            nothing = np.zeros(4, dtype=np.bool_)
+            agent.record(np.ones(4), np.zeros(4), np.full(4, step == 4), nothing, nothing)
+        sizes.append(len(agent.buffer))
+        agent.learn(np.zeros((4, LAYOUT.size), dtype=np.float32))
+        assert len(agent.buffer) == 0
+    assert sizes == [5, 5, 5]
+    assert agent.observations.count == 3 * 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("observation_clip", 2.0), ("observation_decay", 0.5), ("reward_clip", 0.01)]
+)
+def test_finding_l8_windows_and_limits_are_configuration(name: str, value: float) -> None:
+    """Each of them changes what is learned."""
+
+    def learned(config: PPOConfig) -> torch.Tensor:
+        agent = PPOAgent(SPEC, LAYOUT, 4, config)
+        draw = np.random.default_rng(0)
+        for _ in range(3):
+            agent.begin()
+            for step in range(4):
+                agent.act(observations(draw.normal(0, 3, (4, LAYOUT.size))), masks(4))
+                nothing = np.zeros(4, dtype=np.bool_)
+                agent.record(draw.normal(size=4), np.zeros(4), np.full(4, step == 3), nothing, nothing)
+            agent.learn(np.zeros((4, LAYOUT.size), dtype=np.float32))
+        return torch.cat([p.detach().flatten() for p in agent.parameters])
+
+    usual = PPOConfig(width=32, observation_warm_updates=1)
+    assert not torch.equal(learned(usual), learned(usual.model_copy(update={name: value})))
