@@ -42,14 +42,12 @@ def command(
 
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from esper.experiment.compare import against_reference, compare_controllers
     from esper.experiment.environment import describe_environment
     from esper.experiment.files import write_json
-    from esper.telemetry.sinks.console import ConsoleSink, count
+    from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole, count
 
-    sink = ConsoleSink(Console())
+    sink = ConsoleSink(TerminalConsole())
     found = compare_controllers(config, arms, pairs, progress=sink.handle)
     comparisons = against_reference(found, reference)
     click.echo(

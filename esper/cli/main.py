@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -50,6 +51,10 @@ def main() -> None:
     except ConfigError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
+    except BrokenPipeError:
+        # Nobody reads any more; the interpreter must not find that out again when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(130)

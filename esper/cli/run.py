@@ -54,13 +54,12 @@ def command(
             config_file, assignments, flags, {("run", "controller"): controller, ("run", "rounds"): rounds}
         )
 
-    from rich.console import Console
-
     from esper.experiment.run import Experiment
+    from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
     from esper.training.lanes import LaneError
 
-    sinks = [progress_sink(Console())]
+    sinks = [progress_sink(TerminalConsole())]
     if resume is not None:
         experiment = Experiment.resume(resume, sinks)
     else:

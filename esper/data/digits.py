@@ -43,7 +43,7 @@ def load() -> Task:
         n_envs=8,
         episode_length=30,
         rounds=4,
-        learning_rounds=50,
+        learning_rounds=25,
     )
 
 

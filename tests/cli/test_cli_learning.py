@@ -213,3 +213,16 @@ def test_trap_30_a_killed_run_goes_on_from_its_last_checkpoint(esper: Esper, tmp
     rounds = [e["round"] for e in read_events(tmp_path / "mine" / "events.jsonl") if e["event"] == "RoundCompleted"]
     assert rounds == list(range(1, len(rounds) + 1))
     assert len(rounds) >= done + 2
+
+
+def test_a_reader_that_goes_away_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:
+    """As in `esper run | head -1`."""
+    child = start(*RUN, "--out", "mine", folder=tmp_path)
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    child.stdout.close()
+    assert child.wait() == 1
+    assert [event["event"] for event in read_events(tmp_path / "mine" / "events.jsonl")][-1] == "RunCompleted"
+    assert child.stderr is not None
+    assert "Traceback" not in child.stderr.read()
+    child.stderr.close()

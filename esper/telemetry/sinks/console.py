@@ -18,6 +18,13 @@ from esper.telemetry.event import (
 )
 
 
+class TerminalConsole(Console):
+    """A reader that goes away (`esper run | head`) ends the printing and not the program."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads the output any more")
+
+
 class ConsoleSink:
     """Prints a header when the run starts, the baseline, then a line per round, rollback and cut seed; ASCII only.
 
