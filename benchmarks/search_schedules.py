@@ -33,7 +33,8 @@ def candidates(
     orders = sorted({order[::step] for order in sets for step in (1, -1)})
     pure = [tuple((slot, blueprint) for slot in order) for order in orders for blueprint in blueprints]
     others: set[Plan] = set()
-    while len(others) < mixed:
+    there_are = sum(len(blueprints) ** len(order) for order in orders) - len(pure)
+    while len(others) < min(mixed, there_are):
         order = orders[draw.integers(len(orders))]
         others |= {tuple((slot, blueprints[draw.integers(len(blueprints))]) for slot in order)} - set(pure)
     return [*pure, *sorted(others)]

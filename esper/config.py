@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
-    seed: Annotated[int, Field(ge=0, lt=2**62, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Seed of everything random in the run."""
     controller: str = "ppo"
     """What decides: ppo (an agent that learns), checkpoint:PATH (one that has learned), schedule (the one that ships
@@ -209,6 +209,19 @@ class PPOConfig(Section):
     practice_steps: Annotated[int, Field(ge=0, strict=True)] = 200_000
     """Steps of simulated hosts that an agent practises on before it meets real ones; 0: none. Planted hosts are
     simulated themselves, and are met without practice."""
+    practice_envs: Count = 64
+    """Simulated hosts that are played together in practice."""
+    practice_worth: Finite = 3.0
+    """Practice: mean worth of a seed, pp ..."""
+    practice_worth_std: NonNegative = 3.0
+    """... and its standard deviation over hosts, slots and blueprints."""
+    practice_noise: NonNegative = 1.0
+    """Practice: standard deviation of a measured accuracy, pp; that of a few hundred validation images."""
+    practice_paired_noise: NonNegative = 1.0
+    """Practice: standard deviation of a measured contribution or trial, pp."""
+    practice_reliance: NonNegative = 15.0
+    """Practice: what accuracy falls by when a ripe seed is switched off, beside what it adds, pp; that of a host whose
+    normalisation was trained with its seeds."""
     episodes_per_update: Count | None = None
     """Episodes that an update learns from, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4
@@ -216,11 +229,14 @@ class PPOConfig(Section):
     update_epochs: Count = 4
     """Passes over each rollout."""
     target_kl: Positive = 0.02
-    """An update stops when the KL divergence of a minibatch is above 1.5 times this."""
+    """The KL divergence that an update may move the policy by."""
+    kl_stop: Positive = 1.5
+    """An update stops when a minibatch's divergence is above this multiple of the target."""
     max_grad_norm: Positive = 0.5
     """Global L2 norm that the agent's gradient is clipped to."""
     observation_warm_updates: Count = 100
-    """Updates in which the observation's statistics are cumulative; later ones are a moving average with ..."""
+    """Updates in which the statistics of observations and returns are cumulative; later ones are a moving average
+    with ..."""
     observation_decay: Fraction = 0.99
     """... this weight of what was known before."""
     observation_clip: Positive = 10.0

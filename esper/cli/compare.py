@@ -31,9 +31,9 @@ def command(
     Fewer than 10 pairs are allowed, and are said to be inconclusive.
     """
     config = build_config(config_file, assignments, flags, {})
-    ignored = config.run.model_fields_set & {"controller", "rounds"}
-    if ignored:
-        raise ConfigError(f"run.{sorted(ignored)[0]} means nothing here: --arm and --pairs say what is played")
+    ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
+    if ignored:  # the config of a run has them, too, and may be given as it is
+        raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
     reference = reference or ("none" if "none" in arms else arms[-1])
     if len(arms) < 2 or reference not in arms:
         raise ConfigError(f"give two or more --arm, the reference among them; got {', '.join(arms)} and {reference}")

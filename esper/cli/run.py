@@ -73,6 +73,9 @@ def command(
             raise
         except (LaneError, OSError) as error:
             raise click.ClickException(f"{error}\n{how_to_go_on(folder)}") from error
+        except Exception:
+            click.echo(how_to_go_on(folder), err=True)
+            raise
     click.echo(closing_words(summary, experiment.config.task.name))
     if summary.interrupted:
         raise click.Abort
@@ -103,7 +106,7 @@ def closing_words(summary: RunSummary, task: str) -> str:
     return "\n".join(
         [
             "",
-            *(result_lines(summary) if summary.comparisons else ["Nothing is compared: the agent is still learning."]),
+            *(result_lines(summary) if summary.comparisons else [without_comparison(summary)]),
             done,
             *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
             *(["Interrupted: what is above is of the rounds that were completed."] if summary.interrupted else []),
@@ -113,6 +116,13 @@ def closing_words(summary: RunSummary, task: str) -> str:
             *next_commands(summary, task),
         ]
     )
+
+
+def without_comparison(summary: RunSummary) -> str:
+    """Why there are no figures."""
+    if summary.rounds == summary.total_rounds:
+        return "All rounds are done, the comparison is not: resuming plays it."
+    return "Nothing is compared: the agent is still learning."
 
 
 def result_lines(summary: RunSummary) -> list[str]:
@@ -146,7 +156,7 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     else:
         ours = "schedule" if schedule_ships(task) else "random"
     return [
-        f"  esper compare --task {task} --arm {ours} --arm heuristic --arm none --pairs 20",
+        f"  esper compare --config {summary.folder}/config.toml --arm {ours} --arm heuristic --arm none --pairs 20",
         *([f"  esper run --task {task} --controller {ours}"] if ours != summary.controller else []),
         "  esper info --observation",
     ]

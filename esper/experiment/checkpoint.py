@@ -69,7 +69,6 @@ def policy_state(policy: Policy) -> State:
         **policy.policy_state(),
         "slots": list(policy.spec.slots),
         "blueprints": list(policy.spec.blueprints),
-        "horizon": policy.layout.horizon,
         "config": policy.config.model_dump(mode="json"),
     }
 
@@ -90,5 +89,8 @@ def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = Tr
             )
     config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
     policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
-    policy.load_policy_state(state)
+    try:
+        policy.load_policy_state(state)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} was trained with another network or observation: {error}") from None
     return policy

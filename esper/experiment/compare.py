@@ -21,7 +21,7 @@ from esper.telemetry.event import ArmPlayed
 Floats = NDArray[np.float64]
 MakePlayer = Callable[[SlotVectorEnv], Player]
 
-HELD_OUT = 2**32
+HELD_OUT = 2**31
 """Added to a run's seed, it is the run seed of hosts that no agent learned from."""
 
 

@@ -14,36 +14,38 @@ import numpy as np
 
 from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Law
+from esper.env.planted_law import CHANCE, Law
 from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.play import play_round
 from esper.ppo.agent import PPOAgent
 
-N_ENVS = 64
-WORTH, WORTH_STD = 3.0, 3.0
-"""Mean and standard deviation of what a seed is worth, pp."""
-NOISE, PAIRED_NOISE, RELIANCE = 1.0, 1.0, 15.0
-"""Those of a few hundred validation images, and of a host whose normalisation was trained with its seeds; pp."""
+PRACTICE = 2**31 + 2**30
+"""Added to a run's seed, it is the run seed of practice: other draws than those of the real rounds and of held-out
+hosts."""
 
 
 def practice_env(env: SlotVectorEnv, config: TrainingConfig) -> PlantedVectorEnv:
-    """Simulated hosts with the slots, blueprints, sizes, horizon and no-growth curve of ``env``, which is prepared."""
+    """Simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``, which is prepared.
+
+    A blueprint has one size in all slots: the mean of its largest sizes in the real ones.
+    """
     assert env.rules is not None
-    spec, curve = env.action_spec, env.rules.baseline.accuracy
+    spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline
     law = Law(
         slots=spec.slots,
         blueprints=spec.blueprints,
-        worth=((WORTH,) * len(spec.blueprints),) * len(spec.slots),
-        worth_std=WORTH_STD,
+        worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
+        worth_std=ppo.practice_worth_std,
         parameters=tuple(int(size) for size in env.rules.largest.mean(axis=0)),
         gate_parameters=0,
         host_parameters=env.host_parameters,
-        curve=curve,
-        noise=NOISE,
-        paired_noise=PAIRED_NOISE,
-        reliance=RELIANCE,
+        curve=baseline.accuracy,
+        noise=ppo.practice_noise,
+        paired_noise=ppo.practice_paired_noise,
+        reliance=ppo.practice_reliance,
+        spread=baseline.final_loss_std * 90 / CHANCE,  # losses in the real ones' unit
     )
-    return PlantedVectorEnv(config.with_values(env={"n_envs": N_ENVS}), law)
+    return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs}), law)
 
 
 def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
@@ -52,9 +54,9 @@ def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, 
     ``report`` is told the round, the number of rounds and the mean return after each.
     """
     simulated = practice_env(env, config)
-    seed = config.run.seed
-    agent = PPOAgent(simulated.action_spec, simulated.layout, N_ENVS, config.ppo, seed)
-    rounds = max(1, config.ppo.practice_steps // (N_ENVS * simulated.horizon))
+    seed = config.run.seed + PRACTICE
+    agent = PPOAgent(simulated.action_spec, simulated.layout, simulated.num_envs, config.ppo, seed)
+    rounds = max(1, config.ppo.practice_steps // (simulated.num_envs * simulated.horizon))
     for number in range(rounds):
         agent.progress = number / rounds
         played = play_round(simulated, agent, seed=None if number else seed, learner=agent)

@@ -218,7 +218,7 @@ class LearningRounds(Rounds):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.agent.load_state_dict(state["agent"])
-        self.agent.buffer.load_state_dict(state["rollout"])
+        self.agent.buffer.load_state_dict(state["rollout"], self.agent.device)
         self.env_steps = int(state["env_steps"])
 
 

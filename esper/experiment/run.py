@@ -49,6 +49,7 @@ class RunSummary:
     fossils: float
     """Mean over the compared hosts."""
     rounds: int
+    total_rounds: int
     interrupted: bool
     seconds: float
     dropped_sinks: dict[str, str]
@@ -190,14 +191,15 @@ class Experiment:
         with interrupts_wait():
             number = self.done + 1
             learning = time.perf_counter()
-            for event in self.rounds.take(number, played):
-                self._emit(event)
+            learned = self.rounds.take(number, played)
             spent = {name: seconds - phases.get(name, 0.0) for name, seconds in self.env.phase_seconds.items()}
             spent |= {"act": played.played.act_seconds, "telemetry": self._telemetry_seconds - telemetry}
             if self.config.run.learns:
                 spent["update"] = time.perf_counter() - learning
             self._keep_best(played)
             self._emit(self._report(number, total, played, time.perf_counter() - clock, spent))
+            for event in learned:
+                self._emit(event)
             self.done = number
             self._remember(finished=False)
             if number % self.config.run.checkpoint_every == 0:
@@ -283,6 +285,7 @@ class Experiment:
             grown_parameters=float(arms[0].parameters.mean()) if arms else 0.0,
             fossils=float(arms[0].fossils.mean()) if arms else 0.0,
             rounds=self.done,
+            total_rounds=int(self.config.run.rounds or 1),
             interrupted=interrupted,
             seconds=self._earlier_seconds + time.perf_counter() - self._start,
             dropped_sinks={},

@@ -48,8 +48,13 @@ class RolloutBuffer:
         """What an update that learns from several rounds has so far."""
         return {"steps": self._steps, "masks": self._masks, "initial": self.initial_state}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._steps, self._masks, self.initial_state = list(state["steps"]), list(state["masks"]), state["initial"]
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        def here(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+        self._steps, self._masks = [here(step) for step in state["steps"]], [here(mask) for mask in state["masks"]]
+        initial = state["initial"]
+        self.initial_state = None if initial is None else (initial[0].to(device), initial[1].to(device))
 
     def clear(self) -> None:
         self._steps.clear()

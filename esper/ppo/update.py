@@ -70,7 +70,7 @@ def update(
             part["advantage"] = advantage[:, chosen]
             now = evaluate(chosen)
             loss, kl = loss_of(now, part, config, entropy_coefficient, stats)
-            if kl > 1.5 * config.target_kl:
+            if kl > config.kl_stop * config.target_kl:
                 stats.stopped_early = True
                 return finish(stats, rollout)
             optimizer.zero_grad(set_to_none=True)

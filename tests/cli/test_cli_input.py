@@ -63,7 +63,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "config that is missing": (("--config", "gone.toml"), "gone.toml does not exist"),
     "config that is a folder": (("--config", "."), "cannot be read"),
     "negative seed": (("--seed", "-1"), "run.seed", "-1"),
-    "seed of more than 62 bits": (("--seed", str(2**62)), "run.seed", "less than"),
+    "seed of more than 31 bits": (("--seed", str(2**31)), "run.seed", "less than"),
     "seed of half": (("--seed", "0.5"), "--seed", "0.5"),
     "argument": (("more",), "more"),
     "option": (("--nope",), "--nope"),

@@ -33,6 +33,7 @@ def ended(*differences: list[float], controller: str = "ppo", **changes: Any) ->
         grown_parameters=700.4,
         fossils=1.25,
         rounds=3,
+        total_rounds=5,
         interrupted=False,
         seconds=61.4,
         dropped_sinks={},
@@ -74,6 +75,11 @@ def test_an_agent_that_was_interrupted_claims_nothing_and_says_how_to_go_on() ->
     assert not any("checkpoint:" in line for line in words)
     with pytest.raises(ValueError, match="nothing was compared"):
         _ = ended(interrupted=True).comparison
+
+
+def test_a_comparison_that_was_interrupted_is_said_to_be_missing() -> None:
+    words = closing_words(ended(interrupted=True, total_rounds=3), "digits").splitlines()
+    assert words[1] == "All rounds are done, the comparison is not: resuming plays it."
 
 
 def test_a_whole_run_is_not_told_how_to_go_on() -> None:

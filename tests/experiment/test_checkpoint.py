@@ -205,7 +205,7 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
     experiment = Experiment(config, tmp_path / "r")
     summary = experiment.run()
     seeds = [env.run_seed for env in experiment.rounds.envs]
-    assert seeds == [7 + 2**32] * 2
+    assert seeds == [7 + 2**31] * 2
     assert make_env(config).run_seed == 7
     assert summary.controller == f"checkpoint:{agent}"
     assert summary.comparison.pairs == 4

@@ -12,10 +12,11 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Growth, Law
 from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.play import play_round
-from esper.experiment.practice import N_ENVS, practice_env, practise
+from esper.experiment.practice import practice_env, practise
 from esper.ppo.agent import PPOAgent
 from esper.seeds.stage import SeedStage
 
+N_ENVS = 64
 QUIET = Law(noise=0.0, paired_noise=0.0)
 
 
@@ -42,8 +43,10 @@ def test_simulated_hosts_look_like_the_real_ones(real: tuple[SlotVectorEnv, Trai
     assert simulated.layout == env.layout
     assert (simulated.horizon, simulated.num_envs) == (8, N_ENVS)
     assert simulated.host_parameters == env.host_parameters == 277
-    _, info = simulated.reset(seed=0)
+    assert simulated.baseline is not None
     assert env.baseline is not None
+    assert simulated.baseline.final_loss_std == pytest.approx(env.baseline.final_loss_std)
+    _, info = simulated.reset(seed=0)
     assert env.rules is not None
     for _ in range(8):
         *_, info = simulated.step(np.zeros((N_ENVS, 8), dtype=np.int64))

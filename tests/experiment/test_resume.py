@@ -186,7 +186,7 @@ def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(
     Experiment.resume(tmp_path / "r", [sink]).run()
     names = kinds(tmp_path / "r")
     place = names.index("RunResumed")
-    assert names[place - 1] == "RoundCompleted"
+    assert names[place - 1] == "PolicyUpdated"
     assert stable_log(tmp_path / "r")[:place] == before[:place]
     resumed = list(read_events(tmp_path / "r" / "events.jsonl"))[place]
     assert (resumed["round"], resumed["rounds"], resumed["n_envs"], resumed["episode_length"]) == (2, 3, 2, 4)
@@ -219,7 +219,7 @@ def test_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> No
     updates = [fields for fields in read_events(folder / "events.jsonl") if fields["event"] == "PolicyUpdated"]
     assert [(fields["round"], fields["env_steps"]) for fields in updates] == [(2, 16), (4, 32)]
     names = [name for name in kinds(folder) if name in (PolicyUpdated.__name__, "RoundCompleted")]
-    assert names == ["RoundCompleted", "PolicyUpdated", "RoundCompleted"] * 2
+    assert names == ["RoundCompleted", "RoundCompleted", "PolicyUpdated"] * 2
 
 
 def test_a_finished_run_is_not_resumed(whole: Runs) -> None:

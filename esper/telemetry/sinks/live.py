@@ -68,6 +68,8 @@ class LiveSink:
             case RoundCompleted():
                 self._round, self._done = event, event.round
                 self._epochs.clear()
+                if event.round == event.rounds:
+                    self._lines.handle(event)
             case EpisodeCompleted():
                 return
             case _:
@@ -75,9 +77,9 @@ class LiveSink:
         self._draw(last=isinstance(event, RoundCompleted | RunCompleted))
 
     def close(self) -> None:
-        """The picture goes; its last state is printed as one line."""
+        """The picture goes; the last round, where it was not the run's, is printed as a line."""
         self._live.stop()
-        if self._round is not None:
+        if self._round is not None and self._round.round < self._round.rounds:
             self._lines.handle(self._round)
 
     def _begin(self, event: RunStarted | RunResumed) -> None:
