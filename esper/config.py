@@ -211,7 +211,7 @@ class PPOConfig(Section):
     simulated themselves, and are met without practice."""
     practice_envs: Count = 64
     """Simulated hosts that are played together in practice."""
-    practice_worth: Finite = 3.0
+    practice_worth: NonNegative = 3.0
     """Practice: mean worth of a seed, pp ..."""
     practice_worth_std: NonNegative = 3.0
     """... and its standard deviation over hosts, slots and blueprints."""
