@@ -58,8 +58,15 @@ class ArmComparison:
         return "better" if winner == pair.name_a else "worse"
 
 
+def _ignore(_event: ArmPlayed) -> None:
+    pass
+
+
 def compare_controllers(
-    config: TrainingConfig, controllers: Sequence[str], pairs: int, progress: Callable[[ArmPlayed], None]
+    config: TrainingConfig,
+    controllers: Sequence[str],
+    pairs: int = 10,
+    progress: Callable[[ArmPlayed], None] = _ignore,
 ) -> list[Arm]:
     """Play controllers, by their names, on ``pairs`` hosts that start from the same weights and see the same batches.
 
