@@ -16,6 +16,7 @@ from esper.experiment.environment import check_device
 from esper.experiment.play import Played, Player, play_round
 from esper.experiment.players import make_player
 from esper.experiment.statistics import MIN_PAIRS, PairedComparison, compare_pairs, holm_adjusted
+from esper.experiment.threads import one_thread
 from esper.telemetry.event import ArmPlayed
 
 Floats = NDArray[np.float64]
@@ -88,6 +89,7 @@ def compare_controllers(
     return play_arms(maker, {name: player(name) for name in controllers}, pairs, seed, progress)
 
 
+@one_thread()
 def play_arms(
     maker: EnvMaker,
     players: Mapping[str, MakePlayer],

@@ -22,6 +22,7 @@ from esper.experiment.folder import RunFolder
 from esper.experiment.interrupt import interrupts_wait
 from esper.experiment.rounds import LearningRounds, PairedRounds, Round, Rounds
 from esper.experiment.statistics import PairedComparison
+from esper.experiment.threads import one_thread
 from esper.telemetry.event import (
     BaselineMeasured,
     Comparison,
@@ -116,6 +117,7 @@ class Experiment:
         self._unwritten: bytes | None = None
         """The checkpoint of the last whole round, while it is not on disk."""
 
+    @one_thread()
     def run(self) -> RunSummary:
         """Play all rounds and compare; Ctrl-C ends after the last whole round, and everything until then is kept.
 

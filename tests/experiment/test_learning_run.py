@@ -236,6 +236,20 @@ def test_finding_h1_a_rollback_is_counted_and_disturbs_no_other_host(
     assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
 
 
+def test_what_is_learned_does_not_depend_on_the_threads_of_the_process(tmp_path: Path) -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            folder = tmp_path / str(threads)
+            Experiment(learning("planted", n_envs=16, ppo={"width": 128}), folder).run()
+            assert torch.get_num_threads() == threads
+            found.append(checkpoint.read(folder)["policy"]["network"])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_a_run_that_learns_is_longer_by_default(tmp_path: Path) -> None:
     def rounds(controller: str) -> int:
         config = tiny(controller, rounds=None)
