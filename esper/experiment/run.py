@@ -91,6 +91,7 @@ class Experiment:
         experiment._set_up(config, folder, callbacks, state)
         return experiment
 
+    @one_thread()  # even the agent's first weights depend on it
     def _set_up(
         self, config: TrainingConfig, folder: Path, callbacks: Sequence[Sink], state: checkpoint.State | None
     ) -> None:
