@@ -5,7 +5,7 @@ A subclass keeps the state, applies actions and moves time; what a controller se
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Grown:
     rollbacks: Floats
 
 
-class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
+class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     """Envs with slots behind the Gymnasium vector API.
 
     What happens when an env's episode ends is set by the autoreset mode, which ``metadata["autoreset_mode"]`` tells:
@@ -106,13 +106,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]]):
         """Get ready what the first reset needs; it does this itself where it was not done before."""
 
     @property
+    @abstractmethod
     def host_parameters(self) -> int:
         """Of the host alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def test_accuracy(self) -> Floats:
         """Accuracy of each committed network (fossils only) on what no reward, gate or governor saw, pp [E]."""
-        raise NotImplementedError
 
     def grown(self) -> Grown:
         """What each env has grown so far."""
