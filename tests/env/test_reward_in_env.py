@@ -7,12 +7,13 @@ from esper.config import Durations, TrainingConfig
 from esper.control.controller import NoGrowth
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
+from esper.data.tasks import load_task
 from esper.env.fleet import Bools, Floats
 from esper.env.vector_env import GrowthVectorEnv
 from esper.rewards.modes import MODES, POTENTIALS, Reward
 from esper.rewards.terms import Transition
 from esper.seeds.stage import SeedStage
-from tests.core_helpers import DAMAGE, digits, rig
+from tests.core_helpers import DAMAGE, rig
 
 S = SeedStage
 
@@ -143,7 +144,7 @@ HOSTS = 16
 def test_trap_25_on_digits_growing_pays_under_every_mode() -> None:
     """The shipped schedule against the same hosts left alone: its episodes are measured once and paid by every mode."""
     config = TrainingConfig.parse({"task": {"name": "digits"}, "env": {"n_envs": HOSTS}})
-    env = GrowthVectorEnv(digits(), config)
+    env = GrowthVectorEnv(load_task("digits"), config)
     env.prepare()
     returns = {}
     for player in (
