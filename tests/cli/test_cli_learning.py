@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from esper.experiment import checkpoint
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch
+from tests.cli.child import start
 from tests.experiment.run_helpers import same_run
 
 Esper = Callable[..., Any]
@@ -27,22 +26,6 @@ DIGITS = (
     *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=2"),
     *("--set", "ppo.practice_steps=256"),
 )
-# The child resets SIGINT: it is ignored in the children of some shells and CI runners.
-CHILD = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.argv[0] = 'esper'; from esper.cli.main import main; main()"
-)
-
-
-def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
 
 
 def until(child: subprocess.Popen[str], beginning: str) -> None:

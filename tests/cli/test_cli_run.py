@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sinks.jsonl import read_events
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
+from tests.cli.child import start
 
 TINY = (
     "--controller",
@@ -31,22 +31,6 @@ TINY = (
     "--set",
     "env.baseline_episodes=1",
 )
-# The child resets SIGINT: it is ignored in the children of some shells and CI runners.
-CHILD = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.argv[0] = 'esper'; from esper.cli.main import main; main()"
-)
-
-
-def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
 
 
 def test_help_does_not_import_torch() -> None:
