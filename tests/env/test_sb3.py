@@ -115,6 +115,13 @@ class CutShort(SlotVectorEnv):
         cut = np.array([True, False])
         return np.full_like(observation, 7), np.array([0.5, 0.25]), ~cut & False, cut, info
 
+    def test_accuracy(self) -> Any:
+        return self.inner.test_accuracy()
+
+    @property
+    def host_parameters(self) -> Any:
+        return self.inner.host_parameters
+
 
 def test_an_episode_that_was_cut_short_says_so() -> None:
     venv = SB3VecEnv(CutShort())
