@@ -207,8 +207,7 @@ def _fill_first_weight(value: float) -> Callable[[ParallelEnvState], None]:
 
 
 def _break_running_mean(training: ParallelEnvState) -> None:
-    mean = training.batch_norms[0].running_mean
-    assert mean is not None
+    mean = next(buffer for name, buffer in training.host.named_buffers() if name.endswith("running_mean"))
     mean[0] = float("nan")
 
 

@@ -1,12 +1,13 @@
 """Counterfactual configurations of one host and what their paired results say about each seed.
 
-All statistics are paired: configurations are evaluated on the same images, and differences are taken per image.
+All statistics are paired: configurations are evaluated on the same samples, and differences are taken per sample.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,22 @@ COMMITTED = "committed"
 
 @dataclass(frozen=True)
 class Paired:
-    """A difference of two accuracies on the same images, with its paired standard error; both pp."""
+    """A difference of two accuracies on the same samples, with its paired standard error; both pp."""
 
     difference: float
     error: float
+
+
+def paired(d: NDArray[np.float64], counts: NDArray[np.float64]) -> Paired:
+    """Difference of accuracies from per-sample differences d [n] of targets met, of counts c [n] each.
+
+    The ratio r = Σd / Σc has standard error √(n/(n−1) · Σ(d − r·c)²) / Σc (Cochran, Sampling Techniques, 6.4); where
+    every sample counts once, that is std(d)/√n.
+    """
+    n, total = len(d), counts.sum()
+    r = d.sum() / total
+    spread = ((d - r * counts) ** 2).sum() * n / (n - 1)
+    return Paired(100 * float(r), 100 * float(np.sqrt(spread) / total))
 
 
 class CounterfactualHelper:
@@ -39,6 +52,7 @@ class CounterfactualHelper:
         self.configurations: list[Configuration] = []
         self.blended: list[str] = []
         self.correct: NDArray[np.float64] = np.zeros((0, 0))
+        self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
 
     def plan(self, slots: list[SeedSlot], costly: bool) -> list[Configuration]:
@@ -76,22 +90,22 @@ class CounterfactualHelper:
             self.configurations.append(configuration)
         self.row_of[name] = self.configurations.index(configuration)
 
-    def record(self, correct: NDArray[np.uint8], loss: NDArray[np.float64]) -> None:
-        """Results of the plan: correct [K, n] per image, mean loss [K]."""
+    def record(self, correct: NDArray[Any], loss: NDArray[np.float64], counts: NDArray[np.float64]) -> None:
+        """Results of the plan: targets met [K, n] of those that count [n] in each sample, mean loss [K]."""
         self.correct = correct.astype(np.float64)
+        self.counts = counts
         self.loss = loss
 
     def accuracy(self, name: str) -> float:
         """Accuracy of a configuration, pp."""
-        return 100.0 * float(self.correct[self.row_of[name]].mean())
+        return 100.0 * float(self.correct[self.row_of[name]].sum() / self.counts.sum())
 
     def loss_of(self, name: str) -> float:
         return float(self.loss[self.row_of[name]])
 
     def difference(self, with_it: str, without_it: str) -> Paired:
-        """Paired difference of two configurations; the error is std(d)/√n of the per-image differences d."""
-        d = 100.0 * (self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]])
-        return Paired(float(d.mean()), float(d.std(ddof=1) / np.sqrt(len(d))))
+        """Paired difference of two configurations."""
+        return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
         """What the blended seed adds to everything else, or None when it is not blended."""

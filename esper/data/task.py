@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig
 from esper.hosts.host import Host
 
+PAD = -100
+"""Target of what does not count, such as the tokens behind the end of a text."""
+
 
 @dataclass(frozen=True)
 class Split:
-    """Inputs float32 [N, ...] and targets int64 [N], resident in memory."""
+    """Samples resident in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens."""
 
     x: Tensor
     y: Tensor
@@ -25,32 +31,88 @@ class Split:
     def to(self, device: torch.device) -> Split:
         return Split(self.x.to(device), self.y.to(device))
 
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """Targets of each sample that count, [N]: 1 for a class, the tokens that are no padding for a text."""
+        if self.y.dim() == 1:
+            return np.ones(len(self.y))
+        return np.asarray((self.y != PAD).sum(dim=1).double().cpu())
+
+    def check(self, name: str, classes: int) -> None:
+        """Raises ConfigError for what cannot be trained on."""
+        if len(self.x) != len(self.y) or not len(self.y):
+            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; it wants as many, and some")
+        if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
+            raise ConfigError(
+                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; it wants int64, [N] or [N, T]"
+            )
+        known = self.y if self.y.dim() == 1 else self.y[self.y != PAD]
+        if not len(known) or int(known.min()) < 0 or int(known.max()) >= classes:
+            raise ConfigError(f"{name}: targets must lie between 0 and {classes - 1}; padding of tokens is {PAD}")
+        if not self.counts.all():
+            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} is nothing but padding")
+
 
 @dataclass(frozen=True)
 class Task:
-    """What hosts are trained on. Rewards, gates and the governor see validation only; test is read by reports only."""
+    """What hosts are trained on. Rewards, gates and the governor see validation only; test is read by reports only.
+
+    Raises ConfigError for splits that cannot be trained on.
+    """
 
     name: str
-    description: str
     classes: int
+    """Size of the last dimension of the logits: classes of an image, the vocabulary of a text."""
     build_host: Callable[[], Host]
+    """Makes a fresh host; where it draws initial weights from torch's generator, every episode has its own."""
     train: Split
     validation: Split
     test: Split
-    learning_rate: float
-    batch_size: int
-    samples_per_epoch: int
-    n_envs: int
-    episode_length: int
-    rounds: int
+    description: str = ""
+    learning_rate: float = 0.05
+    batch_size: int = 64
+    samples_per_epoch: int | None = None
+    """Samples each env draws in one epoch; None: all of the training split."""
+    n_envs: int = 8
+    episode_length: int = 30
+    rounds: int = 4
     """Rounds of a run whose controller does not learn."""
-    learning_rounds: int
+    learning_rounds: int = 25
     """Rounds of a run whose controller learns."""
+    evaluation_batch: int = 2500
+    """Samples that are evaluated at once, as memory allows."""
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            getattr(self, name).check(f"{self.name}, {name} split", self.classes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data lies, and hosts train."""
+        return self.validation.x.device
 
     def to(self, device: torch.device) -> Task:
         """The same task with its splits on ``device``."""
         splits = {name: getattr(self, name).to(device) for name in ("train", "validation", "test")}
         return replace(self, **splits)
+
+    def check_host(self, host: Host) -> None:
+        """Try ``host`` on two samples. Raises ConfigError when it is no host, or its logits do not fit."""
+        if not isinstance(host, Host):
+            raise ConfigError(
+                f"{self.name}: build_host makes a {type(host).__name__}; it has to be a host: esper.graft"
+            )
+        x, y = self.validation.x[:2], self.validation.y[:2]
+        host.probe(x)
+        training = host.training
+        with torch.no_grad():
+            logits = host.eval()(x)
+        host.train(training)
+        if logits.shape != (*y.shape, self.classes):
+            raise ConfigError(
+                f"{self.name}: the host makes logits of shape {tuple(logits.shape)} of {len(y)} samples; it wants "
+                f"{(*y.shape, self.classes)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,7 +127,7 @@ class TaskEntry:
 def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
     """The config with the task's numbers in place of None. Raises ConfigError for a batch that the data cannot fill."""
     chosen = config.task
-    samples = chosen.samples_per_epoch or task.samples_per_epoch
+    samples = chosen.samples_per_epoch or task.samples_per_epoch or len(task.train)
     batch = chosen.batch_size or task.batch_size
     if samples > len(task.train):
         raise ConfigError(

@@ -52,7 +52,7 @@ def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes, run_seed:
     """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch."""
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None
-    rows = make_accumulators(count, task.train.x.device)
+    rows = make_accumulators(count, task.device)
     envs = [ParallelEnvState(FIRST_INDEX + i, task, config, rows[i]) for i in range(count)]
     curves = {env.index: np.zeros((2, horizon + 1)) for env in envs}
 
@@ -61,7 +61,7 @@ def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes, run_seed:
             if epoch:
                 train_epoch(env)
             result = evaluate(env, task.validation, [(0.0,) * len(env.slots)])
-            curves[env.index][:, epoch] = 100 * float(result.correct.double().mean()), float(result.loss)
+            curves[env.index][:, epoch] = float(result.accuracy[0]), float(result.loss[0])
 
     for env in envs:
         env.reset(run_seed, episode=0)

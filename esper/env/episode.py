@@ -116,10 +116,11 @@ class Episode:
         )
 
     def read(self, packed: Tensor, correct: Tensor) -> None:
-        """Take in what was transferred: ``packed`` float64 and ``correct`` uint8 [K, n], both on the CPU."""
+        """Take in what was transferred: ``packed`` float64 and ``correct`` [K, n], both on the CPU."""
         head, configurations = 5 + len(self.slots), len(self.counterfactual.configurations)
         loss_sum, right, count, bad_losses, bad_values = packed[:5].tolist()
-        self.counterfactual.record(correct.numpy(), packed[head : head + configurations].numpy())
+        losses = packed[head : head + configurations].numpy()
+        self.counterfactual.record(correct.numpy(), losses, self.training.task.validation.counts)
         self.not_finite = bad_losses + bad_values
         self.finite = [bool(value) for value in packed[5:head].tolist()]
         self.measurement = Measurement(

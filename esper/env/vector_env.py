@@ -60,7 +60,7 @@ class GrowthVectorEnv(SlotVectorEnv):
     ) -> None:
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
-        rows = make_accumulators(n_envs, task.train.x.device)
+        rows = make_accumulators(n_envs, task.device)
         self.training = [ParallelEnvState(i, task, config, rows[i]) for i in range(n_envs)]
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
@@ -165,7 +165,7 @@ class GrowthVectorEnv(SlotVectorEnv):
 
         def measure(training: ParallelEnvState) -> None:
             result = evaluate(training, self.task.test, [committed_configuration(training)])
-            accuracy[training.index] = 100 * float(result.correct.double().mean())
+            accuracy[training.index] = float(result.accuracy[0])
 
         self.lanes.run(measure, self.training)
         return accuracy

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from esper.hosts.host import Host
+from esper.hosts.host import SegmentedHost
 from esper.seeds.slot import SlotSite
 
 
-class CNNHost(Host):
+class CNNHost(SegmentedHost):
     """``blocks`` convolution blocks with a slot before the pool of each (row 0) and, with ``rows=2``, after it (row 1).
 
     Args:

@@ -11,7 +11,7 @@ from esper.hosts.host import Host
 
 
 class GrownHost(nn.Module):
-    """out = s_S(...(h_i + alpha_i · d_i(h_i))...) over the host's segments; inputs [B, ...] to logits [B, classes].
+    """At every grown site i the host goes on with h_i + alpha_i · d_i(h_i); inputs [B, ...] to logits.
 
     Args:
         host: the host.
@@ -26,8 +26,8 @@ class GrownHost(nn.Module):
         self.alphas = dict(alphas)
 
     def forward(self, x: Tensor) -> Tensor:
-        for segment, site in zip(self.host.segments, self.host.sites, strict=False):
-            x = segment(x)
-            if site.name in self.seeds:
-                x = torch.add(x, self.seeds[site.name](x), alpha=self.alphas[site.name])
-        return self.host.segments[-1](x)  # type: ignore[no-any-return]
+        return self.host.walk(x, self._grown)
+
+    def _grown(self, site: int, h: Tensor) -> Tensor:
+        name = self.host.sites[site].name
+        return torch.add(h, self.seeds[name](h), alpha=self.alphas[name]) if name in self.seeds else h

@@ -1,20 +1,65 @@
-"""What a host is to the rest of Esper: segments of layers with a slot between any two of them."""
+"""What a host is to the rest of Esper: a network with sites, between which features flow in a fixed order."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor, nn
 
 from esper.seeds.slot import SlotSite
 
+At = Callable[[int, Tensor], Tensor]
+"""Called at each site with its number in execution order and the features that arrive; returns those that go on."""
 
-class Host(nn.Module):
-    """Segments s_0 ... s_S and sites 0 ... S−1; site i sits between s_i and s_{i+1}, in execution order.
 
-    The host alone is s_S(...s_1(s_0(x))). A walk over the segments is all that training, incubation and counterfactual
-    evaluation need, so a new kind of host has to supply its segments only.
+class Host(nn.Module, ABC):
+    """A network whose features can be changed at its sites, 0 ... S−1 in execution order."""
+
+    sites: tuple[SlotSite, ...]
+    topology: str
+    """Blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` ([B, T, D]), ``mlp`` ([B, D])."""
+    overwrites = False
+    """Whether layers may change in place the features that a site has passed on, so that who keeps them copies them."""
+
+    @abstractmethod
+    def walk(self, x: Tensor, at: At) -> Tensor:
+        """Inputs x [B, ...] to logits, [B, classes] or [B, T, classes], with ``at`` called at every site."""
+
+    @abstractmethod
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
+        """The rest of the network from ``site`` on, as if features ``h`` had left it; ``x`` are the inputs they came
+        from. ``at`` is called at the later sites; no gradient flows to what comes before."""
+
+    def probe(self, x: Tensor) -> None:
+        """Learn from a forward pass of inputs ``x`` what is not known yet: order and width of the sites.
+
+        Raises ConfigError for sites that cannot hold a slot.
+        """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The host left alone: inputs [B, ...] to logits."""
+        return self.walk(x, _pass_on)
+
+    def kept(self, h: Tensor) -> Tensor:
+        """Features that stay as they are while the network goes on."""
+        return h.clone() if self.overwrites else h
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names in row-major order (r0c0, r0c1, ..., r1c0, ...): the order of actions and observations."""
+        return row_major(site.name for site in self.sites)
+
+
+class SegmentedHost(Host):
+    """Segments s_0 ... s_S with site i between s_i and s_{i+1}: alone it is s_S(...s_1(s_0(x))).
+
+    Nothing before a site runs again when the network is resumed there.
     """
 
     def __init__(self, segments: Sequence[nn.Module], sites: Sequence[SlotSite], topology: str) -> None:
@@ -25,20 +70,25 @@ class Host(nn.Module):
         self.sites = tuple(sites)
         self.topology = topology
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The host left alone: inputs [B, ...] to logits [B, classes]."""
-        for segment in self.segments:
-            x = segment(x)
-        return x
+    def walk(self, x: Tensor, at: At) -> Tensor:
+        return self._from(0, x, at)
 
-    @property
-    def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.parameters())
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
+        return self._from(site + 1, h, at)
 
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """Names in row-major order (r0c0, r0c1, ..., r1c0, ...): the order of actions and observations."""
-        return tuple(sorted((site.name for site in self.sites), key=_row_and_column))
+    def _from(self, start: int, h: Tensor, at: At) -> Tensor:
+        for site in range(start, len(self.sites)):
+            h = at(site, self.segments[site](h))
+        return self.segments[-1](h)  # type: ignore[no-any-return]
+
+
+def _pass_on(_site: int, h: Tensor) -> Tensor:
+    return h
+
+
+def row_major(names: Iterable[str]) -> tuple[str, ...]:
+    """Slot names by row, then column. Raises ValueError for a name that is not of the form ``r1c10``."""
+    return tuple(sorted(names, key=_row_and_column))
 
 
 def _row_and_column(name: str) -> tuple[int, int]:

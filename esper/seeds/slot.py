@@ -93,17 +93,26 @@ class SeedSlot:
     def evidence(self, anomaly_pending: bool) -> GateEvidence:
         return GateEvidence(self.stage, self.epochs_in_stage, self.alpha, self.measured, anomaly_pending)
 
-    def germinate(self, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float, probe: Tensor) -> None:
-        """Build the seed, try it on ``probe`` (features at this slot, [B, C, H, W]), and only then move in.
+    def germinate(
+        self,
+        blueprint: Blueprint,
+        style: BlendStyle,
+        tempo: int,
+        target: float,
+        probe: Tensor,
+        prepare: Callable[[Seed], None] = lambda _seed: None,
+    ) -> None:
+        """Build the seed, try it on ``probe`` (features at this slot, [B, ...]), ``prepare`` it, and only then move in.
 
-        Raises GerminationFailed and leaves the slot untouched when the blueprint cannot be built, changes the shape or
-        gives non-finite values.
+        Raises GerminationFailed and leaves the slot untouched when the blueprint cannot be built or prepared, changes
+        the shape or gives non-finite values.
         """
         check_transition(self.stage, SeedStage.GERMINATED)
         try:
             seed = Seed(blueprint.build(self.site.channels), style.operator, self.site.channels).to(probe.device)
             with torch.inference_mode():
                 delta = seed.eval()(probe)
+            prepare(seed)
         except Exception as error:  # a user's factory may raise anything, and must not end the run
             raise GerminationFailed(f"{blueprint.name} in {self.name}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):

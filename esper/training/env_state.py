@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.config import Durations, TrainingConfig
 from esper.data.task import Task
-from esper.seeds.blend import BlendStyle
+from esper.seeds.blend import BlendStyle, Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.slot import SeedSlot, StageChange
 from esper.seeds.stage import SeedStage
 from esper.training.gradient_stats import SeedGradientCollector
-from esper.training.randomness import Purpose, derive_seed, own_dropout, seeded
-from esper.training.shadow import ShadowStatistics
+from esper.training.randomness import Draws, Purpose, derive_seed, draws_globally, own_dropout, seeded
+from esper.training.shadow import ShadowBuffers
 
 HOST = "host"
 
@@ -44,25 +45,32 @@ class ParallelEnvState:
         self.config = config
         self.horizon = _number(config.env.episode_length)
         self.durations = Durations.of(config, self.horizon)
-        self.device = task.train.x.device
+        self.device = task.device
         self.row = row
         """This env's row of the accumulator block, float64: loss sum, correct, count, non-finite losses."""
         self.changes: list[StageChange] = []
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
+        self.dropout = torch.Generator(self.device)
+        self.draws = Draws(self.dropout)
+        own_dropout(self.host, self.draws)
+        self.sample = task.validation.x[:2]
+        """Inputs that networks are tried on."""
+        self.host.probe(self.sample)
+        self.host_draws_globally = draws_globally(self.host, self.sample)
+        self.global_seeds: set[str] = set()
+        """Slots whose seeds draw from the process's generators."""
         self.slots = [SeedSlot(site, self.durations.embargo, self.changes.append) for site in self.host.sites]
         """In execution order."""
         self.slot_by_name = {slot.name: slot for slot in self.slots}
-        self.batch_norms = [m for m in self.host.modules() if isinstance(m, _BatchNorm)]
         self.host_group = ParameterGroup(
             HOST, list(self.host.parameters()), self._optimizer(self.host, config.task.weight_decay), None
         )
         self.seed_groups: dict[str, ParameterGroup] = {}
-        self.shadows: dict[str, ShadowStatistics] = {}
+        self.shadows: dict[str, ShadowBuffers] = {}
+        self.shadow_dropout: dict[str, torch.Generator] = {}
         self.collector = SeedGradientCollector()
         self.order = torch.Generator()
-        self.dropout = torch.Generator(self.device)
-        own_dropout(self.host, self.dropout)
         self.episode = -1
         self.epoch = 0
         self.batch = 0
@@ -75,40 +83,78 @@ class ParallelEnvState:
         with seeded(self._seed(Purpose.HOST)):
             fresh = self.task.build_host()
         self.host.load_state_dict(fresh.state_dict())
+        for own, first in zip(self.host.buffers(), fresh.buffers(), strict=True):
+            own.copy_(first)  # those that no state_dict holds, too
         self.host_group.optimizer.state.clear()
         self.order.manual_seed(self._seed(Purpose.DATA))
         self.dropout.manual_seed(self._seed(Purpose.DROPOUT))
         self.row.zero_()
         self.seed_groups.clear()
         self.shadows.clear()
+        self.shadow_dropout.clear()
+        self.global_seeds.clear()
         for slot in self.slots:
             slot.clear()
         self.changes.clear()
         self.collector = SeedGradientCollector()
 
     def germinate(self, slot: SeedSlot, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float) -> None:
-        """Plant a seed, probed on two training images. Raises GerminationFailed, with nothing changed."""
-        probe = self._features_at(slot, self.task.train.x[:2])
+        """Plant a seed, probed on two samples. Raises GerminationFailed, with nothing changed."""
+        probe = self._features_at(slot, self.sample)
+
+        def prepare(seed: Seed) -> None:
+            own_dropout(seed, self.draws)
+            if draws_globally(seed, probe):
+                self.global_seeds.add(slot.name)
+
         with seeded(self._seed(Purpose.SEED, self.germinations)):
-            slot.germinate(blueprint, style, tempo, target, probe)
+            slot.germinate(blueprint, style, tempo, target, probe, prepare)
         self.germinations += 1
         assert slot.seed is not None
         generator = torch.Generator(self.device).manual_seed(self._seed(Purpose.DROPOUT, self.germinations))
-        own_dropout(slot.seed, generator)
+        self.shadow_dropout[slot.name] = generator
         parameters = list(slot.seed.parameters())
         self.seed_groups[slot.name] = ParameterGroup(slot.name, parameters, self._optimizer(slot.seed, 0.0), slot)
 
-    def shadow_of(self, slot: SeedSlot) -> ShadowStatistics:
-        """The statistics that ``slot``'s incubating seed keeps; they start as the host's are at the first call."""
+    def shadow_of(self, slot: SeedSlot) -> ShadowBuffers:
+        """The buffers that ``slot``'s incubating seed keeps; they start as the host's are at the first call."""
         if slot.name not in self.shadows:
-            self.shadows[slot.name] = ShadowStatistics(self.batch_norms)
+            self.shadows[slot.name] = ShadowBuffers(self.host)
         return self.shadows[slot.name]
+
+    @contextmanager
+    def apart(self, slot: SeedSlot) -> Iterator[None]:
+        """A training pass for ``slot``'s incubating seed, with buffers and random numbers that are not the host's."""
+        with ExitStack() as kept:
+            kept.enter_context(self.shadow_of(slot).in_place())
+            kept.enter_context(self.draws.using(self.shadow_dropout[slot.name]))
+            if self.draws_globally:
+                site = self.slots.index(slot)
+                kept.enter_context(
+                    seeded(self._seed(Purpose.GLOBAL, self.epoch, self.batch, 1 + site), device=self.device)
+                )
+            yield
+
+    @contextmanager
+    def own_randomness(self) -> Iterator[None]:
+        """One epoch of training; networks that draw from the process's generators take turns with others that do."""
+        if not self.draws_globally:
+            yield
+            return
+        with seeded(self._seed(Purpose.GLOBAL, self.epoch), device=self.device):
+            yield
+
+    @property
+    def draws_globally(self) -> bool:
+        """Whether a training pass takes random numbers that do not belong to this env alone."""
+        return self.host_draws_globally or bool(self.global_seeds)
 
     def forget_removed_seeds(self) -> None:
         """Drop the optimizers of removed seeds, so that the next seed in a slot starts with its own (trap 15), and the
         statistics of seeds that are no longer incubated."""
         for name in [name for name in self.seed_groups if self.slot_by_name[name].seed is None]:
             del self.seed_groups[name]
+            self.global_seeds.discard(name)
         for name in [name for name in self.shadows if not self.slot_by_name[name].incubating]:
             del self.shadows[name]
 
@@ -148,15 +194,19 @@ class ParallelEnvState:
 
     def _features_at(self, slot: SeedSlot, x: Tensor) -> Tensor:
         """The features that ``slot`` sees for inputs ``x``, in eval mode so that no buffer of the host changes."""
+        site, found = self.slots.index(slot), list[Tensor]()
+
+        def keep(reached: int, h: Tensor) -> Tensor:
+            if reached == site:
+                found.append(self.host.kept(h))
+            return h
+
         training = self.host.training
         self.host.eval()
         with torch.inference_mode():
-            for segment, site in zip(self.host.segments, self.host.sites, strict=False):
-                x = segment(x)
-                if site.name == slot.name:
-                    break
+            self.host.walk(x, keep)
         self.host.train(training)
-        return x
+        return found[0]
 
     def _optimizer(self, module: nn.Module, weight_decay: float) -> torch.optim.SGD:
         task = self.config.task

@@ -1,21 +1,24 @@
 """Validation of one host in several configurations at once.
 
 A configuration is an alpha for each site, 0 where the seed is absent. Configurations form a tree: all that agree up to
-a site share every segment before it, so nothing is computed twice.
+a site share everything before it, so nothing is computed twice.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from esper.data.task import Split
 from esper.training.env_state import ParallelEnvState
 from esper.training.host_step import delta_of
+from esper.training.loss import correct_of, count_of, mean_loss
 
 Configuration = tuple[float, ...]
 
@@ -25,9 +28,16 @@ class Evaluation:
     """Per-sample results of K configurations on n samples."""
 
     correct: Tensor
-    """uint8 [K, n]"""
+    """Targets met in each sample, [K, n]: uint8 for classes, int16 for tokens."""
     loss: Tensor
     """float64 [K], mean cross-entropy"""
+    counts: NDArray[np.float64]
+    """Targets that count in each sample, [n]."""
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """pp [K]"""
+        return np.asarray(100 * self.correct.sum(dim=1, dtype=torch.float64).cpu().numpy() / self.counts.sum())
 
 
 def evaluate(env: ParallelEnvState, split: Split, configurations: list[Configuration]) -> Evaluation:
@@ -35,39 +45,72 @@ def evaluate(env: ParallelEnvState, split: Split, configurations: list[Configura
 
     Alphas are arguments of this pass; no slot is changed.
     """
-    correct = torch.zeros(len(configurations), len(split), dtype=torch.uint8, device=env.device)
-    loss = torch.zeros(len(configurations), dtype=torch.float64, device=env.device)
+    parts: list[Tensor] = []
+    total = torch.zeros(len(configurations), dtype=torch.float64, device=env.device)
+    with _evaluating(env):
+        for start in range(0, len(split), env.task.evaluation_batch):
+            rows = slice(start, start + env.task.evaluation_batch)
+            x, y = split.x[rows], split.y[rows]
+            results = _walk_tree(env, x, configurations)
+            parts.append(torch.stack([correct_of(logits, y) for logits in results]))
+            total += torch.stack([mean_loss(logits, y) for logits in results]).double() * count_of(y)
+    return Evaluation(torch.cat(parts, dim=1), total / split.counts.sum(), split.counts)
 
-    def descend(site: int, h: Tensor, members: list[int], judge: bool) -> None:
-        h = env.host.segments[site](h)
-        if site == len(env.slots):
-            correct[members] = (h.argmax(dim=1) == split.y).to(torch.uint8)
-            loss[members] = F.cross_entropy(h, split.y).double()
-            return
-        branches: dict[float, list[int]] = {}
-        for member in members:
-            branches.setdefault(configurations[member][site], []).append(member)
-        slot = env.slots[site]
-        delta = delta_of(slot, h, judge) if any(branches) else None  # any alpha but 0
-        for alpha, branch in branches.items():
-            if delta is None or not alpha:
-                descend(site + 1, h, branch, judge)
-                continue
-            with env.shadow_of(slot).in_place() if slot.incubating else nullcontext():  # a trial
-                descend(site + 1, torch.add(h, delta, alpha=alpha), branch, judge and not slot.incubating)
 
-    training = env.host.training
-    env.host.eval()
-    for slot in env.slots:
-        if slot.seed is not None:
-            slot.seed.eval()
-    with torch.inference_mode():
-        descend(0, split.x, list(range(len(configurations))), judge=True)
-    env.host.train(training)
-    for slot in env.slots:
-        if slot.seed is not None:
-            slot.seed.train()
-    return Evaluation(correct, loss)
+def _walk_tree(env: ParallelEnvState, x: Tensor, configurations: list[Configuration]) -> list[Tensor]:
+    """Logits of every configuration, in their order."""
+    results: dict[int, Tensor] = {}
+
+    def follow(members: list[int], site: int, h: Tensor, judge: bool) -> None:
+        """All ``members`` leave ``site`` with features ``h`` (-1: the inputs). Follow the first to its end; those that
+        part from it on the way are followed from where they do."""
+        branches: list[tuple[list[int], int, Tensor, bool]] = []
+        with ExitStack() as trial:
+
+            def at(reached: int, arriving: Tensor) -> Tensor:
+                nonlocal members, judge
+                slot = env.slots[reached]
+                by_alpha: dict[float, list[int]] = {}
+                for member in members:
+                    by_alpha.setdefault(configurations[member][reached], []).append(member)
+                delta = delta_of(slot, arriving, judge) if any(by_alpha) else None  # any alpha but 0
+                first, *others = by_alpha.items()
+                for alpha, branch in others:
+                    out = arriving if delta is None or not alpha else torch.add(arriving, delta, alpha=alpha)
+                    branches.append((branch, reached, env.host.kept(out), judge))
+                alpha, members = first
+                if delta is None or not alpha:
+                    return arriving
+                if slot.incubating:  # from here on the trial's own buffers; what it does to later seeds is its fault
+                    trial.enter_context(env.shadow_of(slot).in_place())
+                    judge = False
+                return torch.add(arriving, delta, alpha=alpha)
+
+            if site >= 0 and env.slots[site].incubating and configurations[members[0]][site]:
+                trial.enter_context(env.shadow_of(env.slots[site]).in_place())
+                judge = False
+            logits = env.host.walk(x, at) if site < 0 else env.host.resume(x, site, h, at)
+        results.update(dict.fromkeys(members, logits))
+        for branch in branches:
+            follow(*branch)
+
+    follow(list(range(len(configurations))), -1, x, True)
+    return [results[member] for member in range(len(configurations))]
+
+
+@contextmanager
+def _evaluating(env: ParallelEnvState) -> Iterator[None]:
+    """Host and seeds in eval mode, without gradients; then as they were."""
+    modules = [env.host, *(slot.seed for slot in env.slots if slot.seed is not None)]
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.train(training)
 
 
 def committed_configuration(env: ParallelEnvState) -> Configuration:

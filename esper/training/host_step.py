@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from esper.hosts.host import At
 from esper.ops import GradStats, grad_stats
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.env_state import ParallelEnvState, ParameterGroup
+from esper.training.loss import correct_of, count_of, mean_loss
 
 EXPLODING = 10.0
 """A gradient tensor explodes above this multiple of the clip norm."""
@@ -31,22 +32,23 @@ def train_epoch(env: ParallelEnvState) -> None:
     groups = env.learning_groups()
     env.collector.begin(tuple(group.name for group in groups))
     order = torch.randperm(len(split), generator=env.order)[: config.samples_per_epoch].to(env.device)
-    for env.batch in range(config.samples_per_epoch // config.batch_size):
-        rows = order[env.batch * config.batch_size : (env.batch + 1) * config.batch_size]
-        train_step(env, groups, split.x[rows], split.y[rows])
+    with env.own_randomness():
+        for env.batch in range(config.samples_per_epoch // config.batch_size):
+            rows = order[env.batch * config.batch_size : (env.batch + 1) * config.batch_size]
+            train_step(env, groups, split.x[rows], split.y[rows])
     env.epoch += 1
 
 
 def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
-    """Forward, loss, backward, shadow losses, statistics, clipped step: inputs x [B, ...], targets y [B]."""
+    """Forward, loss, backward, shadow losses, statistics, clipped step: inputs x [B, ...], targets y [B] or [B, T]."""
     for group in groups:
         group.optimizer.zero_grad(set_to_none=True)
     features: dict[int, Tensor] = {}
-    logits = walk(env, x, features=features)
-    loss = F.cross_entropy(logits, y)
+    logits = env.host.walk(x, blending(env, features))
+    loss = mean_loss(logits, y)
     loss.backward()  # type: ignore[no-untyped-call]
     for site, h in features.items():
-        shadow_gradients(env, site, h, y)
+        shadow_gradients(env, site, x, h, y)
     stats = grad_stats(
         ([p.grad for p in group.parameters] for group in groups),
         max_norm=env.config.task.max_grad_norm,
@@ -57,22 +59,22 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
     accumulate(env.row, loss.detach(), logits.detach(), y)
 
 
-def walk(
-    env: ParallelEnvState, h: Tensor, start: int = 0, features: dict[int, Tensor] | None = None, judge: bool = True
-) -> Tensor:
-    """The rest of the host from segment ``start`` on, with the blended seeds: features h to logits [B, classes].
+def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, judge: bool = True) -> At:
+    """What happens at a site in training: out = h + alpha · d(h) for a blended seed.
 
-    Blending is out = h + alpha · d(h): the identity path stays open, so no stage cuts the gradient of the host. The
-    features at each slot with an incubating seed go, detached, into ``features`` by site number where it is given.
+    The identity path stays open, so no stage cuts the gradient of the host. The features at each slot with an
+    incubating seed go, detached, into ``features`` by site number where it is given.
     """
-    segments = env.host.segments
-    for site, slot in enumerate(env.slots[start:], start):
-        h = segments[site](h)
+
+    def at(site: int, h: Tensor) -> Tensor:
+        slot = env.slots[site]
         if slot.incubating and features is not None:
-            features[site] = h.detach()
+            features[site] = env.host.kept(h.detach())
         elif slot.blended:
-            h = torch.add(h, delta_of(slot, h, judge), alpha=slot.alpha.alpha)
-    return segments[-1](h)  # type: ignore[no-any-return]
+            return torch.add(h, delta_of(slot, h, judge), alpha=slot.alpha.alpha)
+        return h
+
+    return at
 
 
 def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
@@ -101,14 +103,15 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
     return torch.where(finite, delta, 0.0)
 
 
-def shadow_gradients(env: ParallelEnvState, site: int, h: Tensor, y: Tensor) -> None:
-    """Gradients of the shadow loss for the one seed at ``site``; other incubating seeds are absent."""
+def shadow_gradients(env: ParallelEnvState, site: int, x: Tensor, h: Tensor, y: Tensor) -> None:
+    """Gradients of the shadow loss for the one seed at ``site``, which features h of the inputs x reach; other
+    incubating seeds are absent."""
     slot = env.slots[site]
     assert slot.seed is not None
     parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
-    with env.shadow_of(slot).in_place():
+    with env.apart(slot):
         grown = torch.add(h, delta_of(slot, h), alpha=slot.incubation_target)
-        loss = F.cross_entropy(walk(env, grown, start=site + 1, judge=False), y)
+        loss = mean_loss(env.host.resume(x, site, grown, blending(env, judge=False)), y)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
@@ -134,6 +137,5 @@ def step_groups(groups: list[ParameterGroup], stats: GradStats) -> None:
 
 def accumulate(row: Tensor, loss: Tensor, logits: Tensor, y: Tensor) -> None:
     """Add one batch to the env's row: loss sum, correct, count, non-finite losses."""
-    correct = (logits.argmax(dim=1) == y).sum()
-    count = len(y)
-    row.add_(torch.stack((loss.double() * count, correct.double(), torch.full_like(row[0], count), ~loss.isfinite())))
+    correct, count = correct_of(logits, y).sum(dtype=torch.float64), count_of(y).double()
+    row.add_(torch.stack((loss.double() * count, correct, count, ~loss.isfinite())))

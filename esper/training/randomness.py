@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.training.shadow import ShadowBuffers
+
 _GLOBAL_GENERATOR = threading.RLock()
 
 
@@ -23,6 +25,7 @@ class Purpose(IntEnum):
     POLICY = 4
     DROPOUT = 5
     NOISE = 6
+    GLOBAL = 7
 
 
 def derive_seed(run_seed: int, env: int, episode: int, purpose: Purpose, *counters: int) -> int:
@@ -32,36 +35,80 @@ def derive_seed(run_seed: int, env: int, episode: int, purpose: Purpose, *counte
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run with torch's global CPU generator at ``seed`` and put it back afterwards.
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Run with torch's global generators, the CPU's and that of ``device``, at ``seed`` and put them back afterwards.
 
-    Modules draw their initial values from the global generator; this makes the draw belong to its env. The process has
-    one such generator, so runs in several threads take turns. Never used inside a lane.
+    Modules draw their initial values from these; this makes the draw belong to its env. The process has one of each,
+    so runs in several threads take turns. Inside a lane it is used only for networks that cannot do without.
     """
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
 
 
-class OwnedDropout(nn.Module):
-    """Dropout of single elements that draws from a generator of its own instead of the process's."""
+class Draws:
+    """Where the dropout of one network draws from; a pass that must not disturb it draws from elsewhere."""
 
-    def __init__(self, p: float, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    @contextmanager
+    def using(self, generator: torch.Generator) -> Iterator[None]:
+        own, self.generator = self.generator, generator
+        try:
+            yield
+        finally:
+            self.generator = own
+
+
+class OwnedDropout(nn.Module):
+    """Dropout that draws from a generator of its own instead of the process's.
+
+    ``shared_dims`` are the last dimensions that are dropped together: 0 for single elements, 2 for whole channels of
+    images [B, C, H, W].
+    """
+
+    def __init__(self, p: float, draws: Draws, shared_dims: int = 0) -> None:
         super().__init__()
         self.p = p
-        self.generator = generator
+        self.draws = draws
+        self.shared_dims = shared_dims
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        shape = (*x.shape[: x.dim() - self.shared_dims], *(1,) * self.shared_dims)
+        kept = torch.empty(shape, dtype=x.dtype, device=x.device)
+        kept.bernoulli_(1 - self.p, generator=self.draws.generator)
         return x * kept / (1 - self.p) if self.p < 1 else x * kept
 
 
-def own_dropout(module: nn.Module, generator: torch.Generator) -> None:
-    """Replace every ``nn.Dropout`` below ``module``, so that lanes that run side by side do not share its numbers."""
+_DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def own_dropout(module: nn.Module, draws: Draws) -> None:
+    """Replace the dropout layers below ``module``, so that lanes that run side by side do not share their numbers."""
     for name, child in module.named_children():
-        if isinstance(child, nn.Dropout):
-            setattr(module, name, OwnedDropout(child.p, generator))
+        if type(child) in _DROPOUTS:
+            setattr(module, name, OwnedDropout(child.p, draws, _DROPOUTS[type(child)]))  # type: ignore[arg-type]
         else:
-            own_dropout(child, generator)
+            own_dropout(child, draws)
+
+
+def draws_globally(module: nn.Module, x: Tensor) -> bool:
+    """Whether a training pass of ``module`` takes random numbers from the process's generators, as ``F.dropout`` does.
+
+    Buffers are left as they were.
+    """
+
+    def state() -> Tensor:
+        return torch.cuda.get_rng_state(x.device) if x.device.type == "cuda" else torch.get_rng_state()
+
+    training = module.training
+    with seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
+        before = state()
+        module.train()(x)
+        moved = not torch.equal(before, state())
+    module.train(training)
+    return moved

@@ -1,44 +1,44 @@
-"""BatchNorm statistics of a host as an incubating seed would make them.
+"""Buffers of a host as an incubating seed would make them.
 
-In its shadow pass a seed meets layers that normalise by the batch, seed included. Their running statistics, gathered
-without the seed, would be wrong for its trial: a seed that merely shifts features would fail. So each incubating seed
-keeps running statistics of its own, updated by its shadow passes and used by its trials; the host's are never touched.
+In its shadow pass a seed meets layers with buffers that training updates: BatchNorm's running statistics, a user's own
+moving averages. Gathered without the seed, they would be wrong for its trial: a seed that merely shifts features would
+fail. So each incubating seed keeps buffers of its own, updated by its shadow passes and used by its trials; the host's
+are never touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.nn.modules.batchnorm import _BatchNorm
-
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+from torch import Tensor, nn
 
 
-class ShadowStatistics:
-    """Copies of the running statistics of ``layers``, which start as the host's are now."""
+class ShadowBuffers:
+    """Copies of all buffers below ``network``, which start as they are now."""
 
-    def __init__(self, layers: Sequence[_BatchNorm]) -> None:
-        self._layers = layers
-        self._copies = [{name: _clone(layer, name) for name in BUFFERS} for layer in layers]
+    def __init__(self, network: nn.Module) -> None:
+        found = ((module, _buffers(module)) for module in network.modules())
+        self._copies = [(module, {name: b.clone() for name, b in own.items()}) for module, own in found if own]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The layers use and, in train mode, update these copies instead of the host's statistics."""
-        hosts = [{name: getattr(layer, name) for name in BUFFERS} for layer in self._layers]
-        self._install(self._copies)
+        """The network uses and, in train mode, updates these copies instead of its own buffers."""
+        owned = [_buffers(module) for module, _ in self._copies]
+        for module, copies in self._copies:
+            _install(module, copies)
         try:
             yield
         finally:
-            self._install(hosts)
-
-    def _install(self, buffers: list[dict[str, object]]) -> None:
-        for layer, values in zip(self._layers, buffers, strict=True):
-            for name, value in values.items():
-                setattr(layer, name, value)
+            for (module, copies), own in zip(self._copies, owned, strict=True):
+                copies.update(_buffers(module))  # a layer may have put a new tensor in the place of its old one
+                _install(module, own)
 
 
-def _clone(layer: _BatchNorm, name: str) -> object:
-    """A copy of one buffer; None for a layer that keeps no statistics."""
-    buffer = getattr(layer, name)
-    return None if buffer is None else buffer.clone()
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_buffers(recurse=False))
+
+
+def _install(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    for name, buffer in buffers.items():
+        setattr(module, name, buffer)

@@ -76,7 +76,7 @@ def test_the_costly_ones_can_be_left_out() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 3), costly=False)
     assert set(named(helper, plan)) == {ALL_ON, ALL_OFF, COMMITTED, "a off", "b off", "c off"}
-    helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)))
+    helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4))
     assert helper.interaction("a") is None
 
 
@@ -86,7 +86,7 @@ def test_paired_statistics_against_numpy() -> None:
     draw = np.random.default_rng(0)
     correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
     loss = draw.random(len(plan))
-    helper.record(correct, loss)
+    helper.record(correct, loss, np.ones(correct.shape[1]))
     on, off = (correct[helper.row_of[name]].astype(float) for name in (ALL_ON, "a off"))
     paired = helper.contribution("a")
     assert paired is not None
@@ -105,7 +105,7 @@ def test_a_paired_error_by_hand() -> None:
     """Differences 100, 0, 0, -100 pp: mean 0, sum of squares 20000, over n - 1 = 3, root 81.65, over 2 is 40.82."""
     helper = CounterfactualHelper()
     helper.plan(slots((S.HOLDING, 1.0)), costly=False)
-    helper.record(np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2))
+    helper.record(np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2), np.ones(4))
     paired = helper.contribution("a")
     assert paired is not None
     assert paired.difference == 0.0
@@ -129,7 +129,7 @@ def test_interactions_by_hand(count: int) -> None:
     correct = np.zeros((len(plan), 100), dtype=np.uint8)
     for row, configuration in enumerate(plan):
         correct[row, : right[tuple("abc"[site] for site, alpha in enumerate(configuration) if alpha)]] = 1
-    helper.record(correct, np.zeros(len(plan)))
+    helper.record(correct, np.zeros(len(plan)), np.ones(correct.shape[1]))
     pair_ab = 70 - 50 - 45 + 40
     pair_ac = 49 - 50 - 41 + 40
     pair_bc = 46 - 45 - 41 + 40
@@ -145,7 +145,7 @@ def test_interactions_by_hand(count: int) -> None:
 def test_finding_m13_reset_forgets_the_matrix() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(slots((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
-    helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)))
+    helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4))
     helper.reset()
     assert (helper.row_of, helper.configurations, helper.blended) == ({}, [], [])
     assert helper.correct.size == helper.loss.size == 0

@@ -8,7 +8,7 @@ import torch
 from esper.data.digits import build_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost
-from esper.hosts.host import Host
+from esper.hosts.host import SegmentedHost
 from esper.seeds.blend import STYLES, Seed
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SlotSite
@@ -70,7 +70,7 @@ def test_impossible_rows_are_refused(rows: int, pool: bool) -> None:
 
 def test_a_host_wants_one_segment_more_than_sites() -> None:
     with pytest.raises(ValueError, match="2 segments"):
-        Host([torch.nn.Identity()], [SlotSite("r0c0", 1)], "cnn")
+        SegmentedHost([torch.nn.Identity()], [SlotSite("r0c0", 1)], "cnn")
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -10,7 +10,7 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.evaluate import evaluate
-from esper.training.host_step import train_step, walk
+from esper.training.host_step import blending, train_step
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
@@ -115,7 +115,7 @@ def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
     out = h + 0.7 * seed_of(slot)(h)
     for segment in list(training.host.segments)[2:]:
         out = segment(out)
-    torch.testing.assert_close(walk(training, x), out)
+    torch.testing.assert_close(training.host.walk(x, blending(training)), out)
 
 
 @pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)

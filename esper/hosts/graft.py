@@ -1,0 +1,135 @@
+"""Slots in any ``nn.Module``: features are caught, and changed, on the output of named submodules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.host import At, Host, row_major
+from esper.seeds.slot import SlotSite
+
+LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "mlp": (2, 1)}
+"""Topology: rank of the features, and the dimension that holds their channels."""
+
+Hook = Callable[[nn.Module, tuple[object, ...], Tensor], Tensor | None]
+
+
+class GraftedHost(Host):
+    """Any network with a slot on the output of some of its submodules; made by :func:`graft`.
+
+    Nothing is added to the network: ``host.model`` and its state_dict are the user's. Where the rest of it runs from a
+    site on, what comes before runs again, without gradient, because a module as such cannot be entered half-way.
+    """
+
+    overwrites = True  # as ReLU(inplace=True) does
+
+    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str) -> None:
+        super().__init__()
+        self.model = model
+        self.paths = dict(paths)
+        """Slot name: path of the submodule whose output it sits on."""
+        self.topology = topology
+        # Order and channels are known after `probe`.
+        self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
+
+    def walk(self, x: Tensor, at: At) -> Tensor:
+        with self._hooked(lambda site, h: at(site, h)):
+            return self.model(x)  # type: ignore[no-any-return]
+
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
+        learning = torch.is_grad_enabled()
+
+        def enter(reached: int, features: Tensor) -> Tensor:
+            if reached < site:
+                return features
+            if reached == site:
+                torch.set_grad_enabled(learning)
+                return h
+            return at(reached, features)
+
+        with torch.set_grad_enabled(False), self._hooked(enter):
+            return self.model(x)  # type: ignore[no-any-return]
+
+    def probe(self, x: Tensor) -> None:
+        found: dict[str, Tensor] = {}
+
+        def see(name: str) -> Hook:
+            def hook(_module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> None:
+                if name in found:
+                    raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
+                self._check_features(name, output)
+                found[name] = output
+
+            return hook
+
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, path in self.paths.items():
+                hooks.callback(self.model.get_submodule(path).register_forward_hook(see(name)).remove)
+            self.model(x)
+        self.model.train(training)
+        if missing := [name for name in self.paths if name not in found]:
+            where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
+            raise ConfigError(f"the forward pass never runs the submodule of slot {where}")
+        channels = LAYOUTS[self.topology][1]
+        self.sites = tuple(SlotSite(name, h.shape[channels]) for name, h in found.items())
+
+    def _check_features(self, name: str, output: object) -> None:
+        rank = LAYOUTS[self.topology][0]
+        if not isinstance(output, Tensor):
+            raise ConfigError(f"slot {name}: {self.paths[name]} returns {type(output).__name__}; a site is one tensor")
+        if output.dim() != rank or not output.is_floating_point():
+            raise ConfigError(
+                f"slot {name}: {self.paths[name]} returns {output.dtype} of shape {tuple(output.shape)}; "
+                f"{self.topology} seeds live in floating point features of {rank} dimensions"
+            )
+
+    @contextmanager
+    def _hooked(self, at: At) -> Iterator[None]:
+        """Hooks only while the network runs, so that copies and files of it never hold one."""
+
+        def hook(site: int) -> Hook:
+            return lambda _module, _inputs, output: at(site, output)
+
+        with ExitStack() as hooks:
+            for site, place in enumerate(self.sites):
+                module = self.model.get_submodule(self.paths[place.name])
+                hooks.callback(module.register_forward_hook(hook(site)).remove)
+            yield
+
+
+def graft(
+    model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", example: Tensor | None = None
+) -> GraftedHost:
+    """A host made of ``model``, with a slot on the output of each named submodule; the model is used, not copied.
+
+    Args:
+        model: inputs [B, ...] to logits, [B, classes] or [B, T, classes].
+        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
+        topology: ``cnn`` where those outputs are [B, C, H, W], ``transformer`` for [B, T, D], ``mlp`` for [B, D].
+        example: inputs to try it on at once; without them an env does, with the first samples of its task.
+
+    Raises:
+        ConfigError: an unknown topology or submodule, slot names of another form, two slots in one place, or features
+            that no seed of the topology fits.
+    """
+    if topology not in LAYOUTS:
+        raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
+    known = [path for path, _ in model.named_modules() if path]
+    for name, path in sites.items():
+        if path not in known:
+            raise ConfigError(f"slot {name}: the model has no submodule {path!r}; it has: {', '.join(known)}")
+    if not sites or len(set(sites.values())) < len(sites):
+        raise ConfigError(f"sites wants one slot or more, each on a submodule of its own, not {dict(sites)}")
+    try:
+        host = GraftedHost(model, sites, topology)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if example is not None:
+        host.probe(example)
+    return host
