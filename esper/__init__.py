@@ -6,7 +6,9 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``Experiment``: a run, also resumed; ``RunSummary`` is what it ends with.
 - ``compare_controllers``: controllers, also out of checkpoints, on the same held-out hosts.
 - ``make_env``: the vector env of a task, for agents of your own.
-- ``load_host``, ``accuracy``: a grown network as a plain ``torch.nn.Module``, and how good it is.
+- ``graft``: a host made of any ``nn.Module``; ``Task`` and ``Split``: data of your own to train it on.
+- ``grow``: one host of a task, grown; ``Grown`` is what comes of it.
+- ``export``, ``load_host``, ``accuracy``: a grown network in files, as a plain ``nn.Module``, and how good it is.
 """
 
 from __future__ import annotations
@@ -18,30 +20,45 @@ from esper.env import registration as _registration
 
 if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
+    from esper.data.task import Split, Task
     from esper.env.make import make_env
     from esper.experiment.compare import compare_controllers
-    from esper.experiment.export import accuracy, load_host
+    from esper.experiment.export import accuracy, export, load_host
+    from esper.experiment.grow import Grown, grow
     from esper.experiment.run import Experiment, RunSummary
+    from esper.hosts.graft import graft
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ConfigError": "esper.config",
     "Experiment": "esper.experiment.run",
+    "Grown": "esper.experiment.grow",
     "RunSummary": "esper.experiment.run",
+    "Split": "esper.data.task",
+    "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
     "accuracy": "esper.experiment.export",
     "compare_controllers": "esper.experiment.compare",
+    "export": "esper.experiment.export",
+    "graft": "esper.hosts.graft",
+    "grow": "esper.experiment.grow",
     "load_host": "esper.experiment.export",
     "make_env": "esper.env.make",
 }
 __all__ = [
     "ConfigError",
     "Experiment",
+    "Grown",
     "RunSummary",
+    "Split",
+    "Task",
     "TrainingConfig",
     "accuracy",
     "compare_controllers",
+    "export",
+    "graft",
+    "grow",
     "load_host",
     "make_env",
 ]

@@ -98,7 +98,7 @@ class CounterfactualHelper:
 
     def accuracy(self, name: str) -> float:
         """Accuracy of a configuration, pp."""
-        return 100.0 * float(self.correct[self.row_of[name]].sum() / self.counts.sum())
+        return 100.0 * float(self.correct[self.row_of[name]].sum()) / float(self.counts.sum())
 
     def loss_of(self, name: str) -> float:
         return float(self.loss[self.row_of[name]])

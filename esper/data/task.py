@@ -99,9 +99,7 @@ class Task:
     def check_host(self, host: Host) -> None:
         """Try ``host`` on two samples. Raises ConfigError when it is no host, or its logits do not fit."""
         if not isinstance(host, Host):
-            raise ConfigError(
-                f"{self.name}: build_host makes a {type(host).__name__}; it has to be a host: esper.graft"
-            )
+            raise ConfigError(f"{self.name}: build_host makes a {type(host).__name__}, not a host; see esper.graft")
         x, y = self.validation.x[:2], self.validation.y[:2]
         host.probe(x)
         training = host.training

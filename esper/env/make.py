@@ -28,14 +28,18 @@ class EnvMaker:
     """None where hosts are simulated."""
 
     @classmethod
-    def of(cls, config: TrainingConfig) -> EnvMaker:
-        """Loads the data of ``config.task.name`` to ``config.run.device``.
+    def of(cls, config: TrainingConfig, task: Task | None = None) -> EnvMaker:
+        """Takes ``task``, or loads the data of ``config.task.name``, to ``config.run.device``.
 
         Raises ConfigError listing the known names, or for sizes that the data cannot serve.
         """
-        if config.task.name == planted.NAME:
+        if task is not None:
+            config = config.with_values(task={"name": task.name})
+        elif config.task.name == planted.NAME:
             return cls(planted.resolve(config), None)
-        task = load_task(config.task.name).to(torch.device(config.run.device))
+        else:
+            task = load_task(config.task.name)
+        task = task.to(torch.device(config.run.device))
         return cls(resolve(config, task), task)
 
     def make(

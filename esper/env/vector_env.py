@@ -27,6 +27,7 @@ from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompl
 from esper.training.env_state import ParallelEnvState, make_accumulators
 from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.lanes import Lanes
+from esper.training.randomness import seeded
 
 
 def ignore(_event: Event) -> None:
@@ -45,7 +46,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
 
     Raises:
-        ConfigError: sizes that the task's data cannot serve.
+        ConfigError: sizes that the task's data cannot serve, or a host that does not fit the task.
         ValueError: another autoreset mode.
     """
 
@@ -60,6 +61,8 @@ class GrowthVectorEnv(SlotVectorEnv):
     ) -> None:
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
+        with seeded(0):
+            task.check_host(task.build_host().to(task.device))
         rows = make_accumulators(n_envs, task.device)
         self.training = [ParallelEnvState(i, task, config, rows[i]) for i in range(n_envs)]
         self.blueprints = (blueprints or BLUEPRINTS).copy()

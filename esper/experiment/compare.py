@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import ConfigError, TrainingConfig
+from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -68,10 +69,12 @@ def compare_controllers(
     controllers: Sequence[str],
     pairs: int = 10,
     progress: Callable[[ArmPlayed], None] = _ignore,
+    task: Task | None = None,
 ) -> list[Arm]:
     """Play controllers, by their names, on ``pairs`` hosts that start from the same weights and see the same batches.
 
-    They are the held-out hosts of ``run.seed``, those that a run of an agent with that seed ends on.
+    They are the held-out hosts of ``run.seed``, those that a run of an agent with that seed ends on; of ``task`` where
+    it is given, else of the config's.
 
     Raises:
         ConfigError: unknown or repeated controllers, or a config that cannot run.
@@ -79,7 +82,7 @@ def compare_controllers(
     if len(set(controllers)) < len(controllers):
         raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
     check_device(config.run.device)
-    maker = EnvMaker.of(config)
+    maker = EnvMaker.of(config, task)
 
     seed = config.run.seed + HELD_OUT
 

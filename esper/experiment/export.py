@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
 import torch
+from torch import nn
 
 from esper.config import ConfigError
+from esper.data.task import PAD
 from esper.data.tasks import load_task
 from esper.experiment.files import write_atomic, write_json
-from esper.hosts.grown import GrownHost
+from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.grown import GrownHost, KeptSeed
+from esper.hosts.host import Host
 from esper.seeds.blend import STYLES, Seed
-from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.slot import SeedSlot, SlotSite
 from esper.training.env_state import ParallelEnvState
 from esper.training.randomness import seeded
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -39,34 +46,69 @@ class HostFiles:
 
 
 def committed_network(training: ParallelEnvState) -> GrownHost:
-    """The env's host with its fossils, sharing their parameters; living seeds are left out."""
-    fossils = {slot.name: slot for slot in training.fossils()}
-    seeds = {name: slot.seed for name, slot in fossils.items() if slot.seed is not None}
-    return GrownHost(training.host, seeds, {name: fossils[name].alpha.alpha for name in seeds})
+    """The env's host with its fossils as a network of its own, with copies of their weights; in eval mode.
+
+    Living seeds are left out.
+    """
+    task, fossils = training.task, training.fossils()
+    kept = {slot.name: _kept(slot) for slot in fossils}
+    blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
+    with seeded(0):  # every value is overwritten
+        host = task.build_host()
+        host.probe(task.validation.x[:2].cpu())
+        network = _assemble(host, kept, blueprints, task.name)
+    live = [training.host, *(slot.seed for slot in fossils if slot.seed is not None)]
+    with torch.no_grad():
+        for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
+            new.load_state_dict(old.state_dict())
+            for own, first in zip(new.buffers(), old.buffers(), strict=True):
+                own.copy_(first)  # those that no state_dict holds, too
+    return network.eval()
+
+
+def _kept(slot: SeedSlot) -> KeptSeed:
+    assert slot.blueprint is not None
+    style = next(name for name, style in STYLES.items() if style == slot.style)
+    return KeptSeed(slot.blueprint.name, style, slot.alpha.alpha)
+
+
+def _assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
+    channels = {site.name: site.channels for site in host.sites}
+    seeds = {
+        name: Seed(blueprints[name].build(channels[name]), STYLES[seed.style].operator, channels[name])
+        for name, seed in kept.items()
+    }
+    return GrownHost(host, seeds, kept, task)
 
 
 def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> HostFiles:
-    """Write the committed network to ``stem.safetensors`` and ``stem.json``; ``facts`` go into the JSON as they are."""
-    files = HostFiles(stem)
-    network = committed_network(training)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    slots = {}
-    for slot in training.fossils():
-        assert slot.blueprint is not None
-        assert slot.style is not None
-        style = next(name for name, style in STYLES.items() if style == slot.style)
-        slots[slot.name] = {"blueprint": slot.blueprint.name, "style": style, "alpha": slot.alpha.alpha}
-    content = safetensors.torch.save(weights)
+    """Write the committed network of an env; see :func:`export`."""
+    return export(committed_network(training), stem, facts)
+
+
+def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = MappingProxyType({})) -> HostFiles:
+    """Write weights to ``stem.safetensors`` and topology to ``stem.json``, for :func:`load_host` to read.
+
+    ``facts`` go into the JSON as they are. Files of that name are replaced.
+    """
+    files = HostFiles(Path(stem))
+    files.stem.parent.mkdir(parents=True, exist_ok=True)
+    host = network.host
+    content = safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    )
     write_atomic(files.weights, content)
     write_json(
         files.topology,
         {
             "format": FORMAT,
-            "task": training.task.name,
-            "topology": training.host.topology,
-            "host_parameters": training.host_parameters,
+            "task": network.task,
+            "topology": host.topology,
+            "sites": {site.name: site.channels for site in host.sites},
+            "grafted": host.paths if isinstance(host, GraftedHost) else None,
+            "host_parameters": host.parameter_count,
             "parameters": sum(p.numel() for p in network.parameters()),
-            "slots": slots,
+            "slots": {name: asdict(seed) for name, seed in network.kept.items()},
             "weights_sha256": hashlib.sha256(content).hexdigest(),
             **facts,
         },
@@ -74,17 +116,27 @@ def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> 
     return files
 
 
-def load_host(stem: Path) -> GrownHost:
+def load_host(
+    stem: Path | str, model: nn.Module | None = None, blueprints: BlueprintRegistry = BLUEPRINTS
+) -> GrownHost:
     """The network saved under ``stem``, in eval mode; no code from the files is run.
 
-    Raises ConfigError for a file that is missing, broken, or of a newer format, naming it.
+    Args:
+        stem: path of the two files without their ending.
+        model: the network that it was grown from, for one that is not the host of a known task: a host, or what
+            ``esper.graft`` was given. It is used, not copied, and gets the saved weights.
+        blueprints: what its seeds are built by.
+
+    Raises ConfigError for a file that is missing, broken, or of another format, naming it, and for a model that is
+    missing or another than it was.
     """
     files = HostFiles(Path(stem))
     for file in (files.topology, files.weights):
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")
     try:
-        network = _rebuild(json.loads(files.topology.read_text(encoding="utf-8")), files.weights.read_bytes())
+        facts = json.loads(files.topology.read_text(encoding="utf-8"))
+        return _rebuild(facts, files.weights.read_bytes(), model, blueprints).eval()
     except (
         OSError,
         ValueError,
@@ -95,30 +147,48 @@ def load_host(stem: Path) -> GrownHost:
         safetensors.SafetensorError,
     ) as error:
         raise ConfigError(f"{files.stem}: not a host that can be loaded: {error}") from error
-    return network.eval()
 
 
-def _rebuild(facts: dict[str, Any], content: bytes) -> GrownHost:
-    if not 1 <= facts["format"] <= FORMAT:
-        raise ValueError(f"it has format {facts['format']}; this Esper reads up to {FORMAT}")
+def _rebuild(
+    facts: dict[str, Any], content: bytes, model: nn.Module | None, blueprints: BlueprintRegistry
+) -> GrownHost:
+    if facts["format"] != FORMAT:
+        raise ValueError(f"it has format {facts['format']}; this Esper reads {FORMAT}")
     if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
         raise ValueError("the weights are not those that the topology was written with")
+    kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
+    found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
     with seeded(0):  # every value is overwritten
-        host = load_task(facts["task"]).build_host()
-        channels = {site.name: site.channels for site in host.sites}
-        seeds, alphas = {}, {}
-        for name, slot in facts["slots"].items():
-            blueprint = BLUEPRINTS.get(facts["topology"], slot["blueprint"])
-            seeds[name] = Seed(blueprint.build(channels[name]), STYLES[slot["style"]].operator, channels[name])
-            alphas[name] = float(slot["alpha"])
-            if not 0 <= alphas[name] <= 1:
-                raise ValueError(f"alpha of {name} is {alphas[name]}, not between 0 and 1")
-        network = GrownHost(host, seeds, alphas)
+        network = _assemble(_host_of(facts, model), kept, found, facts["task"])
     network.load_state_dict(safetensors.torch.load(content))
     return network
 
 
-def accuracy(network: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Accuracy of a network on inputs [N, ...] and targets [N], pp."""
+def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
+    """The bare host that was grown. Sites need no forward pass: their order and channels were saved."""
+    sites = tuple(SlotSite(name, int(channels)) for name, channels in facts["sites"].items())
+    if isinstance(model, Host):
+        host = model
+    elif facts["grafted"] is not None:
+        if model is None:
+            raise ValueError("it was grafted onto a model of yours: pass one of the same kind as model=")
+        host = graft(model, facts["grafted"], facts["topology"])
+    else:
+        if model is not None:
+            raise ValueError(
+                f"its host is no grafted model: leave model= out, or pass a host like that of {facts['task']}"
+            )
+        host = load_task(facts["task"]).build_host()
+    if isinstance(host, GraftedHost):
+        host.sites = sites
+    return host
+
+
+def accuracy(network: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 2500) -> float:
+    """Accuracy of a network on inputs [N, ...] and targets [N] or [N, T], pp; it is evaluated in parts of ``batch``."""
+    hits = 0
     with torch.inference_mode():
-        return 100 * float((network(x).argmax(dim=1) == y).double().mean())
+        for start in range(0, len(x), batch):
+            rows = slice(start, start + batch)
+            hits += int((network(x[rows]).argmax(dim=-1) == y[rows]).sum())
+    return 100 * hits / int((y != PAD).sum())

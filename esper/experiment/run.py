@@ -11,6 +11,7 @@ from types import TracebackType
 import numpy as np
 
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
@@ -70,14 +71,19 @@ class Experiment:
         config: what to run; sizes left to the task are filled in.
         folder: where the run is kept; must not exist yet, or be empty.
         callbacks: sinks that receive the run's events beside the files of the run folder.
+        task: what hosts are trained on; None: the task of the config's name.
     """
 
-    def __init__(self, config: TrainingConfig, folder: Path | str, callbacks: Sequence[Sink] = ()) -> None:
-        self._set_up(config, Path(folder), callbacks, None)
+    def __init__(
+        self, config: TrainingConfig, folder: Path | str, callbacks: Sequence[Sink] = (), task: Task | None = None
+    ) -> None:
+        self._set_up(config, Path(folder), callbacks, None, task)
 
     @classmethod
-    def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = ()) -> Experiment:
+    def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = (), task: Task | None = None) -> Experiment:
         """A run that goes on from its last checkpoint, and ends as if it had never stopped.
+
+        A task that was given to it has to be given again.
 
         Raises:
             ConfigError: no run folder, no checkpoint, or a run that is finished.
@@ -88,12 +94,17 @@ class Experiment:
             raise ConfigError(f"{folder} is finished: all its {state['round']} rounds were played and compared")
         config = TrainingConfig.parse(read_toml(folder / "config.toml"))
         experiment = cls.__new__(cls)
-        experiment._set_up(config, folder, callbacks, state)
+        experiment._set_up(config, folder, callbacks, state, task)
         return experiment
 
     @one_thread()  # even the agent's first weights depend on it
     def _set_up(
-        self, config: TrainingConfig, folder: Path, callbacks: Sequence[Sink], state: checkpoint.State | None
+        self,
+        config: TrainingConfig,
+        folder: Path,
+        callbacks: Sequence[Sink],
+        state: checkpoint.State | None,
+        task: Task | None,
     ) -> None:
         for device in (config.run.device, config.ppo.device):
             check_device(device)
@@ -101,7 +112,7 @@ class Experiment:
         self.files = RunFolder(folder, resumed=state is not None)
         self.callbacks = callbacks
         self.hub: TelemetryHub | None = None
-        maker = EnvMaker.of(config)
+        maker = EnvMaker.of(config, task)
         self.config = maker.config
         name = config.run.controller
         self.rounds: Rounds = (

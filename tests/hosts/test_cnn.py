@@ -7,7 +7,7 @@ import torch
 
 from esper.data.digits import build_host
 from esper.hosts.cnn import CNNHost
-from esper.hosts.grown import GrownHost
+from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import SegmentedHost
 from esper.seeds.blend import STYLES, Seed
 from esper.seeds.blueprints import BLUEPRINTS
@@ -93,7 +93,8 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
         h = segment(h)
         if site is not None and site.name in seeds:
             h = h + alphas[site.name] * seeds[site.name](h)
-    grown = GrownHost(host, seeds, alphas)
+    kept = {name: KeptSeed("conv_light", style, alpha) for name, alpha in alphas.items()}
+    grown = GrownHost(host, seeds, kept, "test")
     torch.testing.assert_close(grown(x), h, rtol=1e-6, atol=1e-6)
     assert not torch.equal(grown(x), host(x))
-    assert torch.equal(GrownHost(host, {}, {})(x), host(x))
+    assert torch.equal(GrownHost(host, {}, {}, "test")(x), host(x))

@@ -1,0 +1,169 @@
+"""Grafted hosts: slots on the outputs of a user's own submodules, with everything that a host of ours has."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.config import ConfigError
+from esper.hosts.cnn import CNNHost
+from esper.hosts.graft import GraftedHost, graft
+
+X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+SITES = {"r0c0": "first.1", "r0c1": "second"}
+
+
+class Small(nn.Module):
+    """Two blocks, the first of which is followed by a layer that writes over its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+        self.second = nn.Conv2d(3, 5, 3, padding=1)
+        self.head = nn.Linear(5, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu_(self.second(self.first(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def small() -> Small:
+    torch.manual_seed(3)
+    return Small()
+
+
+def seen(host: GraftedHost, walk: Callable[[Any], Tensor]) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
+    calls = []
+
+    def at(site: int, h: Tensor) -> Tensor:
+        calls.append((site, tuple(h.shape)))
+        return h
+
+    return calls, walk(at)
+
+
+def test_the_host_alone_is_the_model() -> None:
+    host = graft(small(), SITES, example=X)
+    assert torch.equal(host.eval()(X), small().eval()(X))
+    assert [(site.name, site.channels) for site in host.sites] == [("r0c0", 3), ("r0c1", 5)]
+    calls, logits = seen(host, lambda at: host.walk(X, at))
+    assert calls == [(0, (4, 3, 8, 8)), (1, (4, 5, 8, 8))]
+    assert torch.equal(logits, host(X))
+
+
+def test_sites_are_in_the_order_in_which_they_run_whatever_their_names() -> None:
+    host = graft(small(), {"r0c0": "second", "r0c1": "first"}, example=X)
+    assert [site.name for site in host.sites] == ["r0c1", "r0c0"]
+    assert host.slot_names == ("r0c0", "r0c1")
+
+
+def test_nothing_is_added_to_the_model() -> None:
+    model = small()
+    host = graft(model, SITES, example=X)
+    host(X)
+    assert host.model is model
+    assert model.state_dict().keys() == Small().state_dict().keys()
+    assert all(not module._forward_hooks for module in model.modules())
+    model.load_state_dict(small().state_dict())
+    twin = copy.deepcopy(host)
+    assert torch.equal(twin.eval()(X), host.eval()(X))
+    assert {id(p) for p in twin.parameters()}.isdisjoint({id(p) for p in host.parameters()})
+
+
+def test_resuming_at_a_site_goes_on_from_given_features() -> None:
+    host = graft(small(), SITES, example=X).eval()
+    kept: dict[int, Tensor] = {}
+
+    def keep(site: int, h: Tensor) -> Tensor:
+        kept[site] = host.kept(h)
+        return h
+
+    logits = host.walk(X, keep)
+    for site in (0, 1):
+        calls, again = seen(host, lambda at, site=site: host.resume(X, site, kept[site], at))  # type: ignore[misc]
+        assert torch.equal(again, logits)
+        assert [number for number, _ in calls] == list(range(site + 1, 2))
+        _, other = seen(host, lambda at, site=site: host.resume(X, site, kept[site] + 1, at))  # type: ignore[misc]
+        assert not torch.equal(other, logits)
+
+
+def test_resuming_gives_no_gradient_to_what_comes_before() -> None:
+    host = graft(small(), SITES, example=X)
+    h = torch.randn(4, 3, 8, 8, requires_grad=True)
+    host.resume(X, 0, h * 1, lambda _site, features: features).sum().backward()
+    assert h.grad is not None
+    assert host.get_submodule("model.first.0").weight.grad is None
+    assert host.get_submodule("model.second").weight.grad is not None
+    assert torch.is_grad_enabled()
+
+
+def test_features_that_are_kept_survive_layers_that_write_over_them() -> None:
+    host = graft(small(), SITES, example=X)
+    kept, plain = [], []
+
+    def keep(site: int, h: Tensor) -> Tensor:
+        if site == 0:
+            kept.append(host.kept(h.detach()))
+            plain.append(h.detach())
+        return h
+
+    host.walk(X, keep)
+    assert float(kept[0].min()) < 0  # as they arrived
+    assert float(plain[0].min()) == 0  # ReLU(inplace=True) has been there
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Conv2d(1, 1, 3, padding=1)
+        self.unused = nn.Conv2d(1, 1, 1)
+        self.pair = Pair()
+        self.pooled = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.pair(self.shared(self.shared(x)))
+        return (self.pooled(a) + b).flatten(1)  # type: ignore[no-any-return]
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("sites", "topology", "words"),
+    [
+        ({"r0c0": "nowhere"}, "cnn", "no submodule 'nowhere'; it has: shared, unused, pair, pooled"),
+        ({"r0c0": "shared"}, "cnn", "slot r0c0: shared runs more than once"),
+        ({"r0c0": "unused"}, "cnn", r"never runs the submodule of slot r0c0 \(unused\)"),
+        ({"r0c0": "pair"}, "cnn", "pair returns tuple; a site is one tensor"),
+        ({"r0c0": "pooled"}, "transformer", "transformer seeds live in floating point features of 3 dimensions"),
+        ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
+        ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, mlp"),
+        ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on a submodule of its own"),
+        ({}, "cnn", "one slot or more"),
+    ],
+)
+def test_what_cannot_hold_a_slot_is_refused(sites: dict[str, str], topology: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        graft(Twice(), sites, topology, example=X)
+
+
+def test_a_probe_changes_no_buffer_and_no_mode() -> None:
+    model = small()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    graft(model, SITES, example=X + 3)
+    assert model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_host_of_ours_can_be_grafted_too() -> None:
+    torch.manual_seed(0)
+    ours = CNNHost(1, 10, base=3, blocks=2).eval()
+    host = graft(ours, {"r0c0": "segments.0"}, example=X)
+    assert torch.equal(host.eval()(X), ours(X))

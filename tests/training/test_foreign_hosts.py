@@ -1,0 +1,268 @@
+"""Hosts that are not ours: what incubation, evaluation and randomness promise holds for any module and for texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.attribution.counterfactual import CounterfactualHelper
+from esper.config import ConfigError
+from esper.data.task import PAD, Split, Task, resolve
+from esper.hosts.graft import graft
+from esper.hosts.host import Host, SegmentedHost
+from esper.seeds.slot import SlotSite
+from esper.seeds.stage import SeedStage as S
+from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.evaluate import evaluate
+from esper.training.host_step import accumulate
+from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
+
+
+class Network(nn.Module):
+    """A user's: batch normalisation, layers that write over features, dropout of both kinds, a moving average."""
+
+    def __init__(self, modules: float = 0.0, functional: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.dropout = nn.Dropout2d(modules)
+        self.functional = functional
+        self.head = nn.Linear(4, 10)
+        self.register_buffer("average", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.dropout(F.relu_(self.first(x)))
+        h = F.dropout(self.second(h), self.functional, self.training).mean((2, 3))
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * h.detach().mean()
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+def grafted(**dropout: float) -> Callable[[], Host]:
+    return lambda: graft(Network(**dropout), {"r0c0": "first", "r0c1": "second"})
+
+
+def as_segments() -> Host:
+    """The same network cut by hand, without what cannot be cut."""
+    network = Network()
+    tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.head)
+    segments = [network.first, nn.Sequential(nn.ReLU(), network.second), tail]
+    return SegmentedHost(segments, [SlotSite("r0c0", 4), SlotSite("r0c1", 4)], "cnn")
+
+
+def of(build_host: Callable[[], Host]) -> Task:
+    base = digits()
+    return Task("mine", 10, build_host, base.train, base.validation, base.test)
+
+
+def training_of(task: Task, /, index: int = 0, **sections: Any) -> ParallelEnvState:
+    config = resolve(tiny_config(**sections), task)
+    made = ParallelEnvState(index, task, config, make_accumulators(1, torch.device("cpu"))[0])
+    made.reset(0, 0)
+    return made
+
+
+HOSTS = {
+    "plain": grafted(),
+    "dropout modules": grafted(modules=0.5),
+    "functional dropout": grafted(functional=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_an_incubating_seed_changes_no_bit_of_a_grafted_host(kind: str) -> None:
+    task = of(HOSTS[kind])
+    alone, grown = training_of(task), training_of(task)
+    plant(grown, "r0c0", stage=S.TRAINING)
+    plant(grown, "r0c1", stage=S.TRAINING)
+    born = tensors_of(grown, ("r0c0", "r0c1"))
+    train(alone, 2)
+    train(grown, 2)
+    same_bits(tensors_of(alone), tensors_of(grown))
+    assert torch.equal(alone.host.get_buffer("model.average"), grown.host.get_buffer("model.average"))
+    learned = tensors_of(grown, ("r0c0", "r0c1"))
+    assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c0"))
+    assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c1"))
+
+
+def test_a_grafted_host_trains_as_its_segments_do() -> None:
+    one, other = training_of(of(grafted())), training_of(of(as_segments))
+    for training in (one, other):
+        plant(training, "r0c0", stage=S.BLENDING, target=0.7)
+        plant(training, "r0c1", stage=S.TRAINING)
+        train(training, 2)
+    seeds = ("r0c0", "r0c1")
+    ours, theirs = ([p for g in seeds for p in t.seed_groups[g].parameters] for t in (one, other))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    plan = CounterfactualHelper().plan(one.slots, costly=True)
+    a, b = (evaluate(t, digits().validation, plan) for t in (one, other))
+    np.testing.assert_allclose(a.loss.numpy(), b.loss.numpy(), rtol=1e-5)
+    assert len(set(a.loss.tolist())) == len(plan) == 3  # on, off, trial
+
+
+def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_the_tree() -> None:
+    training = training_of(of(grafted()))
+    plant(training, "r0c0", stage=S.BLENDING, target=0.7)
+    plant(training, "r0c1", stage=S.HOLDING)
+    train(training, 1)
+    plan = CounterfactualHelper().plan(training.slots, costly=True)
+    together = evaluate(training, digits().validation, plan)
+    for row, configuration in enumerate(plan):
+        alone = evaluate(training, digits().validation, [configuration])
+        assert torch.equal(together.correct[row], alone.correct[0])
+        assert together.loss[row] == alone.loss[0]
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_random_numbers_belong_to_the_env(kind: str) -> None:
+    task = of(HOSTS[kind])
+    first, again, other = training_of(task), training_of(task), training_of(task, index=1)
+    assert first.host_draws_globally == (kind == "functional dropout")
+    before = torch.get_rng_state()
+    train(first, 1)
+    train(other, 1)  # in between, and with other noise in the process's generator
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(99)
+    train(again, 1)
+    same_bits(tensors_of(first), tensors_of(again))
+
+
+def test_a_reset_forgets_buffers_that_no_state_dict_holds() -> None:
+    training = training_of(of(grafted()))
+    train(training, 1)
+    assert float(training.host.get_buffer("model.average")) != 0
+    training.reset(0, 1)
+    assert float(training.host.get_buffer("model.average")) == 0
+
+
+def test_dropout_of_whole_channels_stays_so() -> None:
+    training = training_of(of(grafted(modules=0.5)))
+    dropped = training.host.get_submodule("model.dropout").train()(torch.ones(64, 4, 5, 5))
+    assert set(dropped.flatten(2).mean(2).flatten().tolist()) == {0.0, 2.0}
+
+
+# Texts
+
+VOCABULARY = 7
+
+
+class Bigram(nn.Module):
+    """Tokens [B, T] to logits [B, T, V] of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.mix = nn.Linear(8, 8)
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.mix(self.embed(x))))  # type: ignore[no-any-return]
+
+
+def texts(count: int = 96, padding: bool = True) -> Split:
+    generator = torch.Generator().manual_seed(count)
+    tokens = torch.randint(VOCABULARY, (count, 6), generator=generator)
+    y = (tokens + 1) % VOCABULARY
+    if padding:
+        y[::2, 3:] = PAD
+    return Split(tokens, y)
+
+
+def language(train: Split | None = None) -> Task:
+    validation = texts(40)
+    return Task(
+        "text",
+        VOCABULARY,
+        lambda: graft(Bigram(), {"r0c0": "mix"}, topology="transformer"),
+        train or texts(),
+        validation,
+        texts(30),
+    )
+
+
+def test_trap_16_padding_counts_in_no_loss_and_no_accuracy() -> None:
+    task = language()
+    training = training_of(task)
+    logits = training.host(task.validation.x)
+    result = evaluate(training, task.validation, [(0.0,)])
+    counts = task.validation.y != PAD
+    right = (logits.argmax(-1) == task.validation.y) & counts
+    assert result.correct.dtype == torch.int16
+    assert result.correct[0].tolist() == right.sum(1).tolist()
+    assert result.accuracy[0] == pytest.approx(100 * float(right.sum() / counts.sum()))
+    losses = F.cross_entropy(logits.transpose(1, 2), task.validation.y.clamp(min=0), reduction="none")
+    assert float(result.loss[0]) == pytest.approx(float(losses[counts].detach().mean()), rel=1e-6)
+    row = torch.zeros(4, dtype=torch.float64)
+    accumulate(row, losses[counts].mean().detach(), logits.detach(), task.validation.y)
+    assert row.tolist() == pytest.approx(
+        [float(losses[counts].detach().sum()), float(right.sum()), float(counts.sum()), 0]
+    )
+
+
+def test_trap_16_what_stands_behind_padding_changes_no_weight() -> None:
+    other = texts()
+    tokens = other.x.clone()
+    tokens[::2, 3:] = 0  # this host sees one token at a time
+    first, second = training_of(language(other)), training_of(language(Split(tokens, other.y)))
+    train(first, 1)
+    train(second, 1)
+    same_bits(tensors_of(first), tensors_of(second))
+
+
+def test_a_text_host_learns() -> None:
+    training = training_of(language(), task={"samples_per_epoch": 96, "batch_size": 8, "learning_rate": 0.5})
+    before = evaluate(training, language().validation, [(0.0,)])
+    train(training, 6)
+    after = evaluate(training, language().validation, [(0.0,)])
+    assert after.accuracy[0] > before.accuracy[0] + 30
+    assert float(after.loss) < float(before.loss)
+
+
+def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
+    task = language()
+    whole = evaluate(training_of(task), task.validation, [(0.0,)])
+    parts = evaluate(training_of(replace(task, evaluation_batch=7)), task.validation, [(0.0,)])
+    assert torch.equal(whole.correct, parts.correct)
+    assert float(whole.loss) == pytest.approx(float(parts.loss), rel=1e-6)
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train": Split(torch.zeros(3, 1, 8, 8), torch.zeros(2, dtype=torch.int64))}, "3 inputs and 2 targets"),
+        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* it wants int64"),
+        (
+            {"test": Split(torch.zeros(2, 1, 8, 8), torch.full((2,), 10))},
+            "test split: targets must lie between 0 and 9",
+        ),
+        (
+            {"validation": Split(torch.zeros(2, 3), torch.full((2, 3), PAD))},
+            "between 0 and 9; padding of tokens is -100",
+        ),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(change: dict[str, Split], words: str) -> None:
+    base = digits()
+    splits = {"train": base.train, "validation": base.validation, "test": base.test, **change}
+    with pytest.raises(ConfigError, match=words):
+        Task("mine", 10, grafted(), **splits)
+
+
+def test_a_host_that_does_not_fit_its_task_is_refused() -> None:
+    base = digits()
+    task = Task("mine", 12, grafted(), base.train, base.validation, base.test)
+    with pytest.raises(ConfigError, match=r"logits of shape \(2, 10\) of 2 samples; it wants \(2, 12\)"):
+        task.check_host(task.build_host())
+    with pytest.raises(ConfigError, match=r"makes a Network, not a host; see esper\.graft"):
+        task.check_host(Network())  # type: ignore[arg-type]
