@@ -9,6 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
+from esper.data.entry import DataOptions
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
@@ -35,7 +36,7 @@ class EnvMaker:
         """
         if config.task.name == planted.NAME:
             return cls(planted.resolve(config), None)
-        task = load_task(config.task.name).to(torch.device(config.run.device))
+        task = load_task(config.task.name, DataOptions.of(config.task)).to(torch.device(config.run.device))
         return cls(resolve(config, task), task)
 
     def make(

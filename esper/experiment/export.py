@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from esper.config import ConfigError
-from esper.data.tasks import load_task
+from esper.data.tasks import build_host
 from esper.experiment.files import write_atomic, write_json
 from esper.hosts.grown import GrownHost
 from esper.seeds.blend import STYLES, Seed
@@ -74,17 +74,20 @@ def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> 
     return files
 
 
-def load_host(stem: Path) -> GrownHost:
+def load_host(stem: Path, task: str | None = None) -> GrownHost:
     """The network saved under ``stem``, in eval mode; no code from the files is run.
 
-    Raises ConfigError for a file that is missing, broken, or of a newer format, naming it.
+    A host of a task of your own is built by your code: name the task again, as ``path.py:function``.
+
+    Raises ConfigError for a file that is missing, broken, or of a newer format, naming it, and for a task of your own
+    that is not named.
     """
     files = HostFiles(Path(stem))
     for file in (files.topology, files.weights):
         if not file.is_file():
             raise ConfigError(f"{file} does not exist")
     try:
-        network = _rebuild(json.loads(files.topology.read_text(encoding="utf-8")), files.weights.read_bytes())
+        network = _rebuild(json.loads(files.topology.read_text(encoding="utf-8")), files.weights.read_bytes(), task)
     except (
         OSError,
         ValueError,
@@ -98,13 +101,13 @@ def load_host(stem: Path) -> GrownHost:
     return network.eval()
 
 
-def _rebuild(facts: dict[str, Any], content: bytes) -> GrownHost:
+def _rebuild(facts: dict[str, Any], content: bytes, task: str | None) -> GrownHost:
     if not 1 <= facts["format"] <= FORMAT:
         raise ValueError(f"it has format {facts['format']}; this Esper reads up to {FORMAT}")
     if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
         raise ValueError("the weights are not those that the topology was written with")
     with seeded(0):  # every value is overwritten
-        host = load_task(facts["task"]).build_host()
+        host = build_host(facts["task"], trusted=False) if task is None else build_host(task)
         channels = {site.name: site.channels for site in host.sites}
         seeds, alphas = {}, {}
         for name, slot in facts["slots"].items():
