@@ -58,7 +58,11 @@ class RunConfig(Section):
 
 class TaskConfig(Section):
     name: str = "digits"
-    """What hosts are trained on; `esper tasks` lists the known ones."""
+    """What hosts are trained on; `esper tasks` lists the known ones, path.py:function names one of your own."""
+    data: str | None = None
+    """Folder with data that does not come with Esper; None: the environment variable ESPER_DATA, or ~/.cache/esper."""
+    download: bool = False
+    """Whether data that is missing from that folder may be fetched from the internet."""
     batch_size: Count | None = None
     """Samples in one optimizer step of a host; None takes the task's default."""
     samples_per_epoch: Count | None = None

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from esper.config import TrainingConfig, read_toml, set_dotted
+from esper.data.user_task import is_user_task, refuse_untrusted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,7 +43,8 @@ def config_options(function: Command) -> Command:
 def build_config(
     config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
 ) -> TrainingConfig:
-    """The config from a file, then ``--set``, then flags; what comes later wins. Raises ConfigError for wrong input.
+    """The config from a file, then ``--set``, then flags; what comes later wins. Raises ConfigError for wrong input,
+    and for a run folder's config that names a task of the user's own: code is run only when it is named in the command.
 
     ``flags`` are the values of ``FLAGS`` by parameter name, ``extra`` further (section, key): value; None is not given.
     """
@@ -54,4 +56,13 @@ def build_config(
         table = tables.setdefault(section, {})
         if value is not None and isinstance(table, dict):  # parse() refuses a section that is a value
             table[key] = value
-    return TrainingConfig.parse(tables)
+    config = TrainingConfig.parse(tables)
+    named_here = flags["task"] is not None or any(a.partition("=")[0].strip() == "task.name" for a in assignments)
+    if is_user_task(config.task.name) and not named_here and config_file and _is_of_a_run(config_file):
+        raise refuse_untrusted(config.task.name, str(config_file))
+    return config
+
+
+def _is_of_a_run(config_file: Path) -> bool:
+    """Whether the file was written by a run, which leaves its environment beside it."""
+    return (config_file.parent / "env.json").exists()

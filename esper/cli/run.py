@@ -10,6 +10,7 @@ import click
 
 from esper.cli.options import build_config, config_options
 from esper.config import ConfigError
+from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
     from esper.experiment.run import RunSummary
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     "--resume",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Go on with an interrupted run; no other options.",
+    help="Go on with an interrupted run; no other options, but --task where the task is a file of yours.",
 )
 def command(
     controller: str | None,
@@ -45,7 +46,9 @@ def command(
     What is not given comes from the task. The run folder gets config.toml, env.json, baseline.json, events.jsonl,
     metrics.csv, the best grown host and a checkpoint.
     """
-    given = [controller, rounds, out, config_file, *assignments, *flags.values()]
+    own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Experiment.resume
+    settings = [value for name, value in flags.items() if not (own and name == "task")]
+    given = [controller, rounds, out, config_file, *assignments, *settings]
     if resume is not None and any(value is not None for value in given):
         raise ConfigError("--resume FOLDER goes on with the run as it was begun; it takes no other option")
 
@@ -61,39 +64,45 @@ def command(
 
     sinks = [progress_sink(TerminalConsole())]
     if resume is not None:
-        experiment = Experiment.resume(resume, sinks)
+        experiment = Experiment.resume(resume, sinks, task=flags["task"])
     else:
         experiment = Experiment(config, out or default_folder(config.task.name, config.run.controller), sinks)
-    folder = experiment.folder
+    folder, task = experiment.folder, experiment.config.task.name
     with experiment:
         try:
             summary = experiment.run()
         except KeyboardInterrupt:
-            click.echo(how_to_go_on(folder))
+            click.echo(how_to_go_on(folder, task))
             raise
         except (LaneError, OSError) as error:
-            raise click.ClickException(f"{error}\n{how_to_go_on(folder)}") from error
+            raise click.ClickException(f"{error}\n{how_to_go_on(folder, task)}") from error
         except Exception:
-            click.echo(how_to_go_on(folder), err=True)
+            click.echo(how_to_go_on(folder, task), err=True)
             raise
-    click.echo(closing_words(summary, experiment.config.task.name))
+    click.echo(closing_words(summary, task))
     if summary.interrupted:
         raise click.Abort
 
 
-def how_to_go_on(folder: Path) -> str:
+def task_again(task: str) -> str:
+    """The option that commands on a run's folder need where its task is a file of the user's."""
+    return f" --task {task}" if is_user_task(task) else ""
+
+
+def how_to_go_on(folder: Path, task: str) -> str:
     """What is left of a run that ended before its time."""
     from esper.experiment import checkpoint
 
     if (folder / checkpoint.NAME).exists():
-        return f"What was done until then is kept: esper run --resume {folder}"
+        return f"What was done until then is kept: esper run --resume {folder}{task_again(task)}"
     return f"It had not come to a first checkpoint; the events until then are in {folder}."
 
 
 def default_folder(task: str, controller: str) -> Path:
-    """``runs/TASK-CONTROLLER-TIME``, with a schedule file's stem in place of its path."""
+    """``runs/TASK-CONTROLLER-TIME``, with the stem of a task's or a schedule's file in place of its path."""
     kind, _, file = controller.partition(":")
-    name = f"{task}-{Path(file).stem if file else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
+    name = f"{stem}-{Path(file).stem if file else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path("runs") / name
 
 
@@ -102,7 +111,7 @@ def closing_words(summary: RunSummary, task: str) -> str:
     from esper.telemetry.sinks.console import count
 
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
-    resume = [f"  esper run --resume {summary.folder}"] if summary.interrupted else []
+    resume = [f"  esper run --resume {summary.folder}{task_again(task)}"] if summary.interrupted else []
     return "\n".join(
         [
             "",
@@ -156,7 +165,8 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
     else:
         ours = "schedule" if schedule_ships(task) else "random"
     return [
-        f"  esper compare --config {summary.folder}/config.toml --arm {ours} --arm heuristic --arm none --pairs 20",
+        f"  esper compare --config {summary.folder}/config.toml{task_again(task)} --arm {ours} --arm heuristic "
+        f"--arm none --pairs 20",
         *([f"  esper run --task {task} --controller {ours}"] if ours != summary.controller else []),
         "  esper info --observation",
     ]

@@ -9,12 +9,14 @@ import click
 def command() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.data.tasks import SIMULATED, TASKS
+    from esper.data.user_task import FORM
     from esper.experiment.players import NAMES
     from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
-        click.echo(f"  {name:12s} {description}")
+        click.echo(f"  {name:16s} {description}")
+    click.echo(f"  {FORM:16s} a task of your own: the function returns an esper.data.task.Task")
     click.echo("\nBlueprints for cnn hosts")
     for name in BLUEPRINTS.names("cnn"):
         click.echo(f"  {name:12s} {BLUEPRINTS.get('cnn', name).description}")

@@ -9,6 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
+from esper.data.entry import DataOptions
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
@@ -38,7 +39,7 @@ class EnvMaker:
         elif config.task.name == planted.NAME:
             return cls(planted.resolve(config), None)
         else:
-            task = load_task(config.task.name)
+            task = load_task(config.task.name, DataOptions.of(config.task))
         task = task.to(torch.device(config.run.device))
         return cls(resolve(config, task), task)
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from esper.config import ConfigError
 from esper.data.task import PAD
-from esper.data.tasks import load_task
+from esper.data.tasks import build_host
+from esper.data.user_task import is_user_task
 from esper.experiment.files import write_atomic, write_json
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
@@ -178,7 +179,9 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
             raise ValueError(
                 f"its host is no grafted model: leave model= out, or pass a host like that of {facts['task']}"
             )
-        host = load_task(facts["task"]).build_host()
+        if is_user_task(facts["task"]):
+            raise ValueError(f"its host is made by code of yours, {facts['task']}: pass such a host as model=")
+        host = build_host(facts["task"], trusted=False)
     if isinstance(host, GraftedHost):
         host.sites = sites
     return host

@@ -12,6 +12,7 @@ import numpy as np
 
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.task import Task
+from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
@@ -80,21 +81,25 @@ class Experiment:
         self._set_up(config, Path(folder), callbacks, None, task)
 
     @classmethod
-    def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = (), task: Task | None = None) -> Experiment:
+    def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = (), task: Task | str | None = None) -> Experiment:
         """A run that goes on from its last checkpoint, and ends as if it had never stopped.
 
-        A task that was given to it has to be given again.
+        A task of your own is code, which is never run because a run folder names it: give it again in ``task``, the
+        task itself or its name.
 
         Raises:
-            ConfigError: no run folder, no checkpoint, or a run that is finished.
+            ConfigError: no run folder, no checkpoint, a run that is finished, another task than the run's, or a task of
+                your own that is not named.
         """
         folder = Path(folder)
         state = checkpoint.read(folder / checkpoint.NAME)
         if state["finished"]:
             raise ConfigError(f"{folder} is finished: all its {state['round']} rounds were played and compared")
         config = TrainingConfig.parse(read_toml(folder / "config.toml"))
+        given, name = (task, task.name) if isinstance(task, Task) else (None, task)
+        config = config.with_values(task={"name": confirmed_task(config.task.name, name, str(folder))})
         experiment = cls.__new__(cls)
-        experiment._set_up(config, folder, callbacks, state, task)
+        experiment._set_up(config, folder, callbacks, state, given)
         return experiment
 
     @one_thread()  # even the agent's first weights depend on it

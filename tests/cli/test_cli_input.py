@@ -87,7 +87,7 @@ NUMBERS = [
     for name, _, _ in describe_fields(TrainingConfig)
     if name
     not in ("run.controller", "run.device", "task.name", "task.schedule", "env.one_incubating", "env.auto_advance")
-    and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device")
+    and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device", "task.data", "task.download")
 ]
 
 

@@ -1,0 +1,161 @@
+"""Reading image data sets of torchvision: what is missing or corrupt is said in one message, before it is trusted."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.config import ConfigError
+from esper.data.entry import DataOptions
+from esper.hosts.torchvision_shim import import_torchvision
+
+Dataset = Any
+"""A data set class of torchvision, which comes without types."""
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """A data set of images, and how many it has; the test images are those that its authors set apart."""
+
+    title: str
+    channels: int
+    classes: int
+    side: int
+    train: int
+    """Images to train on and to hold out from."""
+    held_out: int
+    """Of these, held out from training, by a fixed random split ..."""
+    validation: int
+    """... and of these, validated on: enough for a standard error near 1 pp, at half the price of all of them."""
+    test: int
+    home: str
+    """Where a person can get it."""
+    dataset: Callable[[], Dataset]
+    """The class of torchvision that reads it: its files, checksums and address are attributes of the class."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels uint8 [N, C, side, side] and labels int64 [N]."""
+
+    x: Tensor
+    y: Tensor
+
+
+def read_images(source: ImageSource, options: DataOptions) -> tuple[Images, Images]:
+    """The training and the test images, in the order of the files.
+
+    Raises ConfigError that names every missing and every corrupt file, with where to put them and how to get them.
+    """
+    dataset = source.dataset()
+    problems = _problems(source, dataset, options.folder)
+    if problems and options.download:
+        _download(source, dataset, options.folder)
+        problems = _problems(source, dataset, options.folder)
+    if problems:
+        raise ConfigError("\n".join([f"{source.title} cannot be read:", *problems, *_how_to_get(source, options)]))
+    return _read(source, dataset, options.folder, True), _read(source, dataset, options.folder, False)
+
+
+def _problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
+    """One line for each file that is missing or corrupt."""
+    if hasattr(dataset, "train_list"):
+        return _pickle_problems(dataset, folder)
+    return _idx_problems(source, dataset, folder)
+
+
+def _pickle_problems(dataset: Dataset, folder: Path) -> list[str]:
+    """CIFAR's batches are pickles, and reading a pickle runs what it says. Their checksums are compared before any of
+    them is opened: that is what makes it safe."""
+    meta = (dataset.meta["filename"], dataset.meta["md5"])
+    files = [
+        (folder / dataset.base_folder / name, md5) for name, md5 in (*dataset.train_list, *dataset.test_list, meta)
+    ]
+    return [line for file, md5 in files if (line := _checksum_problem(file, md5))]
+
+
+def _checksum_problem(file: Path, md5: str) -> str | None:
+    utils = import_torchvision("torchvision.datasets.utils")
+    if not file.is_file():
+        return f"  missing: {file}"
+    if not utils.check_integrity(file, md5):
+        return f"  corrupt: {file} (its md5 is {utils.calculate_md5(file)}, not {md5}); delete it"
+    return None
+
+
+def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
+    """Files as the authors ship them (.gz) are unpacked once their checksum is right; unpacked ones have one size."""
+    lines = []
+    for archive, md5 in dataset.resources:
+        packed = folder / dataset.__name__ / "raw" / archive
+        file = packed.with_suffix("")
+        if not file.is_file():
+            problem = _checksum_problem(packed, md5)
+            if problem:
+                lines.append(problem)
+                continue
+            import_torchvision("torchvision.datasets.utils").extract_archive(str(packed), str(packed.parent))
+        count = source.train if archive.startswith("train") else source.test
+        # A head of 16 bytes and one byte a pixel, or a head of 8 and one byte a label.
+        wanted = 16 + count * source.side**2 if "images" in archive else 8 + count
+        size = file.stat().st_size
+        if size != wanted:
+            lines.append(f"  corrupt: {file} (it has {size} bytes, not {wanted}); delete it")
+    return lines
+
+
+def _how_to_get(source: ImageSource, options: DataOptions) -> list[str]:
+    return [
+        f"Put the files there, or name another folder (--set task.data=FOLDER, or the environment variable "
+        f"ESPER_DATA); it is {options.folder} now.",
+        f"To fetch them: --set task.download=true, or by hand from {source.home}",
+    ]
+
+
+def _download(source: ImageSource, dataset: Dataset, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dataset(folder, download=True)
+    except (OSError, RuntimeError, EOFError) as error:  # no network, a page that moved, a full disk, a broken archive
+        raise ConfigError(
+            f"{source.title} could not be downloaded to {folder}: {error}\nGet it by hand from {source.home}"
+        ) from None
+
+
+def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> Images:
+    try:
+        found = dataset(folder, train=train)
+        pixels, labels = torch.as_tensor(found.data), torch.as_tensor(found.targets, dtype=torch.int64)
+    except Exception as error:  # whatever bytes that are no such file lead to
+        raise ConfigError(f"{_unreadable(dataset, folder, train)} cannot be read as {source.title}: {error}") from None
+    if pixels.ndim == 3:  # gray images come without a channel
+        pixels = pixels.unsqueeze(-1)
+    pixels = pixels.permute(0, 3, 1, 2).contiguous()
+    count = source.train if train else source.test
+    wanted = (count, source.channels, source.side, source.side)
+    what = f"{source.title} in {folder}: the {'training' if train else 'test'} images"
+    if tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8:
+        raise ConfigError(f"{what} are {pixels.dtype} {list(pixels.shape)}, not torch.uint8 {list(wanted)}")
+    if len(labels) != count or int(labels.min()) < 0 or int(labels.max()) >= source.classes:
+        raise ConfigError(f"{what} want {count} labels from 0 to {source.classes - 1}")
+    return Images(pixels, labels)
+
+
+def _unreadable(dataset: Dataset, folder: Path, train: bool) -> Path:
+    """The first file that holds no batch of images; the folder where none stands out."""
+    for name, _ in (*dataset.train_list, *dataset.test_list) if hasattr(dataset, "train_list") else ():
+        file: Path = folder / dataset.base_folder / name
+        try:
+            entry = pickle.loads(file.read_bytes(), encoding="latin1")  # its checksum was right
+            np.asarray(entry["data"]).reshape(-1, 3, 32, 32)
+            _ = entry["labels"] if "labels" in entry else entry["fine_labels"]
+        except Exception:
+            return file
+    return folder

@@ -1,0 +1,148 @@
+"""Image tasks: CIFAR-10 with five hosts, CIFAR-100, Fashion-MNIST. A table of presets, read in one way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.data.entry import DataOptions, TaskEntry
+from esper.data.image_files import Images, ImageSource, read_images
+from esper.data.task import Split, Task
+from esper.hosts.cnn import CNNHost
+from esper.hosts.torchvision_shim import import_torchvision
+
+SPLIT_SEED = 20_001
+
+CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
+CIFAR10 = ImageSource(
+    title="CIFAR-10",
+    channels=3,
+    classes=10,
+    side=32,
+    train=50_000,
+    held_out=5_000,
+    validation=2_500,
+    test=10_000,
+    home=CIFAR_HOME,
+    dataset=lambda: import_torchvision("torchvision.datasets").CIFAR10,
+)
+CIFAR100 = ImageSource(
+    title="CIFAR-100",
+    channels=3,
+    classes=100,
+    side=32,
+    train=50_000,
+    held_out=5_000,
+    validation=2_500,
+    test=10_000,
+    home=CIFAR_HOME,
+    dataset=lambda: import_torchvision("torchvision.datasets").CIFAR100,
+)
+FASHION_MNIST = ImageSource(
+    title="Fashion-MNIST",
+    channels=1,
+    classes=10,
+    side=28,
+    train=60_000,
+    held_out=5_000,
+    validation=2_500,
+    test=10_000,
+    home="https://github.com/zalandoresearch/fashion-mnist",
+    dataset=lambda: import_torchvision("torchvision.datasets").FashionMNIST,
+)
+
+
+@dataclass(frozen=True)
+class ImagePreset:
+    """A task: a data set and a host for it."""
+
+    name: str
+    source: ImageSource
+    parameters: int
+    """Of the host alone."""
+    base: int
+    blocks: int = 3
+    kernel: int = 3
+    pool: bool = True
+
+    @property
+    def description(self) -> str:
+        source = self.source
+        sizes = f"{source.train - source.held_out:,} / {source.held_out:,} / {source.test:,}"
+        return f"{source.title} ({sizes}), from a local folder; CNN of {self.parameters:,} parameters"
+
+    def build_host(self) -> CNNHost:
+        return CNNHost(
+            in_channels=self.source.channels,
+            classes=self.source.classes,
+            base=self.base,
+            blocks=self.blocks,
+            kernel=self.kernel,
+            pool=self.pool,
+            rows=2 if self.pool else 1,
+        )
+
+    def load(self, options: DataOptions) -> Task:
+        """Raises ConfigError for data that is missing or corrupt."""
+        train, validation, test = read_splits(self.source, options)
+        return Task(
+            name=self.name,
+            description=self.description,
+            classes=self.source.classes,
+            build_host=self.build_host,
+            train=train,
+            validation=validation,
+            test=test,
+            learning_rate=0.05,
+            batch_size=128,
+            samples_per_epoch=len(train),
+            n_envs=8,
+            episode_length=75,
+            rounds=4,
+            learning_rounds=25,
+        )
+
+    def entry(self) -> TaskEntry:
+        return TaskEntry(self.name, self.description, self.load, self.build_host)
+
+
+PRESETS = (
+    ImagePreset("cifar10", CIFAR10, 6_418, base=8),
+    ImagePreset("cifar10_scale", CIFAR10, 99_922, base=8, blocks=5),
+    ImagePreset("cifar10_impaired", CIFAR10, 77, base=1, kernel=1),
+    ImagePreset("cifar10_minimal", CIFAR10, 164, base=2, kernel=1, pool=False),
+    ImagePreset("cifar10_wide", CIFAR10, 94_762, base=32),
+    ImagePreset("cifar100", CIFAR100, 30_196, base=16),
+    ImagePreset("fashion_mnist", FASHION_MNIST, 6_274, base=8),
+)
+
+
+def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split, Split]:
+    """Training, validation and test; normalised a channel by what training images look like, float32.
+
+    The split is random, and always the same. Validation is a fixed part of what is held out from training.
+    """
+    images, test = read_images(source, options)
+    order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(source.train))
+    border = source.train - source.held_out
+    train = _take(images, order[:border])
+    validation = _take(images, order[border : border + source.validation])
+    x = train.x.float()
+    mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
+    return (
+        Split(x=_normalise(x, mean, std), y=train.y),
+        Split(x=_normalise(validation.x.float(), mean, std), y=validation.y),
+        Split(x=_normalise(test.x.float(), mean, std), y=test.y),
+    )
+
+
+def _take(images: Images, rows: Tensor) -> Images:
+    return Images(images.x[rows], images.y[rows])
+
+
+def _normalise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """In place: the training images of CIFAR are half a gigabyte."""
+    return x.sub_(mean).div_(std)

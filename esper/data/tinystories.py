@@ -1,0 +1,105 @@
+"""`tinystories`: short stories for a transformer of 30 million parameters, from files in the data folder.
+
+In ``tinystories/`` lie either token files, ``train.bin`` and ``validation.bin`` (uint16, each story ended by the token
+of ``<|endoftext|>``), or texts, ``train.txt`` and ``validation.txt`` (stories separated by ``<|endoftext|>``), with
+GPT-2's ``tokenizer.json``. A text is turned into a token file once, and the token file is read from then on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from esper.config import ConfigError
+from esper.data.entry import DataOptions
+from esper.data.story_tokens import write_tokens
+from esper.data.task import Split, Task
+from esper.data.text import cut_by_position, evenly_spaced, windows
+from esper.data.token_file import TokenFile, TokenWindows
+from esper.hosts.transformer import TransformerHost
+
+NAME = "tinystories"
+VOCABULARY = 50_257
+LENGTH = 256
+MEASURED = 32
+"""Sequences of 256 that are validated on, and as many to test on: 8,192 tokens, whose accuracy has a standard error
+near 0.5 pp. Their logits take 1.6 GB, which is why there are no more."""
+PARTS = ("train", "validation")
+HOME = "https://huggingface.co/datasets/roneneldan/TinyStories"
+TOKENIZER_HOME = "https://huggingface.co/openai-community/gpt2"
+
+
+def build_host() -> TransformerHost:
+    """Six layers, 384 wide, a slot after every second one."""
+    return TransformerHost(vocabulary=VOCABULARY, width=384, layers=6, heads=6, block=LENGTH, slots=3)
+
+
+def load(options: DataOptions) -> Task:
+    """Training sequences stay in the file; the first half of the validation stories is validated on, the other tested.
+
+    Raises ConfigError for files that are missing or unusable.
+    """
+    train, validation = token_files(options.folder / NAME)
+    held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
+    first, second = cut_by_position(len(held_out), (0.5, 0.5))
+    if min(first.stop, len(held_out) - first.stop) <= LENGTH:
+        raise ConfigError(f"{validation.path} has {len(held_out)} tokens; it takes {2 * LENGTH + 2} or more")
+    sequences = TokenWindows(train, LENGTH)
+    return Task(
+        name=NAME,
+        description=DESCRIPTION,
+        classes=VOCABULARY,
+        build_host=build_host,
+        train=sequences.split(),
+        validation=_measured(held_out[first]),
+        test=_measured(held_out[second]),
+        learning_rate=0.1,
+        batch_size=16,
+        samples_per_epoch=min(1_024, len(sequences)),
+        n_envs=2,
+        episode_length=30,
+        rounds=1,
+        learning_rounds=25,
+    )
+
+
+def _measured(tokens: torch.Tensor) -> Split:
+    return evenly_spaced(windows(tokens, LENGTH), MEASURED)
+
+
+def token_files(folder: Path) -> tuple[TokenFile, TokenFile]:
+    """Training and validation tokens, made from the texts where there are no token files yet. Raises ConfigError."""
+    texts = [part for part in PARTS if not (folder / f"{part}.bin").is_file()]
+    tokenizer = folder / "tokenizer.json"
+    missing = [folder / f"{part}.txt" for part in texts if not (folder / f"{part}.txt").is_file()]
+    if texts and not tokenizer.is_file():
+        missing.append(tokenizer)
+    if missing:
+        raise ConfigError(_how_to_get(folder, missing))
+    for part in PARTS:
+        text, tokens = folder / f"{part}.txt", folder / f"{part}.bin"
+        if part in texts:
+            write_tokens(text, tokenizer, tokens, VOCABULARY)
+        elif text.is_file() and text.stat().st_mtime > tokens.stat().st_mtime:
+            raise ConfigError(f"{text} is newer than {tokens}, which is read in its place; delete one of them")
+    train, validation = (TokenFile(folder / f"{part}.bin", VOCABULARY) for part in PARTS)
+    return train, validation
+
+
+def _how_to_get(folder: Path, missing: list[Path]) -> str:
+    return "\n".join(
+        [
+            "TinyStories cannot be read:",
+            *(f"  missing: {file}" for file in missing),
+            f"It wants, in {folder}, train.txt and validation.txt with GPT-2's tokenizer.json, or token files "
+            f"train.bin and validation.bin (uint16). They are not downloaded (task.download does nothing here).",
+            f"Stories: {HOME} (TinyStoriesV2-GPT4-train.txt as train.txt, TinyStoriesV2-GPT4-valid.txt as "
+            f"validation.txt). Tokenizer: {TOKENIZER_HOME}",
+            "Another folder: --set task.data=FOLDER, or the environment variable ESPER_DATA.",
+        ]
+    )
+
+
+DESCRIPTION = "short stories, from a local folder; transformer of 30,044,544 parameters, GPT-2's vocabulary"

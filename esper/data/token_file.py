@@ -1,0 +1,104 @@
+"""Tokens in a file of uint16, memory-mapped: what does not fit in memory is read where it lies, a row at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from esper.config import ConfigError
+from esper.data.task import Split
+
+SCAN = 1 << 24
+"""Tokens looked at together when a file is checked: 32 MiB."""
+
+
+class TokenFile:
+    """The tokens of one file; opened where it is used, so that it can be sent to another process by its path.
+
+    Raises ConfigError for a file that cannot be one, or that holds a token outside the vocabulary.
+    """
+
+    def __init__(self, path: Path, vocabulary: int) -> None:
+        self.path = path
+        size = path.stat().st_size
+        if size == 0 or size % 2:
+            raise ConfigError(f"{path} has {size} bytes; a token file has two a token (uint16, little-endian)")
+        self._tokens: NDArray[np.uint16] | None = None
+        for first in range(0, len(self), SCAN):
+            highest = int(self.tokens[first : first + SCAN].max())
+            if highest >= vocabulary:
+                raise ConfigError(f"{path} holds token {highest}; the host's vocabulary has 0 to {vocabulary - 1}")
+
+    @property
+    def tokens(self) -> NDArray[np.uint16]:
+        """uint16 [M], memory-mapped."""
+        if self._tokens is None:
+            self._tokens = np.memmap(self.path, dtype="<u2", mode="r")
+        return self._tokens
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size // 2
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"path": self.path, "_tokens": None}  # a memory map would travel as a copy of the whole file
+
+
+class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
+    """Windows of ``length`` tokens that do not overlap, each with targets shifted by one: pairs int64 [length].
+
+    Raises ConfigError for a file without a single window.
+    """
+
+    def __init__(self, file: TokenFile, length: int) -> None:
+        self.file, self.length = file, length
+        self.count = (len(file) - 1) // length
+        if self.count < 1:
+            raise ConfigError(f"{file.path} has {len(file)} tokens; a sequence with its targets takes {length + 1}")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= row < self.count:
+            raise IndexError(f"row {row} of {self.count}")
+        first = row * self.length
+        tokens = torch.from_numpy(self.file.tokens[first : first + self.length + 1].astype(np.int64))
+        return tokens[:-1], tokens[1:]
+
+    def split(self) -> Split:
+        """The windows as a split whose tensors are read from the file when rows of them are asked for."""
+        x, y = WindowColumn(self, 0), WindowColumn(self, 1)
+        return Split(x=cast(Tensor, x), y=cast(Tensor, y))
+
+
+class WindowColumn:
+    """What training asks of a split's tensor, int64 [N, length], with the values left in the file.
+
+    ``column[rows]`` for a tensor or a slice of rows is an ordinary tensor on ``device``.
+    """
+
+    def __init__(self, windows: TokenWindows, shift: int, device: torch.device | None = None) -> None:
+        self.windows, self.shift = windows, shift
+        self.device = device or torch.device("cpu")
+        self.dtype = torch.int64
+        self.shape = torch.Size((len(windows), windows.length))
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        count, length = self.shape
+        picked = np.arange(count)[rows] if isinstance(rows, slice) else rows.cpu().numpy()
+        if picked.size and not 0 <= picked.min() <= picked.max() < count:
+            raise IndexError(f"rows {picked.min()} to {picked.max()} of {count}")
+        places = picked[:, None] * length + np.arange(length) + self.shift
+        return torch.from_numpy(self.windows.file.tokens[places].astype(np.int64)).to(self.device)
+
+    def to(self, device: torch.device) -> WindowColumn:
+        return WindowColumn(self.windows, self.shift, device)

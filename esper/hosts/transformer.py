@@ -1,0 +1,129 @@
+"""The transformer host: GPT style, pre-norm, the head tied to the token embedding, slots between groups of layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.hosts.host import SegmentedHost
+from esper.seeds.slot import SlotSite
+
+INIT_STD = 0.02
+
+
+class TransformerHost(SegmentedHost):
+    """Tokens int64 [B, T] to the logits of what follows each of them, float32 [B, T, vocabulary].
+
+    The layers are divided into ``slots`` equal groups, and a slot sits after each group.
+
+    Args:
+        vocabulary: tokens are 0 ... vocabulary − 1.
+        width: features of a token, a multiple of ``heads``.
+        layers: number of blocks, a multiple of ``slots``.
+        heads: attention heads.
+        block: the longest sequence.
+        slots: number of slots, named r0c0, r0c1, ...
+
+    Raises ValueError for numbers that do not divide, or that are no counts.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, block: int, slots: int) -> None:
+        if min(vocabulary, width, layers, heads, block, slots) < 1:
+            raise ValueError("vocabulary, width, layers, heads, block and slots are each 1 or more")
+        if width % heads or layers % slots:
+            raise ValueError(
+                f"width is a multiple of heads and layers one of slots; not {width} and {heads}, {layers} and {slots}"
+            )
+        embedding = TokenEmbedding(vocabulary, width, block)
+        blocks = [Block(width, heads) for _ in range(layers)]
+        size = layers // slots
+        groups: list[list[nn.Module]] = [list(blocks[first : first + size]) for first in range(0, layers, size)]
+        groups[0].insert(0, embedding)
+        segments: list[nn.Module] = [nn.Sequential(*group) for group in groups]
+        segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
+        super().__init__(segments, [SlotSite(f"r0c{i}", width) for i in range(slots)], topology="transformer")
+        self.block = block
+        self._draw_weights(layers)
+
+    def _draw_weights(self, layers: int) -> None:
+        """GPT-2's start: normal with σ = 0.02, biases 0; what 2·layers branches add to the residual stream is scaled
+        down by √(2·layers), so that their sum starts no larger in a deep host than in a flat one."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=INIT_STD)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, Block):
+                for last in (module.attention.project, module.mlp[-1]):
+                    assert isinstance(last, nn.Linear)
+                    nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
+
+
+class TokenEmbedding(nn.Module):
+    """Token plus learned position: int64 [B, T] to float32 [B, T, width]."""
+
+    def __init__(self, vocabulary: int, width: int, block: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(block, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.position.num_embeddings:
+            raise ValueError(f"a sequence of {length} tokens; this host sees at most {self.position.num_embeddings}")
+        out: Tensor = self.token(tokens) + self.position.weight[:length]
+        return out
+
+
+class Block(nn.Module):
+    """h + attention(norm(h)), then h + mlp(norm(h)); h [B, T, width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = h + self.attention(self.norm_attention(h))
+        out: Tensor = h + self.mlp(self.norm_mlp(h))
+        return out
+
+
+class CausalAttention(nn.Module):
+    """Each token looks at itself and what stands before it: [B, T, width] to the same shape."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        batch, length, width = h.shape
+        split = self.query_key_value(h).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class TiedHead(nn.Module):
+    """Logits by the token embedding's own weights: [B, T, width] to [B, T, vocabulary].
+
+    The embedding is kept in a tuple, so that it is no submodule here: the tensor is in the state dict once (safetensors
+    refuses tensors that share memory) and is counted once, and a deep copy of the host ties the copies to each other.
+    """
+
+    def __init__(self, embedding: TokenEmbedding) -> None:
+        super().__init__()
+        self._tied = (embedding,)
+
+    def forward(self, h: Tensor) -> Tensor:
+        weight: torch.Tensor = self._tied[0].token.weight
+        return F.linear(h, weight)
