@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from esper.config import ConfigError, TrainingConfig
 from esper.hosts.host import Host
+
+Sample = tuple[Tensor, Tensor]
 
 PAD = -100
 """Target of what does not count, such as the tokens behind the end of a text."""
@@ -65,7 +68,8 @@ class Task:
     """Size of the last dimension of the logits: classes of an image, the vocabulary of a text."""
     build_host: Callable[[], Host]
     """Makes a fresh host; where it draws initial weights from torch's generator, every episode has its own."""
-    train: Split
+    train: Split | Dataset[Sample]
+    """In memory, or a map-style dataset (x, y) of samples of equal shapes that workers read."""
     validation: Split
     test: Split
     description: str = ""
@@ -81,10 +85,31 @@ class Task:
     """Rounds of a run whose controller learns."""
     evaluation_batch: int = 2500
     """Samples that are evaluated at once, as memory allows."""
+    workers: int = 2
+    """Processes that read training data which is not in memory."""
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            getattr(self, name).check(f"{self.name}, {name} split", self.classes)
+        for name, split in self._splits().items():
+            split.check(f"{self.name}, {name} split", self.classes)
+        if not isinstance(self.train, Split) and not len(self.train):  # type: ignore[arg-type]
+            raise ConfigError(f"{self.name}, train split: it has no samples")
+
+    def _splits(self) -> dict[str, Split]:
+        """Those in memory, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in named.items() if isinstance(split, Split)}
+
+    @property
+    def samples(self) -> int:
+        """Of the training split."""
+        return len(self.train)  # type: ignore[arg-type]
+
+    def calibration_inputs(self, count: int = 256) -> Tensor:
+        """The first training inputs, at most ``count``, on the task's device."""
+        count = min(count, self.samples)
+        if isinstance(self.train, Split):
+            return self.train.x[:count]
+        return torch.stack([self.train[row][0] for row in range(count)]).to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -93,8 +118,7 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """The same task with its splits on ``device``."""
-        splits = {name: getattr(self, name).to(device) for name in ("train", "validation", "test")}
-        return replace(self, **splits)
+        return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
 
     def check_host(self, host: Host) -> None:
         """Try ``host`` on two samples. Raises ConfigError when it is no host, or its logits do not fit."""
@@ -125,12 +149,10 @@ class TaskEntry:
 def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
     """The config with the task's numbers in place of None. Raises ConfigError for a batch that the data cannot fill."""
     chosen = config.task
-    samples = chosen.samples_per_epoch or task.samples_per_epoch or len(task.train)
+    samples = chosen.samples_per_epoch or task.samples_per_epoch or task.samples
     batch = chosen.batch_size or task.batch_size
-    if samples > len(task.train):
-        raise ConfigError(
-            f"task.samples_per_epoch is {samples}, but {task.name} has {len(task.train)} training samples"
-        )
+    if samples > task.samples:
+        raise ConfigError(f"task.samples_per_epoch is {samples}, but {task.name} has {task.samples} training samples")
     if batch > samples:
         raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
     return config.with_values(

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from esper.config import TrainingConfig
 from esper.data.task import Task
 from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
-from esper.training.host_step import train_epoch
 from esper.training.lanes import Lanes
 
 Floats = NDArray[np.float64]
@@ -56,16 +56,20 @@ def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes, run_seed:
     envs = [ParallelEnvState(FIRST_INDEX + i, task, config, rows[i]) for i in range(count)]
     curves = {env.index: np.zeros((2, horizon + 1)) for env in envs}
 
-    def live_alone(env: ParallelEnvState) -> None:
-        for epoch in range(horizon + 1):
-            if epoch:
-                train_epoch(env)
-            result = evaluate(env, task.validation, [(0.0,) * len(env.slots)])
-            curves[env.index][:, epoch] = float(result.accuracy[0]), float(result.loss[0])
+    def validate(env: ParallelEnvState) -> None:
+        result = evaluate(env, task.validation, [(0.0,) * len(env.slots)])
+        curves[env.index][:, env.epoch] = float(result.accuracy[0]), float(result.loss[0])
 
     for env in envs:
         env.reset(run_seed, episode=0)
-    lanes.run(live_alone, envs)
+    trainer = HostTrainer(task, envs, lanes)
+    try:
+        lanes.run(validate, envs)
+        for _ in range(horizon):
+            trainer.epoch(envs)
+            lanes.run(validate, envs)
+    finally:
+        trainer.close()
     accuracy, loss = np.stack(list(curves.values()), axis=1)  # each [count, T + 1]
     return Baseline(
         accuracy=tuple(accuracy.mean(axis=0).tolist()),

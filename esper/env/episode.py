@@ -25,7 +25,6 @@ from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
 from esper.training.env_state import HOST, ParallelEnvState
 from esper.training.evaluate import evaluate
 from esper.training.governor import Governor
-from esper.training.host_step import train_epoch
 from esper.training.snapshot import ValidationRecord
 
 
@@ -89,9 +88,7 @@ class Episode:
         self.rolled_back = False
         self.outcome = apply_action(self, action)
 
-    # Phase 2, on a lane
-    def train(self) -> None:
-        train_epoch(self.training)
+    # Phase 2 trains hosts, and knows nothing of episodes.
 
     # Phase 3, on a lane
     def validate(self) -> None:

@@ -25,6 +25,7 @@ from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event
 from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.lanes import Lanes
 from esper.training.randomness import seeded
@@ -73,6 +74,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.emit = emit
         self.baseline = baseline
         self.lanes = Lanes(config.run.lanes)
+        self.trainer = HostTrainer(task, self.training, self.lanes)
         self.episodes: list[Episode] = []
         self.phase_seconds = {"train": 0.0, "validate": 0.0, "govern": 0.0, "decide": 0.0}
 
@@ -128,7 +130,7 @@ class GrowthVectorEnv(SlotVectorEnv):
                 episode.act(Action.decode(actions[episode.index]))
                 episode.report_changes()
         with self._phase("train"):
-            self.lanes.run(Episode.train, active)
+            self.trainer.epoch([episode.training for episode in active])
         with self._phase("validate"):
             self.lanes.run(Episode.validate, active)
             if active:
@@ -175,6 +177,7 @@ class GrowthVectorEnv(SlotVectorEnv):
 
     def close_extras(self, **_kwargs: Any) -> None:
         self.lanes.close()
+        self.trainer.close()
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -137,11 +137,11 @@ class ParallelEnvState:
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:
-        """One epoch of training; networks that draw from the process's generators take turns with others that do."""
+        """The host's training pass; networks that draw from the process's generators take turns with others."""
         if not self.draws_globally:
             yield
             return
-        with seeded(self._seed(Purpose.GLOBAL, self.epoch), device=self.device):
+        with seeded(self._seed(Purpose.GLOBAL, self.epoch, self.batch, 0), device=self.device):
             yield
 
     @property

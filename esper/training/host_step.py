@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from esper.data.task import Split
 from esper.hosts.host import At
 from esper.ops import GradStats, grad_stats
 from esper.seeds.slot import SeedSlot
@@ -24,19 +25,25 @@ EXPLODING = 10.0
 def train_epoch(env: ParallelEnvState) -> None:
     """floor(samples / batch) steps over the env's own permutation of the training set; results stay on the device."""
     config, split = env.config.task, env.task.train
+    assert isinstance(split, Split)
     assert config.batch_size is not None
     assert config.samples_per_epoch is not None
+    groups = begin_epoch(env)
+    order = torch.randperm(len(split), generator=env.order)[: config.samples_per_epoch].to(env.device)
+    for env.batch in range(config.samples_per_epoch // config.batch_size):
+        rows = order[env.batch * config.batch_size : (env.batch + 1) * config.batch_size]
+        train_step(env, groups, split.x[rows], split.y[rows])
+    env.epoch += 1
+
+
+def begin_epoch(env: ParallelEnvState) -> list[ParameterGroup]:
+    """Everything ready for the first step of an epoch; returns what its steps will move."""
     env.host.train()
     env.row.zero_()
     env.set_learning_rate()
     groups = env.learning_groups()
     env.collector.begin(tuple(group.name for group in groups))
-    order = torch.randperm(len(split), generator=env.order)[: config.samples_per_epoch].to(env.device)
-    with env.own_randomness():
-        for env.batch in range(config.samples_per_epoch // config.batch_size):
-            rows = order[env.batch * config.batch_size : (env.batch + 1) * config.batch_size]
-            train_step(env, groups, split.x[rows], split.y[rows])
-    env.epoch += 1
+    return groups
 
 
 def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
@@ -44,7 +51,8 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
     for group in groups:
         group.optimizer.zero_grad(set_to_none=True)
     features: dict[int, Tensor] = {}
-    logits = env.host.walk(x, blending(env, features))
+    with env.own_randomness():
+        logits = env.host.walk(x, blending(env, features))
     loss = mean_loss(logits, y)
     loss.backward()  # type: ignore[no-untyped-call]
     for site, h in features.items():

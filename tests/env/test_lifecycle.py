@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from esper.env import episode
 from esper.seeds.stage import SeedStage
 from esper.telemetry.event import ActionTaken, GateEvaluated, StageChanged
+from esper.training import epochs
 from esper.training.env_state import ParallelEnvState
 from esper.training.host_step import train_epoch
 from tests.core_helpers import Rig, rig
@@ -47,7 +47,7 @@ def before_training(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -
         look()
         train_epoch(training)
 
-    monkeypatch.setattr(episode, "train_epoch", train_and_look)
+    monkeypatch.setattr(epochs, "train_epoch", train_and_look)
 
 
 def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_once(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from esper.control.controller import NoGrowth
+from esper.data.entry import DataOptions
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
@@ -172,8 +173,8 @@ def test_trap_24_test_images_decide_nothing_while_the_agent_learns(
 ) -> None:
     """With other test images, all is the same until the comparison; then it is not."""
 
-    def spoiled(name: str) -> Task:
-        task = load_task(name)
+    def spoiled(name: str, options: DataOptions) -> Task:
+        task = load_task(name, options)
         return dataclasses.replace(task, test=Split(task.test.x, (task.test.y + 1) % 10))
 
     monkeypatch.setattr("esper.env.make.load_task", spoiled)
@@ -223,7 +224,7 @@ def test_finding_h1_a_rollback_is_counted_and_disturbs_no_other_host(
             DAMAGE["NaN weight"](training)
 
     hurt = 2
-    monkeypatch.setattr("esper.env.episode.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
     summary, recorder = play(learning(evaluation_pairs=3), tmp_path / "r")
     assert [event.rollbacks for event in of_kind(recorder, RoundCompleted)] == [1, 0, 0]
     assert [row["rollbacks"] for row in metrics(summary.folder)] == ["1", "0", "0"]

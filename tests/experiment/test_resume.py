@@ -136,7 +136,7 @@ def test_finding_m12_an_error_in_a_lane_leaves_a_checkpoint(
         train_epoch(training)
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.env.episode.train_epoch", breaks)
+        patch.setattr("esper.training.epochs.train_epoch", breaks)
         with pytest.raises(LaneError, match=r"env 1, epoch 2, batch \d+: MemoryError: no more"):
             Experiment(CONFIGS[name](), tmp_path / "r").run()
     assert "RunCompleted" not in kinds(tmp_path / "r")

@@ -14,6 +14,7 @@ import torch
 
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.tasks import load_task
+from esper.env.baseline import FIRST_INDEX
 from esper.env.make import EnvMaker
 from esper.experiment.environment import describe_environment
 from esper.experiment.run import Experiment, RunSummary
@@ -300,12 +301,12 @@ def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, mo
     trained: list[int] = []
 
     def breaks(env: Any) -> None:
-        trained.append(env.index)
+        trained.extend([env.index] * (env.index < FIRST_INDEX))  # not the hosts of the baseline
         if len(trained) > 2:
             raise MemoryError("no more")
         train_epoch(env)
 
-    monkeypatch.setattr("esper.env.episode.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
     with pytest.raises(RuntimeError, match=r"env \d, epoch 1, batch \d+: MemoryError: no more"):
         Experiment(tiny(), tmp_path / "r").run()
     names = [fields["event"] for fields in read_events(tmp_path / "r" / "events.jsonl")]

@@ -1,0 +1,117 @@
+"""Training data that workers read gives the same hosts, to the last bit, as the same data in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from esper.config import ConfigError
+from esper.data.shared_batches import SharedBatchError
+from esper.data.task import Split, Task, resolve
+from esper.env.vector_env import GrowthVectorEnv
+from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.epochs import HostTrainer
+from esper.training.lanes import Lanes
+from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """The training split, as a dataset that could lie on a disk; row ``torn`` cannot be read."""
+
+    def __init__(self, torn: int | None = None, size: int | None = None) -> None:
+        split = digits().train
+        assert isinstance(split, Split)
+        self.split, self.torn = split, torn
+        self.size = len(split) if size is None else size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if self.torn is not None and row >= self.torn:
+            raise OSError(f"row {row} is torn")
+        return self.split.x[row], self.split.y[row]
+
+
+def streamed(workers: int = 1, torn: int | None = None) -> Task:
+    return replace(digits(), train=Rows(torn), workers=workers)
+
+
+@contextmanager
+def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[ParallelEnvState]]]:
+    config = resolve(tiny_config(envs), task)
+    rows = make_accumulators(envs, torch.device("cpu"))
+    made = [ParallelEnvState(i, task, config, rows[i]) for i in range(envs)]
+    for env in made:
+        env.reset(0, 0)
+    with Lanes(1) as lanes:
+        trainer = HostTrainer(task, made, lanes)
+        try:
+            yield trainer, made
+        finally:
+            trainer.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_hosts_are_resident_hosts_to_the_last_bit(workers: int) -> None:
+    with trainer_of(digits(), 2) as (resident, a), trainer_of(streamed(workers), 2) as (streaming, b):
+        for trainer, envs in ((resident, a), (streaming, b)):
+            plant(envs[0], "r0c0")
+            for _ in range(2):
+                trainer.epoch(envs)
+        for one, other in zip(a, b, strict=True):
+            same_bits(tensors_of(one), tensors_of(other))
+            assert torch.equal(one.row, other.row)
+            assert one.epoch == other.epoch == 2
+
+
+def test_finding_m5_workers_live_through_all_epochs() -> None:
+    with trainer_of(streamed(2), 2) as (trainer, envs):
+        trainer.epoch(envs)
+        assert trainer.batches is not None
+        first = trainer.batches.worker_pids
+        trainer.epoch(envs)
+        assert trainer.batches.worker_pids == first != frozenset()
+
+
+def test_an_env_that_has_ended_is_left_alone() -> None:
+    with trainer_of(streamed(0), 2) as (trainer, envs):
+        before = tensors_of(envs[0])
+        trainer.epoch([envs[1]])
+        same_bits(before, tensors_of(envs[0]))
+        assert (envs[0].epoch, envs[1].epoch) == (0, 1)
+
+
+def test_a_row_that_cannot_be_read_says_which() -> None:
+    with trainer_of(streamed(1, torn=3), 1) as (trainer, envs), pytest.raises(SharedBatchError, match="is torn"):
+        trainer.epoch(envs)
+
+
+def test_a_streaming_task_makes_an_env_and_measures_its_baseline() -> None:
+    config = tiny_config(2, 3)
+    envs = [GrowthVectorEnv(task, config) for task in (digits(), streamed(1))]
+    try:
+        for env in envs:
+            env.reset(seed=0)
+            env.step(torch.zeros(2, 8, dtype=torch.int64).numpy())
+        assert envs[0].baseline == envs[1].baseline
+        same_bits(tensors_of(envs[0].training[1]), tensors_of(envs[1].training[1]))
+    finally:
+        for env in envs:
+            env.close()
+
+
+def test_calibration_inputs_are_the_first_rows_wherever_they_lie() -> None:
+    assert torch.equal(streamed(0).calibration_inputs(5), digits().calibration_inputs(5))
+    assert len(streamed(0).calibration_inputs(10_000)) == 997
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="train split: it has no samples"):
+        replace(digits(), train=Rows(size=0))
