@@ -117,6 +117,9 @@ class EnvConfig(Section):
     """Gates that open by themselves; ADVANCE is then masked out for their stage."""
     counterfactual_every: Count = 1
     """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
+    recalibrate: bool = False
+    """Whether each counterfactual configuration is validated under BatchNorm statistics of its own, estimated on the
+    first 256 training samples; otherwise all use those gathered in training, with the seeds on."""
     baseline_episodes: Count = 8
     """Hosts left alone whose mean curve is the no-growth baseline."""
     min_prune_age: Count | None = None

@@ -5,39 +5,20 @@ All statistics are paired: configurations are evaluated on the same samples, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.attribution import shapley
+from esper.attribution.paired import Paired, paired
 from esper.seeds.slot import SeedSlot
 from esper.training.evaluate import Configuration
 
 ALL_ON = "all on"
 ALL_OFF = "all off"
 COMMITTED = "committed"
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A difference of two accuracies on the same samples, with its paired standard error; both pp."""
-
-    difference: float
-    error: float
-
-
-def paired(d: NDArray[np.float64], counts: NDArray[np.float64]) -> Paired:
-    """Difference of accuracies from per-sample differences d [n] of targets met, of counts c [n] each.
-
-    The ratio r = Σd / Σc has standard error √(n/(n−1) · Σ(d − r·c)²) / Σc (Cochran, Sampling Techniques, 6.4); where
-    every sample counts once, that is std(d)/√n.
-    """
-    n, total = len(d), counts.sum()
-    r = d.sum() / total
-    spread = ((d - r * counts) ** 2).sum() * n / (n - 1)
-    return Paired(100 * float(r), 100 * float(np.sqrt(spread) / total))
 
 
 class CounterfactualHelper:
@@ -110,6 +91,25 @@ class CounterfactualHelper:
     def contribution(self, slot: str) -> Paired | None:
         """What the blended seed adds to everything else, or None when it is not blended."""
         return self.difference(ALL_ON, off(slot)) if off(slot) in self.row_of else None
+
+    def shapley(self) -> dict[str, Paired]:
+        """Shapley values of the blended seeds, exact; empty where not every coalition of them was measured."""
+        if len(self.blended) > shapley.EXACT_UP_TO:
+            return {}
+        named = {coalition: self._name_of(coalition) for coalition in shapley.coalitions(self.blended)}
+        if not all(name in self.row_of for name in named.values()):
+            return {}
+        correct = {coalition: self.correct[self.row_of[name]] for coalition, name in named.items()}
+        return shapley.exact(self.blended, correct, self.counts)
+
+    def _name_of(self, coalition: frozenset[str]) -> str:
+        """Of the configuration in which these of at most four blended slots are on and no others."""
+        absent = [slot for slot in self.blended if slot not in coalition]
+        if not absent or not coalition:
+            return ALL_OFF if absent else ALL_ON
+        if len(absent) == 1:
+            return off(absent[0])
+        return alone(*coalition) if len(coalition) == 1 else both(*coalition)
 
     def trial_of(self, slot: str) -> Paired | None:
         """What the incubating seed would add at its target alpha, or None when there is none."""

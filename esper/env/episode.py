@@ -96,7 +96,7 @@ class Episode:
         env = self.training
         every = self.world.config.env.counterfactual_every
         plan = self.counterfactual.plan(env.slots, costly=env.epoch % every == 0)
-        result = evaluate(env, env.task.validation, plan)
+        result = evaluate(env, env.task.validation, plan, env.calibration)
         self.correct = result.correct  # [K, n]
         committed = [env.host_group.parameters, *(env.seed_groups[slot.name].parameters for slot in env.fossils())]
         buffers = [b for b in env.host.buffers() if b.is_floating_point()]

@@ -228,5 +228,9 @@ class GrowthVectorEnv(SlotVectorEnv):
                     fossils=fossils,
                     rollbacks=episode.governor.rollbacks,
                     terminated=not episode.truncated,
+                    shapley={
+                        slot: (value.difference, value.error)
+                        for slot, value in episode.counterfactual.shapley().items()
+                    },
                 )
             )

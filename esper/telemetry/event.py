@@ -161,6 +161,9 @@ class EpisodeCompleted(Event):
     fossils: dict[str, str]
     rollbacks: int
     terminated: bool
+    shapley: dict[str, tuple[float, float]]
+    """Shapley value of each blended seed on validation samples, and its standard error, pp; empty where not every
+    coalition of them was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class ParallelEnvState:
         own_dropout(self.host, self.draws)
         self.sample = task.validation.x[:2]
         """Inputs that networks are tried on."""
+        self.calibration = task.calibration_inputs() if config.env.recalibrate else None
+        """Inputs that BatchNorm's statistics are estimated on for counterfactuals, where the config asks for it."""
         self.host.probe(self.sample)
         self.host_draws_globally = draws_globally(self.host, self.sample)
         self.global_seeds: set[str] = set()

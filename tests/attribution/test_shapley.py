@@ -1,0 +1,120 @@
+"""Shapley values against brute force over all orders, and what they must add up to."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from esper.attribution.counterfactual import ALL_OFF, ALL_ON, CounterfactualHelper
+from esper.attribution.shapley import Coalition, coalitions, exact, sampled
+from esper.seeds.stage import SeedStage as S
+from tests.attribution.test_counterfactual import slots
+
+Floats = NDArray[np.float64]
+NAMES = ("a", "b", "c", "d", "e", "f")
+
+
+def results(count: int, n: int = 60, tokens: bool = False) -> tuple[dict[Coalition, Floats], Floats]:
+    """Random results of all coalitions of ``count`` slots."""
+    rng = np.random.default_rng(count)
+    counts = rng.integers(1, 9, n).astype(float) if tokens else np.ones(n)
+    return {
+        c: rng.binomial(counts.astype(int), rng.uniform(0.1, 0.9)).astype(float) for c in coalitions(NAMES[:count])
+    }, counts
+
+
+def brute_force(names: tuple[str, ...], correct: dict[Coalition, Floats], counts: Floats) -> dict[str, float]:
+    """The definition: the mean gain of a slot over all orders."""
+    gains: dict[str, list[float]] = {name: [] for name in names}
+    for order in permutations(names):
+        for place, slot in enumerate(order):
+            before = frozenset(order[:place])
+            gains[slot].append(100 * float((correct[before | {slot}] - correct[before]).sum() / counts.sum()))
+    return {name: float(np.mean(values)) for name, values in gains.items()}
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_exact_values_are_those_of_all_orders(count: int, tokens: bool) -> None:
+    correct, counts = results(count, tokens=tokens)
+    names = NAMES[:count]
+    found = exact(names, correct, counts)
+    wanted = brute_force(names, correct, counts)
+    assert {name: value.difference for name, value in found.items()} == pytest.approx(wanted)
+    whole = 100 * float((correct[frozenset(names)] - correct[frozenset()]).sum() / counts.sum())
+    assert sum(value.difference for value in found.values()) == pytest.approx(whole)
+
+
+def test_a_slot_that_changes_nothing_is_worth_nothing_and_twins_are_worth_the_same() -> None:
+    correct, counts = results(2)
+    idle = {c | {"c"}: value for c, value in correct.items()} | correct
+    found = exact(("a", "b", "c"), idle, counts)
+    assert (found["c"].difference, found["c"].error) == (0, 0)
+    twins = {c: np.full(60, float(len(c))) for c in coalitions(("a", "b"))}
+    both = exact(("a", "b"), twins, counts)
+    assert both["a"] == both["b"]
+
+
+def test_the_error_is_that_of_the_mean_over_samples() -> None:
+    """With one slot the value is a plain paired difference."""
+    correct, counts = results(1)
+    d = correct[frozenset("a")] - correct[frozenset()]
+    assert exact(("a",), correct, counts)["a"].error == pytest.approx(100 * d.std(ddof=1) / np.sqrt(60))
+
+
+def test_sampled_values_come_near_exact_ones_and_say_how_near() -> None:
+    correct, counts = results(6, n=400)
+    wanted = brute_force(NAMES, correct, counts)
+    asked: list[Coalition] = []
+
+    def measure(coalition: Coalition) -> Floats:
+        asked.append(coalition)
+        return correct[coalition]
+
+    found = sampled(NAMES, measure, counts, pairs=200, rng=np.random.default_rng(0))
+    assert len(asked) == len(set(asked)) <= 64
+    for name in NAMES:
+        assert abs(found[name].difference - wanted[name]) < 3 * found[name].error
+        assert found[name].error < 6
+    whole = 100 * float((correct[frozenset(NAMES)] - correct[frozenset()]).sum() / counts.sum())
+    assert sum(value.difference for value in found.values()) == pytest.approx(whole)
+
+
+def test_more_orders_make_a_smaller_error_and_one_pair_has_none() -> None:
+    correct, counts = results(5, n=10_000)
+    few, many = (sampled(NAMES[:5], correct.__getitem__, counts, n, np.random.default_rng(1)) for n in (4, 400))
+    assert many["a"].error < few["a"].error / 3
+    with pytest.raises(ValueError, match="two pairs"):
+        sampled(NAMES[:5], correct.__getitem__, counts, 1, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * count), costly=True)
+    names = tuple(helper.blended)
+    rng = np.random.default_rng(5)
+    helper.record(rng.integers(0, 2, (len(plan), 50)), np.zeros(len(plan)), np.ones(50))
+    by_coalition = {
+        frozenset(name for name, alpha in zip(names, configuration, strict=True) if alpha): helper.correct[row]
+        for row, configuration in enumerate(plan)
+    }
+    assert len(by_coalition) == 2**count
+    wanted = brute_force(names, by_coalition, np.ones(50))
+    assert {name: value.difference for name, value in helper.shapley().items()} == pytest.approx(wanted)
+    whole = helper.difference(ALL_ON, ALL_OFF).difference
+    assert sum(value.difference for value in helper.shapley().values()) == pytest.approx(whole)
+
+
+def test_no_values_where_the_table_is_not_full() -> None:
+    helper = CounterfactualHelper()
+    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 3), costly=False)
+    helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
+    assert helper.shapley() == {}
+    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 5), costly=True)
+    helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
+    assert helper.shapley() == {}
+    assert CounterfactualHelper().shapley() == {}
