@@ -109,7 +109,8 @@ def _rebuild(facts: dict[str, Any], content: bytes) -> GrownHost:
         seeds, alphas = {}, {}
         for name, slot in facts["slots"].items():
             blueprint = BLUEPRINTS.get(facts["topology"], slot["blueprint"])
-            seeds[name] = Seed(blueprint.build(channels[name]), STYLES[slot["style"]].operator, channels[name])
+            body, operator = blueprint.build(channels[name]), STYLES[slot["style"]].operator
+            seeds[name] = Seed(body, operator, channels[name], blueprint.topology)
             alphas[name] = float(slot["alpha"])
             if not 0 <= alphas[name] <= 1:
                 raise ValueError(f"alpha of {name} is {alphas[name]}, not between 0 and 1")

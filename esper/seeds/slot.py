@@ -94,14 +94,17 @@ class SeedSlot:
         return GateEvidence(self.stage, self.epochs_in_stage, self.alpha, self.measured, anomaly_pending)
 
     def germinate(self, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float, probe: Tensor) -> None:
-        """Build the seed, try it on ``probe`` (features at this slot, [B, C, H, W]), and only then move in.
+        """Build the seed, try it on ``probe`` (features at this slot), and only then move in.
+
+        The blueprint's topology says how the features are laid out, see Seed.
 
         Raises GerminationFailed and leaves the slot untouched when the blueprint cannot be built, changes the shape or
         gives non-finite values.
         """
         check_transition(self.stage, SeedStage.GERMINATED)
         try:
-            seed = Seed(blueprint.build(self.site.channels), style.operator, self.site.channels).to(probe.device)
+            body = blueprint.build(self.site.channels)
+            seed = Seed(body, style.operator, self.site.channels, blueprint.topology).to(probe.device)
             with torch.inference_mode():
                 delta = seed.eval()(probe)
         except Exception as error:  # a user's factory may raise anything, and must not end the run
