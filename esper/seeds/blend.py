@@ -55,7 +55,7 @@ def running_mean(h: Tensor) -> Tensor:
     if h.dim() == 2:
         return h
     positions = h.flatten(1, -2)
-    precise = torch.promote_types(h.dtype, torch.float32)  # a sum of many bfloat16 numbers stops growing
+    precise = torch.promote_types(h.dtype, torch.float32)  # bfloat16 has eight bits for a sum or a count
     count = torch.arange(1, positions.shape[1] + 1, dtype=precise, device=h.device)
     mean = positions.cumsum(dim=1, dtype=precise) / count[:, None]
     return mean.to(h.dtype).reshape(h.shape)
