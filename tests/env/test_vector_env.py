@@ -64,7 +64,7 @@ def test_spaces_shapes_and_dtypes() -> None:
             assert (flags.shape, flags.dtype) == ((3,), np.bool_)
         assert env.action_masks().shape == (3, sum(env.action_spec.sizes))
         assert info["action_mask"]["op_slot"].shape == (3, 6, 4)
-        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, 4)
+        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, 7)
 
 
 def test_step_before_reset_is_an_error() -> None:
