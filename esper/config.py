@@ -7,14 +7,16 @@ are checked where their registries are known: when an env or an experiment is ma
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from esper.config_files import ConfigError as ConfigError
+from esper.config_files import read_toml as read_toml
+from esper.config_files import set_dotted as set_dotted
+from esper.config_files import toml_text
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -23,10 +25,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message says what would be right."""
 
 
 class Section(BaseModel):
@@ -111,6 +109,8 @@ class EnvConfig(Section):
     """Fossils allowed in one host; None: one in each slot."""
     parameter_budget: Positive = 10.0
     """Parameters that seeds may add, as a multiple of the host's."""
+    blueprints: tuple[str, ...] | None = None
+    """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
     one_incubating: bool = True
     """Germinate only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
     auto_advance: frozenset[Literal["G1", "G2", "G3"]] = frozenset()
@@ -294,7 +294,7 @@ class TrainingConfig(Section):
 
     def to_toml(self) -> str:
         """The config as TOML that :func:`read_toml` reads back; values that are None are left out."""
-        return _toml(self.model_dump(mode="json", exclude_none=True))
+        return toml_text(self.model_dump(mode="json", exclude_none=True))
 
 
 @dataclass(frozen=True)
@@ -329,33 +329,6 @@ class Durations:
         )
 
 
-def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError, calling it a ``kind``, when it is missing or not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{kind} {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{kind} {path} cannot be read as TOML: {error}") from None
-
-
-def set_dotted(tables: dict[str, Any], assignment: str) -> None:
-    """Write ``a.b=c`` into nested tables; the value is read as TOML, and as a plain string where it is not TOML."""
-    path, equals, text = assignment.partition("=")
-    keys = path.strip().split(".")
-    if not equals or len(keys) < 2 or not all(keys):
-        raise ConfigError(f"--set wants SECTION.NAME=VALUE, such as run.seed=3, not {assignment!r}")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    for key in keys[:-1]:
-        tables = tables.setdefault(key, {})
-        if not isinstance(tables, dict):
-            raise ConfigError(f"--set {assignment}: {key} is a value, not a section")
-    tables[keys[-1]] = value
-
-
 def _explain(root: type[BaseModel], problem: Any) -> str:
     """One line for one pydantic error: where, what is wrong, what would be right."""
     if problem["type"] == "value_error":
@@ -368,22 +341,6 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
         section = section.model_fields[part].annotation
     place = ".".join(location[:-1]) or "the config"
     return f"unknown key {'.'.join(location)}; {place} has: {', '.join(section.model_fields)}"
-
-
-def _toml(tables: dict[str, Any], prefix: str = "") -> str:
-    """Tables of scalars, lists and tables as TOML. JSON's strings, numbers, booleans and lists are TOML's too."""
-    lines = [f"{key} = {_toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    text = "\n".join(lines) + "\n" if lines else ""
-    for key, value in tables.items():
-        if isinstance(value, dict):
-            name = f"{prefix}{key}"
-            text += f"\n[{name}]\n" + _toml(value, f"{name}.")
-    return text
-
-
-def _toml_value(value: Any) -> str:
-    # TOML has no surrogate pairs, and wants DEL escaped where JSON does not.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ from esper.env.fleet import IS_BLENDED, Bools, Fleet, Floats, Rules
 from esper.env.lifecycle import STYLE_IS_GATED, SeedSlots
 from esper.env.planted_law import Accuracies, Growth, Law
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
+from esper.seeds.blueprints import choose
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, ActionSpec, Op
 from esper.training.randomness import Purpose, derive_seed
@@ -45,7 +46,7 @@ class PlantedVectorEnv(SlotVectorEnv):
 
     Args:
         config: 64 envs and 50 epochs where it does not say.
-        law: what accuracy follows.
+        law: what accuracy follows; of its blueprints those of ``config.env.blueprints``, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
     """
 
@@ -56,6 +57,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
     ) -> None:
         config, law = resolve(config or TrainingConfig()), law or Law()
+        law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
         super().__init__(config, ActionSpec(law.slots, law.blueprints), autoreset_mode)
         self.law = law
         places = len(law.slots)

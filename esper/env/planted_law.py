@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,6 +67,16 @@ class Law:
         shape = (len(self.slots), len(self.blueprints))
         if np.shape(self.worth) != shape or len(self.parameters) != shape[1]:
             raise ValueError(f"worth is [slots][blueprints], here {shape}, and parameters one number a blueprint")
+
+    def only(self, blueprints: tuple[str, ...]) -> Law:
+        """The law for hosts in which only these of its blueprints can be planted."""
+        places = [self.blueprints.index(name) for name in blueprints]
+        return replace(
+            self,
+            blueprints=blueprints,
+            worth=tuple(tuple(row[place] for place in places) for row in self.worth),
+            parameters=tuple(self.parameters[place] for place in places),
+        )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:
         """Of the host alone after so many epochs, pp."""

@@ -21,7 +21,7 @@ from esper.env.episode import Episode, World, transfer
 from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event
 from esper.training.env_state import ParallelEnvState, make_accumulators
@@ -43,11 +43,13 @@ class GrowthVectorEnv(SlotVectorEnv):
         config: sizes left to the task are taken from it.
         emit: receives typed events, on the thread that calls ``step``.
         baseline: the no-growth curves; None measures them at the first reset.
-        blueprints: what seeds can be; None takes the built-in registry as it is now.
+        blueprints: what seeds can be; None takes the built-in registry as it is now. ``config.env.blueprints`` says
+            which of the host's topology a controller may choose, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
 
     Raises:
-        ConfigError: sizes that the task's data cannot serve, or a host that does not fit the task.
+        ConfigError: sizes that the task's data cannot serve, a host that does not fit the task, or blueprints that are
+            not known.
         ValueError: another autoreset mode.
     """
 
@@ -68,7 +70,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.training = [ParallelEnvState(i, task, config, rows[i]) for i in range(n_envs)]
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
-        spec = ActionSpec(host.slot_names, self.blueprints.names(host.topology))
+        names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
+        spec = ActionSpec(host.slot_names, names)
         super().__init__(config, spec, autoreset_mode)
         self.task = task
         self.emit = emit

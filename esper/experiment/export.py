@@ -75,10 +75,10 @@ def _kept(slot: SeedSlot) -> KeptSeed:
 
 def _assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
     channels = {site.name: site.channels for site in host.sites}
-    seeds = {
-        name: Seed(blueprints[name].build(channels[name]), STYLES[seed.style].operator, channels[name])
-        for name, seed in kept.items()
-    }
+    seeds = {}
+    for name, seed in kept.items():
+        body, operator = blueprints[name].build(channels[name]), STYLES[seed.style].operator
+        seeds[name] = Seed(body, operator, channels[name], host.topology)
     return GrownHost(host, seeds, kept, task)
 
 

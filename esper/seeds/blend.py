@@ -19,7 +19,7 @@ class BlendOperator(Enum):
     MULTIPLY = "multiply"
     """d = h · tanh(f(h))"""
     GATE = "gate"
-    """d = g(h) · f(h), with g in (0, 1) per sample"""
+    """d = g(h) · f(h), with g in (0, 1) per sample, and per position in a sequence"""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,39 @@ def gate_parameters(channels: int) -> int:
     return (channels + 1) * hidden + hidden + 1
 
 
+def running_mean(h: Tensor) -> Tensor:
+    """What the gate may know of features with channels last: [B, D] as they are; of [B, T, D] at position t the mean
+    over positions 1 to t, so that no position sees a later one.
+
+    Positions that lie on more than one axis, [B, ..., D], count in row-major order. The shape and dtype of ``h``.
+    """
+    if h.dim() == 2:
+        return h
+    positions = h.flatten(1, -2)
+    precise = torch.promote_types(h.dtype, torch.float32)  # bfloat16 has eight bits for a sum or a count
+    count = torch.arange(1, positions.shape[1] + 1, dtype=precise, device=h.device)
+    mean = positions.cumsum(dim=1, dtype=precise) / count[:, None]
+    return mean.to(h.dtype).reshape(h.shape)
+
+
 class Seed(nn.Module):
-    """A blueprint's body with its blend operator: features ``h`` [B, C, H, W] to a delta ``d`` of the same shape.
+    """A blueprint's body with its blend operator: features ``h`` to a delta ``d`` of the same shape.
 
     All parameters, the gate's included, exist from birth, so that the one optimizer made then holds every one of them.
+
+    Args:
+        body: the blueprint's module.
+        operator: what makes the delta of the body's output.
+        channels: channels of ``h``, C.
+        topology: how ``h`` is laid out. "cnn": [B, C, H, W]. Any other, such as "transformer" [B, T, C] and "mlp"
+            [B, C], has the channels last.
     """
 
-    def __init__(self, body: nn.Module, operator: BlendOperator, channels: int) -> None:
+    def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
         super().__init__()
         self.body = body
         self.operator = operator
+        self.images = topology == "cnn"
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)
@@ -66,7 +89,9 @@ class Seed(nn.Module):
         f: Tensor = self.body(h)
         if self.operator is BlendOperator.MULTIPLY:
             return h * torch.tanh(f)
-        if self.gate is not None:
+        if self.gate is None:
+            return f
+        if self.images:
             g: Tensor = self.gate(h.mean(dim=(2, 3)))  # [B, 1]
             return g[:, :, None, None] * f
-        return f
+        return self.gate(running_mean(h)) * f  # type: ignore[no-any-return]  # [B, 1] or [B, T, 1]

@@ -104,12 +104,15 @@ class SeedSlot:
     ) -> None:
         """Build the seed, try it on ``probe`` (features at this slot, [B, ...]), ``prepare`` it, and only then move in.
 
+        The blueprint's topology says how the features are laid out, see Seed.
+
         Raises GerminationFailed and leaves the slot untouched when the blueprint cannot be built or prepared, changes
         the shape or gives non-finite values.
         """
         check_transition(self.stage, SeedStage.GERMINATED)
         try:
-            seed = Seed(blueprint.build(self.site.channels), style.operator, self.site.channels).to(probe.device)
+            body = blueprint.build(self.site.channels)
+            seed = Seed(body, style.operator, self.site.channels, blueprint.topology).to(probe.device)
             with torch.inference_mode():
                 delta = seed.eval()(probe)
             prepare(seed)

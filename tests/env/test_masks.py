@@ -21,6 +21,9 @@ LIVING = (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
 COOLDOWN = (S.PRUNED, S.EMBARGOED, S.RESETTING)
 SIZES = {"norm": lambda c: 2 * c, "conv_light": lambda c: 9 * c * c + 3 * c, "depthwise": lambda c: c * c + 12 * c}
 SIZES["attention"] = lambda c: 2 * c * max(4, c // 4) + max(4, c // 4) + 2 * c
+SIZES["conv_small"] = lambda c: c * c + 3 * c
+SIZES["conv_heavy"] = lambda c: 18 * c * c + 5 * c
+SIZES["bottleneck"] = lambda c: 2 * c * max(4, c // 4) + 9 * max(4, c // 4) ** 2 + 4 * max(4, c // 4) + 3 * c
 
 
 def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool:
@@ -156,7 +159,7 @@ def test_per_head_masks_side_by_side_are_what_foreign_agents_read() -> None:
         place = 0
         for name, size in zip(
             ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
-            (6, 4, 4, 4, 3, 3, 4, 5),
+            (6, 4, 7, 4, 3, 3, 4, 5),
             strict=True,
         ):
             assert np.array_equal(flat[:, place : place + size], heads[name])

@@ -49,7 +49,7 @@ def test_spaces_shapes_and_dtypes() -> None:
         assert isinstance(env, VectorEnv)
         assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
         assert env.num_envs == 3
-        assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 4, 4, 4, 3, 3, 4, 5])
+        assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 4, 7, 4, 3, 3, 4, 5])
         assert env.action_space.shape == (3, 8)
         assert env.observation_space.shape == (3, env.layout.size)
         assert world.observation.shape == (3, env.layout.size)
@@ -64,7 +64,7 @@ def test_spaces_shapes_and_dtypes() -> None:
             assert (flags.shape, flags.dtype) == ((3,), np.bool_)
         assert env.action_masks().shape == (3, sum(env.action_spec.sizes))
         assert info["action_mask"]["op_slot"].shape == (3, 6, 4)
-        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, 4)
+        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, 7)
 
 
 def test_step_before_reset_is_an_error() -> None:

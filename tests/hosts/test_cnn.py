@@ -85,6 +85,7 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
             BLUEPRINTS.get("cnn", "conv_light").build(sites[name].channels),
             STYLES[style].operator,
             sites[name].channels,
+            "cnn",
         )
         for name in alphas
     }

@@ -1,4 +1,4 @@
-"""Blueprints and blend operators: exact sizes, small births, and the registry's errors."""
+"""Blueprints of convolutional hosts, blend operators and the registry: exact sizes, shapes, errors."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ from esper.seeds.blueprints.cnn import group_norm
 from esper.spaces.action import ALPHA_CURVES
 from esper.spaces.action import STYLES as STYLE_NAMES
 
-NAMES = ("norm", "conv_light", "depthwise", "attention")
-WIDTHS = (1, 3, 6, 8, 16, 24, 48, 64)
+NAMES = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
+WIDTHS = (1, 3, 4, 6, 8, 16, 17, 24, 32, 48, 64, 96)
 
 
 def hidden(c: int) -> int:
@@ -24,9 +24,14 @@ def hidden(c: int) -> int:
 # Counted by hand: GroupNorm 2C, scale C, 3x3 9C^2, depthwise 9C, 1x1 C^2, two Linear layers with bias.
 FORMULAS: dict[str, Callable[[int], int]] = {
     "norm": lambda c: 2 * c,
-    "conv_light": lambda c: 9 * c * c + 2 * c + c,
-    "depthwise": lambda c: 9 * c + c * c + 2 * c + c,
     "attention": lambda c: (c * hidden(c) + hidden(c)) + (hidden(c) * c + c) + c,
+    "conv_small": lambda c: c * c + 2 * c + c,
+    "bottleneck": lambda c: (
+        (c * hidden(c) + 2 * hidden(c)) + (9 * hidden(c) ** 2 + 2 * hidden(c)) + (hidden(c) * c + 2 * c) + c
+    ),
+    "depthwise": lambda c: 9 * c + c * c + 2 * c + c,
+    "conv_light": lambda c: 9 * c * c + 2 * c + c,
+    "conv_heavy": lambda c: 2 * (9 * c * c + 2 * c) + c,
 }
 
 
@@ -34,8 +39,9 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def test_the_blueprints_of_this_release_are_registered() -> None:
-    assert set(NAMES) <= set(BLUEPRINTS.names("cnn"))
+def test_the_blueprints_are_registered_in_this_order() -> None:
+    """A controller's choices and its observation are indices into this list."""
+    assert BLUEPRINTS.names("cnn") == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,13 +52,22 @@ def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: 
     assert blueprint.description
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("conv_small", 304), ("bottleneck", 336), ("depthwise", 448), ("conv_light", 2352), ("conv_heavy", 4688)],
+)
+def test_sizes_at_sixteen_channels(name: str, parameters: int) -> None:
+    assert count(BLUEPRINTS.get("cnn", name).build(16)) == parameters
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_gate_has_the_parameters_it_states(width: int) -> None:
     size = max(8, width // 4)
     expected = (width * size + size) + (size * 1 + 1)
-    plain = count(Seed(nn.Identity(), BlendOperator.ADD, width))
-    gated = count(Seed(nn.Identity(), BlendOperator.GATE, width))
-    assert (plain, gated) == (0, expected)
+    for topology in ("cnn", "transformer", "mlp", "of a user"):
+        plain = count(Seed(nn.Identity(), BlendOperator.ADD, width, topology))
+        gated = count(Seed(nn.Identity(), BlendOperator.GATE, width, topology))
+        assert (plain, gated) == (0, expected)
     assert gate_parameters(width) == expected
 
 
@@ -65,10 +80,10 @@ def test_group_norm_takes_the_most_groups_that_leave_sixteen_channels(channels: 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("width", [3, 6, 32])
+@pytest.mark.parametrize("width", [3, 6, 17, 32])
 def test_a_seed_keeps_the_shape_and_is_born_small(name: str, style: str, width: int) -> None:
     torch.manual_seed(0)
-    seed = Seed(BLUEPRINTS.get("cnn", name).build(width), STYLES[style].operator, width)
+    seed = Seed(BLUEPRINTS.get("cnn", name).build(width), STYLES[style].operator, width, "cnn")
     h = torch.relu(torch.randn(16, width, 4, 4))
     delta = seed(h).detach()
     assert delta.shape == h.shape
@@ -79,9 +94,9 @@ def test_the_operators_are_what_they_say() -> None:
     h = torch.randn(4, 6, 2, 2)
     body = nn.Conv2d(6, 6, 1)
     f = body(h)
-    torch.testing.assert_close(Seed(body, BlendOperator.ADD, 6)(h), f)
-    torch.testing.assert_close(Seed(body, BlendOperator.MULTIPLY, 6)(h), h * torch.tanh(f))
-    gated = Seed(body, BlendOperator.GATE, 6)
+    torch.testing.assert_close(Seed(body, BlendOperator.ADD, 6, "cnn")(h), f)
+    torch.testing.assert_close(Seed(body, BlendOperator.MULTIPLY, 6, "cnn")(h), h * torch.tanh(f))
+    gated = Seed(body, BlendOperator.GATE, 6, "cnn")
     first, last = (layer for layer in gated.modules() if isinstance(layer, nn.Linear))
     g = torch.sigmoid(last(nn.functional.silu(first(h.mean(dim=(2, 3))))))
     assert g.shape == (4, 1)

@@ -46,6 +46,7 @@ SAMPLES: dict[str, Any] = {
     "tuple[float, ...]": (0.5, math.nan),
     "tuple[tuple[str, bool, float | None, float | None], ...]": (("age", True, 3.0, 2.0), ("gain", False, None, None)),
     "dict[str, float]": {"r0c0": 1.5},
+    "dict[str, tuple[float, float]]": {"r0c0": (1.5, 0.5)},
     "dict[str, str]": {"r0c0": "conv_light"},
 }
 

@@ -15,7 +15,7 @@ from tests.core_helpers import digits, make_training, plant, same_bits, tensors_
 
 S = SeedStage
 SITES = ("r0c0", "r1c0", "r0c1", "r1c1")
-BLUEPRINT_NAMES = ("norm", "conv_light", "depthwise", "attention")
+BLUEPRINT_NAMES = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
 
 
 def seed_of(slot: SeedSlot) -> nn.Module:

@@ -3,27 +3,16 @@
 Normalisation is GroupNorm: it has no running statistics, so a seed has no state that evaluation and training see
 differently. The last factor of every delta is a per-channel scale that starts at 0.1: small at birth, and yet every
 parameter has a gradient from the first step on.
+
+Every formula counts the whole body: C² and 9C² are convolutions without bias, 2C is a GroupNorm, C the scale.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from esper.seeds.blueprints.registry import BLUEPRINTS
-
-SCALE_AT_BIRTH = 0.1
-
-
-class ChannelScale(nn.Module):
-    """Multiplies channel c of [B, C, H, W] by a learned factor."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((channels, 1, 1), SCALE_AT_BIRTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
+from esper.seeds.blueprints.scale import AT_BIRTH, ChannelScale
 
 
 class SqueezeExcite(nn.Module):
@@ -31,7 +20,7 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        hidden = max(4, channels // 4)
+        hidden = narrow(channels)
         # SiLU, not ReLU: with four hidden units on few channels all of them can start dead.
         self.excite = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, channels), nn.Sigmoid())
 
@@ -40,28 +29,57 @@ class SqueezeExcite(nn.Module):
         return h * weights[:, :, None, None]
 
 
+def narrow(channels: int) -> int:
+    """H, the inner width of `attention` and `bottleneck`: a quarter of the channels, rounded down, and at least 4."""
+    return max(4, channels // 4)
+
+
 def group_norm(channels: int) -> nn.GroupNorm:
     """GroupNorm with the most groups of 32, 16, ..., 2 that divide the channels and keep 16 in each, else one."""
     fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16)
     return nn.GroupNorm(next(fitting, 1), channels)
 
 
+def convolution(channels: int, out: int, kernel: int) -> list[nn.Module]:
+    """A convolution that keeps height and width, GroupNorm, ReLU: kernel² · channels · out + 2 · out parameters.
+
+    The normalisation is what keeps the ReLU alive: of each group, some value is above the mean.
+    """
+    padding = kernel // 2
+    return [nn.Conv2d(channels, out, kernel, padding=padding, bias=False), group_norm(out), nn.ReLU()]
+
+
 @BLUEPRINTS.register("cnn", "norm", parameters=lambda c: 2 * c)
 def norm(channels: int) -> nn.Module:
     """Rescaled GroupNorm: evens out the features' scale; 2C parameters."""
     layer = group_norm(channels)
-    nn.init.constant_(layer.weight, SCALE_AT_BIRTH)
+    nn.init.constant_(layer.weight, AT_BIRTH)
     return layer
 
 
-@BLUEPRINTS.register("cnn", "conv_light", parameters=lambda c: 9 * c * c + 3 * c)
-def conv_light(channels: int) -> nn.Module:
-    """One 3×3 convolution; 9C² + 3C parameters."""
+@BLUEPRINTS.register("cnn", "attention", parameters=lambda c: 2 * c * narrow(c) + narrow(c) + 2 * c)
+def attention(channels: int) -> nn.Module:
+    """Squeeze-and-excite: reweights channels by global context; 2CH + H + 2C parameters, H = max(4, C/4)."""
+    return nn.Sequential(SqueezeExcite(channels), ChannelScale(channels, 1, 1))
+
+
+@BLUEPRINTS.register("cnn", "conv_small", parameters=lambda c: c * c + 3 * c)
+def conv_small(channels: int) -> nn.Module:
+    """One 1×1 convolution; C² + 3C parameters."""
+    return nn.Sequential(*convolution(channels, channels, 1), ChannelScale(channels, 1, 1))
+
+
+@BLUEPRINTS.register(
+    "cnn", "bottleneck", parameters=lambda c: 2 * c * narrow(c) + 9 * narrow(c) ** 2 + 4 * narrow(c) + 3 * c
+)
+def bottleneck(channels: int) -> nn.Module:
+    """1×1 down to H channels, 3×3, 1×1 up; 2CH + 9H² + 4H + 3C parameters, H = max(4, C/4)."""
+    hidden = narrow(channels)
     return nn.Sequential(
-        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-        group_norm(channels),
-        nn.ReLU(),
-        ChannelScale(channels),
+        *convolution(channels, hidden, 1),
+        *convolution(hidden, hidden, 3),
+        *convolution(hidden, channels, 1),
+        ChannelScale(channels, 1, 1),
     )
 
 
@@ -70,14 +88,20 @@ def depthwise(channels: int) -> nn.Module:
     """3×3 depthwise and 1×1 pointwise convolution; C² + 12C parameters."""
     return nn.Sequential(
         nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-        nn.Conv2d(channels, channels, 1, bias=False),
-        group_norm(channels),
-        nn.ReLU(),
-        ChannelScale(channels),
+        *convolution(channels, channels, 1),
+        ChannelScale(channels, 1, 1),
     )
 
 
-@BLUEPRINTS.register("cnn", "attention", parameters=lambda c: 2 * c * max(4, c // 4) + max(4, c // 4) + 2 * c)
-def attention(channels: int) -> nn.Module:
-    """Squeeze-and-excite: reweights channels by global context; 2CH + H + 2C parameters, H = max(4, C/4)."""
-    return nn.Sequential(SqueezeExcite(channels), ChannelScale(channels))
+@BLUEPRINTS.register("cnn", "conv_light", parameters=lambda c: 9 * c * c + 3 * c)
+def conv_light(channels: int) -> nn.Module:
+    """One 3×3 convolution; 9C² + 3C parameters."""
+    return nn.Sequential(*convolution(channels, channels, 3), ChannelScale(channels, 1, 1))
+
+
+@BLUEPRINTS.register("cnn", "conv_heavy", parameters=lambda c: 18 * c * c + 5 * c)
+def conv_heavy(channels: int) -> nn.Module:
+    """Two 3×3 convolutions; 18C² + 5C parameters."""
+    return nn.Sequential(
+        *convolution(channels, channels, 3), *convolution(channels, channels, 3), ChannelScale(channels, 1, 1)
+    )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from esper.config import ConfigError
+
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -64,3 +66,20 @@ class BlueprintRegistry:
 
 BLUEPRINTS = BlueprintRegistry()
 """What ships with Esper, and what users add with ``@BLUEPRINTS.register(...)`` before an env is made."""
+
+
+def choose(wanted: tuple[str, ...] | None, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """The blueprints that a controller may plant: those of ``env.blueprints``, or all that are known ``where``.
+
+    Raises ConfigError listing the known names when one is unknown or given twice, or when there is none to choose.
+    """
+    if not known:
+        raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")
+    chosen = known if wanted is None else wanted
+    problems = [f"unknown {name!r}" for name in dict.fromkeys(chosen) if name not in known]
+    problems += [f"{name!r} is given more than once" for name in dict.fromkeys(chosen) if chosen.count(name) > 1]
+    if not chosen:
+        problems = ["it is empty; a run that plants nothing has run.controller = 'none'"]
+    if problems:
+        raise ConfigError(f"env.blueprints: {'; '.join(problems)}; known for {where}: {', '.join(known)}")
+    return chosen

@@ -1,0 +1,26 @@
+"""The last factor of a blueprint's delta: what keeps a seed small at birth, and alive."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+AT_BIRTH = 0.1
+
+
+class ChannelScale(nn.Module):
+    """Multiplies each channel by a learned factor that starts at 0.1.
+
+    Small, and yet not zero: behind a factor of zero nothing would have a gradient.
+
+    Args:
+        shape: of the factors, to be broadcast over features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W],
+            ``ChannelScale(d)`` for [B, D] and [B, T, D].
+    """
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full(shape, AT_BIRTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight

@@ -1,0 +1,109 @@
+"""Blueprints for hosts with the channels last: from [B, T, D] to a delta of the same shape, and for "mlp" from [B, D].
+
+Position t of the delta depends on positions 1 to t of the features only. There is no skip inside: the host's own path
+is the skip. The last factor of every delta is a per-channel scale that starts at 0.1, see ChannelScale; a LoRA of
+the usual kind, born with a factor of zero, would leave the other factor without a gradient.
+
+What begins with LayerNorm is born at the same size whatever the features' scale, an RMS of 0.1 (`norm`) or less; the
+LoRAs are linear in the features, and are born at about 0.03 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.seeds.blueprints.registry import BLUEPRINTS
+from esper.seeds.blueprints.scale import AT_BIRTH, ChannelScale
+
+HEAD_WIDTH = 32
+Factory = Callable[[int], nn.Module]
+
+
+def positionwise(name: str, parameters: Callable[[int], int]) -> Callable[[Factory], Factory]:
+    """Decorator for a factory whose module treats each position alone, and so is for "mlp" hosts, too."""
+
+    def decorate(build: Factory) -> Factory:
+        for topology in ("transformer", "mlp"):
+            BLUEPRINTS.register(topology, name, parameters)(build)
+        return build
+
+    return decorate
+
+
+class CausalAttention(nn.Module):
+    """Self-attention [B, T, D] to [B, T, D] in which position t attends to positions 1 to t; 4D² parameters.
+
+    Without biases: one on the keys would have no gradient, as it moves all scores of a position alike.
+    """
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.heads = attention_heads(dims)
+        self.project = nn.Linear(dims, 3 * dims, bias=False)
+        self.merge = nn.Linear(dims, dims, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        parts = self.project(h).chunk(3, dim=2)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)  # [B, heads, T, D / heads]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
+        return merged
+
+
+def attention_heads(dims: int) -> int:
+    """The most heads that divide the dims and keep a width of 32 in each, else one."""
+    return next((heads for heads in range(dims // HEAD_WIDTH, 1, -1) if dims % heads == 0), 1)
+
+
+def low_rank(dims: int, rank: int) -> nn.Module:
+    """scale · B A h with A of [rank, D] and B of [D, rank]."""
+    return nn.Sequential(nn.Linear(dims, rank, bias=False), nn.Linear(rank, dims, bias=False), ChannelScale(dims))
+
+
+def feed_forward(dims: int, factor: int) -> nn.Module:
+    """scale · W2 gelu(W1 norm(h)) with ``factor`` · D hidden units."""
+    hidden = factor * dims
+    return nn.Sequential(
+        nn.LayerNorm(dims), nn.Linear(dims, hidden), nn.GELU(), nn.Linear(hidden, dims), ChannelScale(dims)
+    )
+
+
+@positionwise("norm", parameters=lambda d: 2 * d)
+def norm(dims: int) -> nn.Module:
+    """Rescaled LayerNorm: evens out the features' scale; 2D parameters."""
+    layer = nn.LayerNorm(dims)
+    nn.init.constant_(layer.weight, AT_BIRTH)
+    return layer
+
+
+@positionwise("lora", parameters=lambda d: 17 * d)
+def lora(dims: int) -> nn.Module:
+    """Linear map of rank 8; 17D parameters."""
+    return low_rank(dims, 8)
+
+
+@positionwise("lora_large", parameters=lambda d: 65 * d)
+def lora_large(dims: int) -> nn.Module:
+    """Linear map of rank 32; 65D parameters."""
+    return low_rank(dims, 32)
+
+
+@BLUEPRINTS.register("transformer", "attention", parameters=lambda d: 4 * d * d + 3 * d)
+def attention(dims: int) -> nn.Module:
+    """Causal self-attention with heads of 32 dims or more; 4D² + 3D parameters."""
+    return nn.Sequential(nn.LayerNorm(dims), CausalAttention(dims), ChannelScale(dims))
+
+
+@positionwise("mlp_small", parameters=lambda d: 4 * d * d + 6 * d)
+def mlp_small(dims: int) -> nn.Module:
+    """Feed-forward with 2D hidden units; 4D² + 6D parameters."""
+    return feed_forward(dims, 2)
+
+
+@positionwise("mlp", parameters=lambda d: 8 * d * d + 8 * d)
+def mlp(dims: int) -> nn.Module:
+    """Feed-forward with 4D hidden units; 8D² + 8D parameters."""
+    return feed_forward(dims, 4)

@@ -1,0 +1,157 @@
+"""Blueprints and gates for features with the channels last: exact sizes, and no position that sees a later one."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blend import BlendOperator, Seed, running_mean
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.blueprints.transformer import CausalAttention, attention_heads
+
+NAMES = ("norm", "lora", "lora_large", "attention", "mlp_small", "mlp")
+POSITIONWISE = ("norm", "lora", "lora_large", "mlp_small", "mlp")
+WIDTHS = (1, 3, 4, 16, 17, 32, 64, 96)
+
+# Counted by hand: LayerNorm 2D, scale D, a Linear layer in · out, and out more with bias.
+FORMULAS: dict[str, Callable[[int], int]] = {
+    "norm": lambda d: 2 * d,
+    "lora": lambda d: d * 8 + 8 * d + d,
+    "lora_large": lambda d: d * 32 + 32 * d + d,
+    "attention": lambda d: 2 * d + d * 3 * d + d * d + d,
+    "mlp_small": lambda d: 2 * d + (d * 2 * d + 2 * d) + (2 * d * d + d) + d,
+    "mlp": lambda d: 2 * d + (d * 4 * d + 4 * d) + (4 * d * d + d) + d,
+}
+
+
+def make(name: str, operator: BlendOperator, width: int, topology: str = "transformer") -> Seed:
+    return Seed(BLUEPRINTS.get(topology, name).build(width), operator, width, topology)
+
+
+def test_the_blueprints_are_registered_in_this_order() -> None:
+    assert BLUEPRINTS.names("transformer") == NAMES
+    assert BLUEPRINTS.names("mlp") == POSITIONWISE
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: int) -> None:
+    for topology in ("transformer", "mlp") if name in POSITIONWISE else ("transformer",):
+        blueprint = BLUEPRINTS.get(topology, name)
+        count = sum(p.numel() for p in blueprint.build(width).parameters())
+        assert count == blueprint.parameters(width) == FORMULAS[name](width)
+        assert blueprint.description
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("norm", 768), ("lora", 6528), ("lora_large", 24_960), ("attention", 590_976), ("mlp", 1_182_720)],
+)
+def test_sizes_at_the_width_of_tinystories(name: str, parameters: int) -> None:
+    assert sum(p.numel() for p in BLUEPRINTS.get("transformer", name).build(384).parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("dims", "heads"), [(1, 1), (16, 1), (32, 1), (63, 1), (64, 2), (96, 3), (97, 1), (100, 2), (384, 12)]
+)
+def test_attention_takes_the_most_heads_that_leave_thirty_two_dims(dims: int, heads: int) -> None:
+    assert attention_heads(dims) == heads
+    assert CausalAttention(dims)(torch.randn(2, 3, dims)).shape == (2, 3, dims)
+
+
+def test_attention_is_the_softmax_of_scores_over_the_positions_so_far() -> None:
+    torch.manual_seed(0)
+    layer, h = CausalAttention(64), torch.randn(2, 5, 64)
+    q, k, v = layer.project(h).split(64, dim=2)
+    mixed = torch.zeros(2, 5, 64)
+    for head in (slice(0, 32), slice(32, 64)):
+        for t in range(5):
+            scores = torch.einsum("bd,bsd->bs", q[:, t, head], k[:, : t + 1, head]) / 32**0.5
+            mixed[:, t, head] = torch.einsum("bs,bsd->bd", scores.softmax(dim=1), v[:, : t + 1, head])
+    torch.testing.assert_close(layer(h), layer.merge(mixed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("operator", BlendOperator)
+@pytest.mark.parametrize("width", [3, 32, 64])
+def test_no_position_depends_on_a_later_one(name: str, operator: BlendOperator, width: int) -> None:
+    torch.manual_seed(0)
+    seed, h = make(name, operator, width), torch.randn(4, 9, width)
+    with torch.no_grad():
+        for parameter in seed.parameters():  # as if it had learned, so that no scale hides what leaks
+            parameter.add_(0.5 * torch.randn_like(parameter))
+        before = seed(h)
+        for t in range(9):
+            changed = h.clone()
+            changed[:, t] += 3 * torch.randn(4, width)
+            after = seed(changed)
+            torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-6)
+            assert float((after[:, t] - before[:, t]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("operator", BlendOperator)
+def test_a_position_has_the_same_delta_whatever_follows_it(name: str, operator: BlendOperator) -> None:
+    torch.manual_seed(0)
+    seed, h = make(name, operator, 32).eval(), torch.randn(2, 7, 32)
+    whole = seed(h)
+    for length in (1, 4, 7):
+        torch.testing.assert_close(seed(h[:, :length]), whole[:, :length], rtol=1e-5, atol=1e-6)
+
+
+def test_attention_and_the_gate_see_what_came_before() -> None:
+    torch.manual_seed(0)
+    h = torch.randn(1, 6, 32)
+    changed = h.clone()
+    changed[:, 0] += 5.0 * torch.randn(32)
+    for seed in (make("attention", BlendOperator.ADD, 32), make("lora", BlendOperator.GATE, 32)):
+        assert (seed(h) - seed(changed))[0].abs().amax(dim=1).gt(0).all()
+    alone = make("lora", BlendOperator.ADD, 32)
+    torch.testing.assert_close(alone(h)[:, 1:], alone(changed)[:, 1:])
+
+
+def test_the_gate_of_a_sequence_sees_the_mean_so_far() -> None:
+    """Position t holds 10 t, t from 1: the means are 10, 15, 20, 25."""
+    h = torch.tensor([10.0, 20.0, 30.0, 40.0])[None, :, None].expand(2, 4, 3)
+    expected = torch.tensor([10.0, 15.0, 20.0, 25.0])[None, :, None].expand(2, 4, 3)
+    assert torch.equal(running_mean(h), expected)
+    assert torch.equal(running_mean(h.reshape(2, 2, 2, 3)), expected.reshape(2, 2, 2, 3))
+    assert running_mean(h.double()).dtype == torch.float64
+
+
+def test_the_mean_over_a_long_sequence_is_as_exact_in_bfloat16() -> None:
+    """A count of 257 is no bfloat16 number, nor are most sums of that size."""
+    h = torch.rand(2, 2000, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(running_mean(h), running_mean(h.float()).bfloat16())
+
+
+def gate_of(seed: Seed, pooled: Tensor) -> Tensor:
+    assert isinstance(seed.gate, nn.Sequential)
+    first, last = seed.gate[0], seed.gate[2]
+    return torch.sigmoid(last(nn.functional.silu(first(pooled))))
+
+
+@pytest.mark.parametrize("topology", ["transformer", "mlp", "of a user"])
+def test_the_gate_of_channels_last_is_one_number_a_position(topology: str) -> None:
+    torch.manual_seed(0)
+    body = nn.Linear(6, 6)
+    seed = Seed(body, BlendOperator.GATE, 6, topology)
+    rows, sequence = torch.randn(4, 6), torch.randn(4, 5, 6)
+    g = gate_of(seed, rows)
+    assert g.shape == (4, 1)
+    torch.testing.assert_close(seed(rows), g * body(rows))
+    for t in range(5):
+        g = gate_of(seed, sequence[:, : t + 1].mean(dim=1))
+        torch.testing.assert_close(seed(sequence)[:, t], g * body(sequence[:, t]))
+
+
+def test_the_gate_of_an_image_is_one_number_a_sample() -> None:
+    """Images of one colour have the delta of that colour as a row."""
+    torch.manual_seed(0)
+    images = Seed(nn.Identity(), BlendOperator.GATE, 3, "cnn")
+    rows = Seed(nn.Identity(), BlendOperator.GATE, 3, "mlp")
+    rows.load_state_dict(images.state_dict())
+    means = torch.randn(4, 3)
+    h = means[:, :, None, None].expand(4, 3, 5, 5)
+    torch.testing.assert_close(images(h), rows(means)[:, :, None, None].expand_as(h))
