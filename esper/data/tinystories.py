@@ -41,7 +41,10 @@ def load(options: DataOptions) -> Task:
 
     Raises ConfigError for files that are missing or unusable.
     """
-    train, validation = token_files(options.folder / NAME)
+    try:
+        train, validation = token_files(options.folder / NAME)
+    except OSError as error:  # no right to read or to write; a disk that is full
+        raise ConfigError(f"{options.folder / NAME} cannot be used: {error}") from None
     held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
     first, second = cut_by_position(len(held_out), (0.5, 0.5))
     if min(first.stop, len(held_out) - first.stop) <= LENGTH:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_padding_is_what_cross_entropy_ignores() -> None:
     assert not bool((chars().train.y == PAD).any())
 
 
-def test_no_data_folder_is_asked_for(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
     assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(chars().train)
 
 

@@ -66,8 +66,9 @@ def test_a_path_is_relative_to_the_working_directory(file: Path, monkeypatch: py
 
 def test_an_edited_file_is_read_again(file: Path) -> None:
     load_task(f"{file}:make_task")
-    file.write_text(GOOD.replace("rate: float = 0.5", "rate: float = 0.25"))
-    assert load_task(f"{file}:make_task").learning_rate == 0.25
+    file.write_text(GOOD.replace("rate: float = 0.5", "rate: float = 0.2"))  # as long as before
+    assert load_task(f"{file}:make_task").learning_rate == 0.2
+    assert [found.name for found in file.parent.iterdir()] == ["mine.py"]
 
 
 WRONG = {

@@ -42,5 +42,5 @@ def test_its_compiled_operators_are_used_where_they_load() -> None:
 
 def test_where_it_is_not_installed_the_message_names_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install torch==2.13.0 torchvision==0.28.0"):
+    with pytest.raises(ConfigError, match=r"pip install torch==2\.13\.0 torchvision==0\.28\.0"):
         import_torchvision()
