@@ -13,6 +13,7 @@ import torch
 from esper.config import ConfigError
 from esper.data.entry import DataOptions
 from esper.data.story_tokens import END, write_tokens
+from esper.data.task import Task
 from esper.data.tasks import TASKS, load_task
 from esper.data.tinystories import LENGTH, MEASURED, VOCABULARY, token_files
 from esper.data.token_file import TokenFile, TokenWindows
@@ -60,28 +61,29 @@ def test_texts_become_token_files_and_a_task(tmp_path: Path) -> None:
         "validation.bin",
         "validation.txt",
     ]
-    x, y = task.train.x[torch.tensor([1])], task.train.y[torch.tensor([1])]
+    x, y = sequences(task)[1]
     stream = (dog + cat) * 350
-    assert x[0].tolist() == stream[LENGTH : 2 * LENGTH]
-    assert y[0].tolist() == stream[LENGTH + 1 : 2 * LENGTH + 1]
+    assert x.tolist() == stream[LENGTH : 2 * LENGTH]
+    assert y.tolist() == stream[LENGTH + 1 : 2 * LENGTH + 1]
+
+
+def sequences(task: Task) -> TokenWindows:
+    """The training sequences: a data set, not a split in memory."""
+    assert isinstance(task.train, TokenWindows)
+    return task.train
 
 
 def test_token_files_are_read_where_they_lie(tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories", tokens=VOCABULARY + 5_000)
-    task = load_task("tinystories", DataOptions(tmp_path))
-    assert len(task.train) == (VOCABULARY + 5_000 - 1) // LENGTH
-    rows = torch.tensor([3, 0, len(task.train) - 1])
-    x, y = task.train.x[rows], task.train.y[rows]
-    assert x.dtype == y.dtype == torch.int64
-    assert x[:, 0].tolist() == [3 * LENGTH, 0, (len(task.train) - 1) * LENGTH % VOCABULARY]
-    assert torch.equal(y, (x + 1) % VOCABULARY)
-    assert task.train.x[:2].tolist() == [list(range(LENGTH)), list(range(LENGTH, 2 * LENGTH))]
-    assert task.train.x.device == torch.device("cpu")
-    assert task.train.x.shape == (len(task.train), LENGTH)
-    moved = task.to(torch.device("cpu"))
-    assert torch.equal(moved.train.x[rows], x)
-    with pytest.raises(IndexError):
-        task.train.x[torch.tensor([len(task.train)])]
+    train = sequences(load_task("tinystories", DataOptions(tmp_path)))
+    assert isinstance(train.file.tokens, np.memmap)
+    assert len(train) == (VOCABULARY + 5_000 - 1) // LENGTH
+    for row in (0, 3, len(train) - 1):
+        x, y = train[row]
+        assert x.dtype == y.dtype == torch.int64
+        assert x.shape == y.shape == (LENGTH,)
+        assert int(x[0]) == row * LENGTH % VOCABULARY
+        assert torch.equal(y, (x + 1) % VOCABULARY)
 
 
 def test_token_numbers_above_half_of_uint16_stay_what_they_are(tmp_path: Path) -> None:
