@@ -66,9 +66,12 @@ def read_images(source: ImageSource, options: DataOptions) -> tuple[Images, Imag
 
 def _problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
     """One line for each file that is missing or corrupt."""
-    if hasattr(dataset, "train_list"):
-        return _pickle_problems(dataset, folder)
-    return _idx_problems(source, dataset, folder)
+    try:
+        if hasattr(dataset, "train_list"):
+            return _pickle_problems(dataset, folder)
+        return _idx_problems(source, dataset, folder)
+    except OSError as error:  # no right to read, or to unpack; a disk that is full
+        raise ConfigError(f"{source.title} in {folder} cannot be read: {error}") from None
 
 
 def _pickle_problems(dataset: Dataset, folder: Path) -> list[str]:

@@ -109,8 +109,10 @@ class SharedBatchIterator:
                 read = next(self._reading)
             except StopIteration:
                 raise SharedBatchError(f"the loader ended after {step} of {self.steps} steps") from None
-            except RuntimeError as error:  # what a loader raises when a worker was killed
-                raise SharedBatchError(f"reading step {step} of {self.steps}: {error}") from error
+            except (RuntimeError, EOFError, OSError) as error:  # a killed worker is noticed in one of these ways
+                raise SharedBatchError(
+                    f"reading step {step} of {self.steps}: a worker died: {error or type(error).__name__}"
+                ) from error
             yield self._checked(step, read)
 
     def _checked(self, step: int, read: _Step) -> list[Batch]:

@@ -22,7 +22,7 @@ TOGETHER = 1_000
 def write_tokens(text: Path, tokenizer_file: Path, out: Path, vocabulary: int) -> None:
     """Write ``out``, uint16, each story ended by the token of ``<|endoftext|>``; it is there as a whole or not at all.
 
-    Raises ConfigError for a tokenizer or a text that cannot be used.
+    Raises ConfigError for a tokenizer or a text that cannot be used, OSError for a file.
     """
     tokenizer = _open(tokenizer_file, vocabulary)
     end = tokenizer.token_to_id(END)
@@ -36,8 +36,6 @@ def write_tokens(text: Path, tokenizer_file: Path, out: Path, vocabulary: int) -
         unfinished.replace(out)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{text} is not UTF-8 text: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     finally:
         unfinished.unlink(missing_ok=True)
 

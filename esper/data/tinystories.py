@@ -8,6 +8,7 @@ GPT-2's ``tokenizer.json``. A text is turned into a token file once, and the tok
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,11 +38,15 @@ def build_host() -> TransformerHost:
 
 
 def load(options: DataOptions) -> Task:
-    """Training sequences stay in the file; the first half of the validation stories is validated on, the other tested.
+    """Training sequences stay in the file, as a data set that workers read; they do not fit in memory everywhere. The
+    first half of the validation stories is validated on, the other half tested on.
 
     Raises ConfigError for files that are missing or unusable.
     """
-    train, validation = token_files(options.folder / NAME)
+    try:
+        train, validation = token_files(options.folder / NAME)
+    except OSError as error:  # no right to read or to write; a disk that is full
+        raise ConfigError(f"{options.folder / NAME} cannot be used: {error}") from None
     held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
     first, second = cut_by_position(len(held_out), (0.5, 0.5))
     if min(first.stop, len(held_out) - first.stop) <= LENGTH:
@@ -52,7 +57,7 @@ def load(options: DataOptions) -> Task:
         description=DESCRIPTION,
         classes=VOCABULARY,
         build_host=build_host,
-        train=sequences.split(),
+        train=cast(Any, sequences),
         validation=_measured(held_out[first]),
         test=_measured(held_out[second]),
         learning_rate=0.1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError
-from esper.data.task import Split
 
 SCAN = 1 << 24
 """Tokens looked at together when a file is checked: 32 MiB."""
@@ -70,35 +68,3 @@ class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
         first = row * self.length
         tokens = torch.from_numpy(self.file.tokens[first : first + self.length + 1].astype(np.int64))
         return tokens[:-1], tokens[1:]
-
-    def split(self) -> Split:
-        """The windows as a split whose tensors are read from the file when rows of them are asked for."""
-        x, y = WindowColumn(self, 0), WindowColumn(self, 1)
-        return Split(x=cast(Tensor, x), y=cast(Tensor, y))
-
-
-class WindowColumn:
-    """What training asks of a split's tensor, int64 [N, length], with the values left in the file.
-
-    ``column[rows]`` for a tensor or a slice of rows is an ordinary tensor on ``device``.
-    """
-
-    def __init__(self, windows: TokenWindows, shift: int, device: torch.device | None = None) -> None:
-        self.windows, self.shift = windows, shift
-        self.device = device or torch.device("cpu")
-        self.dtype = torch.int64
-        self.shape = torch.Size((len(windows), windows.length))
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        count, length = self.shape
-        picked = np.arange(count)[rows] if isinstance(rows, slice) else rows.cpu().numpy()
-        if picked.size and not 0 <= picked.min() <= picked.max() < count:
-            raise IndexError(f"rows {picked.min()} to {picked.max()} of {count}")
-        places = picked[:, None] * length + np.arange(length) + self.shift
-        return torch.from_numpy(self.windows.file.tokens[places].astype(np.int64)).to(self.device)
-
-    def to(self, device: torch.device) -> WindowColumn:
-        return WindowColumn(self.windows, self.shift, device)

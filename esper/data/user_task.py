@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 import traceback
 from dataclasses import replace
@@ -73,14 +72,12 @@ def load_user_task(name: str) -> Task:
 
 
 def _run(file: Path) -> ModuleType:
-    """The file as a module of its own; classes in it can find their module while they are made."""
+    """The file as a module of its own, compiled afresh; classes in it can find their module while they are made."""
     digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"esper_user_task_{digest}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(f"esper_user_task_{digest}")
+    module.__file__ = str(file)
     sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
+    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     return module
 
 

@@ -74,20 +74,15 @@ def write_cifar100(folder: Path) -> ImageSource:
         fine = [i % 100 for i in range(count)]
         return {"data": pixels(count, 3072, seed=seed), "fine_labels": fine, "coarse_labels": [0] * count}
 
-    files = {
-        "train": batch(TRAIN, 0),
-        "test": batch(TEST, 1),
-        "meta": {"fine_label_names": [str(i) for i in range(100)]},
-    }
+    names = {"fine_label_names": [str(i) for i in range(100)]}
     base = folder / "cifar-100-python"
-    _pickle(base, files)
-
-    class CIFAR100Here(cifar):  # type: ignore[misc, valid-type]
-        train_list = (("train", md5(base / "train")),)
-        test_list = (("test", md5(base / "test")),)
-        meta = {**cifar.meta, "md5": md5(base / "meta")}
-
-    return small(CIFAR100, CIFAR100Here)
+    _pickle(base, {"train": batch(TRAIN, 0), "test": batch(TEST, 1), "meta": names})
+    lists = {
+        "train_list": [("train", md5(base / "train"))],
+        "test_list": [("test", md5(base / "test"))],
+        "meta": {**cifar.meta, "md5": md5(base / "meta")},
+    }
+    return small(CIFAR100, type("CIFAR100", (cifar,), lists))
 
 
 def write_fashion_mnist(folder: Path, unpacked: bool = False) -> ImageSource:

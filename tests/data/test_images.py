@@ -6,6 +6,7 @@ import pickle
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,11 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.data.entry import DataOptions
 from esper.data.image_files import ImageSource, read_images
 from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
+from esper.data.task import resolve
 from esper.data.tasks import TASKS, build_host, load_task
+from esper.env.vector_env import GrowthVectorEnv
+from tests.core_helpers import wait_actions
 from tests.data.data_files import (
     HELD_OUT,
     TEST,
@@ -138,6 +142,40 @@ def test_a_preset_makes_a_task_of_it(tmp_path: Path) -> None:
     assert (task.name, task.classes, task.samples_per_epoch, task.batch_size) == ("cifar10", 10, 40, 128)
     assert (task.n_envs, task.episode_length, task.learning_rate) == (8, 75, 0.05)
     assert task.build_host()(task.train.x[:2]).shape == (2, 10)
+
+
+def test_hosts_train_and_validate_on_it_all_on_the_same_images(tmp_path: Path) -> None:
+    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(DataOptions(tmp_path))
+    config = TrainingConfig.parse(
+        {
+            "run": {"lanes": 1},
+            "task": {"batch_size": 20},
+            "env": {"n_envs": 3, "episode_length": 2, "baseline_episodes": 1},
+        }
+    )
+    with closing(GrowthVectorEnv(task, resolve(config, task))) as env:
+        env.reset(seed=0)
+        env.step(wait_actions(3))
+        for training in env.training:
+            assert training.task.validation is task.validation
+            assert training.host_parameters == 6_418
+        assert all(0 <= accuracy <= 100 for accuracy in env.test_accuracy())
+
+
+def test_trap_12_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(DataOptions(tmp_path))
+    with pytest.raises(ConfigError, match="batch_size is 128, larger than the 40 samples"):
+        resolve(TrainingConfig(), task)
+
+
+def test_a_folder_that_may_not_be_read_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_cifar10(tmp_path)
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "data_batch_1")
+
+    monkeypatch.setattr("torchvision.datasets.utils.check_integrity", denied)
+    assert "Permission denied: 'data_batch_1'" in refused(source, tmp_path)
 
 
 def refused(source: ImageSource, folder: Path, download: bool = False) -> str:

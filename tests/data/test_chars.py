@@ -1,0 +1,142 @@
+"""`chars`: what it is made of, and that nothing of one split is in another."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from esper.data.chars import LENGTH, UNKNOWN, Characters, build_host, load, read_parts, read_text
+from esper.data.entry import DataOptions
+from esper.data.task import Split, Task
+from esper.data.tasks import load_task
+from esper.data.text import PAD, cut_by_position, evenly_spaced, windows
+
+
+@cache
+def chars() -> Task:
+    return load_task("chars")
+
+
+def test_sizes() -> None:
+    task = chars()
+    assert (task.samples_per_epoch * LENGTH, task.batch_size, task.learning_rate) == (64_000, 32, 0.1)
+    assert (task.n_envs, task.episode_length) == (4, 20)
+    assert task.train.x.shape[1] == 64
+    assert len(task.train) >= task.samples_per_epoch
+    assert len(task.validation) == 256
+    for split in (task.train, task.validation, task.test):
+        assert split.x.dtype == split.y.dtype == torch.int64
+        assert split.x.shape == split.y.shape
+
+
+def test_the_host() -> None:
+    host = chars().build_host()
+    assert host.slot_names == ("r0c0", "r0c1")
+    assert host.parameter_count == (chars().classes + 64) * 64 + 2 * (12 * 64**2 + 13 * 64) + 128
+    assert build_host().parameter_count == host.parameter_count
+    assert host(chars().train.x[:3]).shape == (3, 64, chars().classes)
+
+
+def test_trap_24_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> None:
+    parts = read_parts()
+    assert "".join(parts) == read_text()
+    total = len(read_text())
+    assert [len(part) / total for part in parts] == [pytest.approx(share, abs=0.001) for share in (0.8, 0.1, 0.1)]
+
+
+def test_the_vocabulary_is_what_occurs_in_training_and_one_for_the_unknown() -> None:
+    train = read_parts()[0]
+    characters = Characters.of(train)
+    assert chars().classes == len(characters) == len(set(train)) + 1
+    assert UNKNOWN not in characters.encode(train)
+    assert sorted(set(characters.encode(train).tolist())) == list(range(1, len(characters)))
+    assert Characters.of("hello").encode("oh no").tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
+    assert Characters.of("hello").decode(torch.tensor([2, 1, UNKNOWN])) == "he\ufffd"
+
+
+def test_windows_spell_the_text_and_none_crosses_a_border() -> None:
+    parts = read_parts()
+    characters = Characters.of(parts[0])
+    for part, split in zip(parts, (chars().train, None, chars().test), strict=True):
+        if split is None:
+            continue
+        spelled = characters.decode(split.x.flatten())
+        assert spelled == part[: len(spelled)]
+        assert len(part) - len(spelled) <= LENGTH
+        assert characters.decode(split.y.flatten()) == part[1 : len(spelled) + 1]
+    text = parts[1]
+    for x, y in zip(chars().validation.x, chars().validation.y, strict=True):
+        assert characters.decode(x) + characters.decode(y[-1:]) in text
+
+
+def test_validation_is_always_the_same_and_spread_over_its_part() -> None:
+    again = load()
+    assert torch.equal(chars().validation.x, again.validation.x)
+    assert torch.equal(chars().validation.y, again.validation.y)
+    characters = Characters.of(read_parts()[0])
+    text = read_parts()[1]
+    places = [text.index(characters.decode(x)) for x in chars().validation.x[[0, 128, -1]]]
+    assert places[0] == 0
+    assert 0.4 < places[1] / len(text) < 0.6
+    assert places[2] / len(text) > 0.99
+
+
+def test_targets_are_what_follows() -> None:
+    split = windows(torch.arange(10), 3)
+    assert split.x.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert split.y.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert len(windows(torch.arange(9), 3)) == 2  # the last window would want a tenth token
+    with pytest.raises(ValueError, match="3 tokens make no sequence of 3"):
+        windows(torch.arange(3), 3)
+
+
+def test_evenly_spaced_rows() -> None:
+    rows = torch.arange(11).unsqueeze(1)
+    assert evenly_spaced(Split(x=rows, y=rows), 3).x.flatten().tolist() == [0, 5, 10]
+    assert evenly_spaced(Split(x=rows, y=rows), 20).x.flatten().tolist() == list(range(11))
+
+
+@pytest.mark.parametrize("total", [10, 11, 999])
+def test_slices_meet_and_cover(total: int) -> None:
+    parts = cut_by_position(total, (0.5, 0.3, 0.2))
+    assert [i for part in parts for i in range(total)[part]] == list(range(total))
+    assert parts[0].stop == total // 2
+
+
+def test_padding_is_what_cross_entropy_ignores() -> None:
+    logits = torch.randn(4, 3)
+    y = torch.tensor([0, PAD, 2, PAD])
+    torch.testing.assert_close(F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]]))
+    assert not bool((chars().train.y == PAD).any())
+
+
+def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
+    assert len(load_task("chars", DataOptions(tmp_path / "nowhere")).train) == len(chars().train)
+
+
+def test_the_host_learns_from_it() -> None:
+    """A few steps bring the loss below that of knowing no more than how often each character occurs."""
+    torch.manual_seed(0)
+    task = chars()
+    host = task.build_host()
+    optimizer = torch.optim.SGD(host.parameters(), lr=task.learning_rate, momentum=0.9)
+    counts = torch.bincount(task.train.y.flatten(), minlength=task.classes).double()
+    frequency = (counts / counts.sum()).clamp(min=1e-9)
+    entropy = float(-(frequency * frequency.log()).sum())
+    order = torch.randperm(len(task.train))
+    for step in range(60):
+        rows = order[step * 32 : (step + 1) * 32]
+        loss = F.cross_entropy(host(task.train.x[rows]).flatten(0, 1), task.train.y[rows].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(host.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        logits = host(task.validation.x)
+        after = float(F.cross_entropy(logits.flatten(0, 1), task.validation.y.flatten()))
+    assert after < entropy - 0.2 < math.log(task.classes)

@@ -1,0 +1,286 @@
+"""Batches for all envs out of one loader: whose rows they are, which workers read them, and what is not accepted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from esper.data.shared_batches import Batch, IndexStream, Permutations, SharedBatchError, SharedBatchIterator
+from esper.data.token_file import TokenFile, TokenWindows
+
+ROWS, BATCH, STEPS = 40, 3, 4
+
+
+class Numbers(Dataset[Batch]):
+    """Row i is x = [i, 10 i] and y = i; a bad row raises."""
+
+    def __init__(self, bad: int = -1, wide: int = -1, deadly: int = -1) -> None:
+        self.bad, self.wide, self.deadly = bad, wide, deadly
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> Batch:
+        if row == self.bad:
+            raise OSError("the disk is gone")
+        if row == self.deadly:
+            os._exit(3)
+        x = torch.tensor([row, 10 * row] + [0] * (row == self.wide))
+        return x, torch.tensor(row)
+
+
+class Given:
+    """A stream that gives the same rows every epoch."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def draw(self, count: int) -> Tensor:
+        return self.rows
+
+
+def permutations(*seeds: int) -> list[Permutations]:
+    return [Permutations(ROWS, torch.Generator().manual_seed(seed)) for seed in seeds]
+
+
+@contextmanager
+def batches(dataset: Dataset[Batch], streams: Sequence[IndexStream], workers: int = 0) -> Iterator[SharedBatchIterator]:
+    with SharedBatchIterator(dataset, streams, BATCH, STEPS, workers) as made:
+        yield made
+
+
+def rows_of(made: SharedBatchIterator, epochs: int = 2) -> list[list[list[int]]]:
+    """Rows by env, of each epoch."""
+    found = []
+    for _ in range(epochs):
+        steps = list(made.epoch())
+        assert len(steps) == STEPS
+        for step in steps:
+            for x, y in step:
+                assert x.shape == (BATCH, 2)
+                assert torch.equal(x[:, 1], 10 * y)
+        found.append([[row for step in steps for row in step[env][1].tolist()] for env in range(len(made.streams))])
+    return found
+
+
+def test_each_env_gets_the_rows_of_its_own_stream() -> None:
+    with batches(Numbers(), permutations(5, 6)) as made:
+        found = rows_of(made)
+    for env, seed in enumerate((5, 6)):
+        generator = torch.Generator().manual_seed(seed)
+        for epoch in found:
+            assert epoch[env] == torch.randperm(ROWS, generator=generator)[: BATCH * STEPS].tolist()
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_an_env_gets_does_not_depend_on_workers(workers: int) -> None:
+    with batches(Numbers(), permutations(5, 6)) as made:
+        alone = rows_of(made)
+    with batches(Numbers(), permutations(5, 6), workers) as made:
+        assert rows_of(made) == alone
+
+
+def test_what_an_env_gets_does_not_depend_on_other_envs() -> None:
+    with batches(Numbers(), permutations(5)) as made:
+        alone = rows_of(made)
+    with batches(Numbers(), permutations(7, 5, 8)) as made:
+        assert [[epoch[1]] for epoch in rows_of(made)] == alone
+
+
+def test_the_process_generator_is_left_alone() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with batches(Numbers(), permutations(5), 1) as made:
+        rows_of(made)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_finding_m5_workers_stay_alive_over_epochs() -> None:
+    with batches(Numbers(), permutations(5, 6), 2) as made:
+        pids = []
+        for _ in range(3):
+            list(made.epoch())
+            pids.append(made.worker_pids)
+        assert pids[0] == pids[1] == pids[2]
+        assert len(pids[0]) == 2
+        assert os.getpid() not in pids[0]
+
+
+def test_without_workers_this_process_reads() -> None:
+    with batches(Numbers(), permutations(5)) as made:
+        list(made.epoch())
+        assert made.worker_pids == {os.getpid()}
+
+
+def alive(pids: frozenset[int]) -> set[int]:
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None} & pids
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_closing_ends_the_workers(unfinished: bool) -> None:
+    made = SharedBatchIterator(Numbers(), permutations(5), BATCH, STEPS, 2)
+    epoch = made.epoch()
+    next(epoch)
+    next(epoch)
+    pids = made.worker_pids
+    assert alive(pids) == pids != set()
+    if not unfinished:
+        list(epoch)
+    made.close()
+    deadline = time.monotonic() + 30
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pids)
+    made.close()
+    with pytest.raises(SharedBatchError, match="closed"):
+        made.epoch()
+    if unfinished:
+        with pytest.raises(SharedBatchError, match="over"):
+            next(epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_left_is_over_when_the_next_begins(workers: int) -> None:
+    with batches(Numbers(), permutations(5), workers) as made:
+        wanted = rows_of(made)
+    with batches(Numbers(), permutations(5), workers) as made:
+        first = made.epoch()
+        next(first)
+        assert rows_of(made, 1) == wanted[1:]
+        with pytest.raises(SharedBatchError, match="newer one has begun"):
+            next(first)
+
+
+WRONG: dict[str, tuple[Tensor, str]] = {
+    "too few": (torch.arange(BATCH * STEPS - 1), r"env 1 gave torch.int64 \[11\], not torch.int64 \[12\]"),
+    "too many": (torch.arange(BATCH * STEPS + 1), r"\[13\]"),
+    "not a row": (torch.zeros(BATCH * STEPS, 1, dtype=torch.int64), r"\[12, 1\]"),
+    "no integers": (torch.zeros(BATCH * STEPS), "torch.float32"),
+    "beyond the data": (torch.full((BATCH * STEPS,), ROWS), "rows 40 to 40; the data has 0 to 39"),
+    "before the data": (torch.full((BATCH * STEPS,), -1), "rows -1 to -1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_finding_m18_a_stream_that_gives_other_counts_raises(case: str) -> None:
+    rows, message = WRONG[case]
+    with (
+        batches(Numbers(), [Given(torch.arange(BATCH * STEPS)), Given(rows)]) as made,
+        pytest.raises(SharedBatchError, match=message),
+    ):
+        made.epoch()
+
+
+@pytest.mark.parametrize("spoil", ["drop an env", "short batch", "short targets"])
+def test_finding_m18_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.data import shared_batches
+
+    changes: dict[str, Callable[[list[Batch]], list[Batch]]] = {
+        "drop an env": lambda found: found[:-1],
+        "short batch": lambda found: [found[0], (found[1][0][:-1], found[1][1])],
+        "short targets": lambda found: [(found[0][0], found[0][1][:-1]), found[1]],
+    }
+    messages = {
+        "drop an env": "1 batches for 2 envs",
+        "short batch": "env 1 has 2 inputs and 3 targets, not 3",
+        "short targets": "env 0 has 3 inputs and 2 targets, not 3",
+    }
+    read = shared_batches._Steps.__getitem__
+
+    def spoiled(self: shared_batches._Steps, rows: list[list[int]]) -> shared_batches._Step:
+        step = read(self, rows)
+        return shared_batches._Step(step.pid, changes[spoil](step.batches))
+
+    monkeypatch.setattr(shared_batches._Steps, "__getitem__", spoiled)
+    with (
+        batches(Numbers(), permutations(5, 6)) as made,
+        pytest.raises(SharedBatchError, match=messages[spoil]),
+    ):
+        list(made.epoch())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_that_cannot_be_read_is_named(workers: int) -> None:
+    rows = Given(torch.arange(BATCH * STEPS))
+    with (
+        batches(Numbers(bad=7), [Given(torch.arange(12) + 20), rows], workers) as made,
+        pytest.raises(SharedBatchError, match="step 2 of 4, env 1, row 7: OSError: the disk is gone"),
+    ):
+        list(made.epoch())
+
+
+def test_rows_of_unequal_shapes_are_named() -> None:
+    with (
+        batches(Numbers(wide=7), [Given(torch.arange(BATCH * STEPS))]) as made,
+        pytest.raises(SharedBatchError, match="step 2 of 4, env 0, putting rows together: RuntimeError"),
+    ):
+        list(made.epoch())
+
+
+def test_a_worker_that_dies_is_reported() -> None:
+    with (
+        batches(Numbers(deadly=7), [Given(torch.arange(BATCH * STEPS))], 1) as made,
+        pytest.raises(SharedBatchError, match="a worker died"),
+    ):
+        list(made.epoch())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((permutations(1), 3, 14, 0), "14 batches of 3 take 42 rows; the data has 40"),
+        ((permutations(1), 41, 1, 0), "the data has 40"),
+        ((permutations(1), 0, 4, 0), "batch_size=0"),
+        ((permutations(1), 3, 0, 0), "steps=0"),
+        ((permutations(1), 3, 4, -1), "workers=-1"),
+        (([], 3, 4, 0), "0 streams"),
+    ],
+)
+def test_trap_12_impossible_numbers_are_refused(
+    arguments: tuple[list[Permutations], int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SharedBatchIterator(Numbers(), *arguments)
+
+
+def test_a_program_that_forgets_to_close_ends() -> None:
+    script = (
+        "import torch\n"
+        "from tests.data.test_shared_batches import Numbers, permutations\n"
+        "from esper.data.shared_batches import SharedBatchIterator\n"
+        "made = SharedBatchIterator(Numbers(), permutations(1), 3, 4, 2)\n"
+        "epoch = made.epoch()\n"
+        "print(len(next(epoch)))\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "1\n"), found.stderr
+
+
+def test_a_memory_mapped_file_serves_all_envs(tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(np.arange(401, dtype="<u2").tobytes())
+    data = TokenWindows(TokenFile(tmp_path / "train.bin", 401), 10)
+    streams = [Permutations(len(data), torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    seen: list[set[int]] = [set(), set()]
+    with SharedBatchIterator(data, streams, 8, 5, 2) as made:
+        for step in made.epoch():
+            for env, (x, y) in enumerate(step):
+                assert x.shape == (8, 10)
+                assert torch.equal(y, x + 1)
+                seen[env] |= set(x[:, 0].tolist())
+    assert seen == [set(range(0, 400, 10))] * 2

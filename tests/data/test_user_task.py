@@ -1,0 +1,133 @@
+"""A task in a Python file of the user: loaded when the user names it, never because a run folder does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.config import ConfigError
+from esper.data.tasks import build_host, load_task
+from esper.data.user_task import confirmed_task, is_user_task
+
+GOOD = """
+from dataclasses import dataclass, replace
+from esper.data.tasks import load_task
+
+
+@dataclass
+class Mine:
+    rate: float = 0.5
+
+
+def make_task():
+    return replace(load_task("digits"), name="anything", learning_rate=Mine().rate)
+
+
+def not_a_task():
+    return {"name": "digits"}
+
+
+def fails():
+    return 1 / 0
+
+
+def unknown():
+    return load_task("digit")
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "mine.py"
+    made.write_text(GOOD)
+    return made
+
+
+def test_the_function_makes_the_task(file: Path) -> None:
+    name = f"{file}:make_task"
+    task = load_task(name)
+    assert (task.name, task.learning_rate, len(task.train)) == (name, 0.5, 997)
+    assert build_host(name).parameter_count == 277
+
+
+def test_a_path_is_relative_to_the_working_directory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert load_task("mine.py:make_task").name == "mine.py:make_task"
+
+
+def test_an_edited_file_is_read_again(file: Path) -> None:
+    load_task(f"{file}:make_task")
+    file.write_text(GOOD.replace("rate: float = 0.5", "rate: float = 0.2"))  # as long as before
+    assert load_task(f"{file}:make_task").learning_rate == 0.2
+    assert [found.name for found in file.parent.iterdir()] == ["mine.py"]
+
+
+WRONG = {
+    "{folder}/gone.py:make_task": "there is no file",
+    "{folder}/mine.py:gone": "it has no function gone",
+    "{folder}/mine.py:number": "it has no function number",
+    "{folder}/mine.py:fails": "line 20: ZeroDivisionError",
+    "{folder}/mine.py:not_a_task": "returned dict, not an esper.data.task.Task",
+    "{folder}/mine.py:unknown": "unknown task 'digit'",
+    "{folder}/mine.py": "not of the form path.py:function",
+    "{folder}/mine.py:": "not of the form path.py:function",
+    "{folder}/mine.txt:make_task": "not of the form path.py:function",
+    "digits:make_task": "not of the form path.py:function",
+    "{folder}/raises.py:make_task": "line 2: KeyError: 'x'",
+    "{folder}/leaves.py:make_task": "line 1: SystemExit",
+    "{folder}/syntax.py:make_task": "line 1 is not Python",
+    "{folder}/bytes.py:make_task": "bytes.py",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_one_error(name: str, file: Path) -> None:
+    folder = file.parent
+    (folder / "raises.py").write_text("import os\n{}['x']\n")
+    (folder / "leaves.py").write_text("raise SystemExit(0)\n")
+    (folder / "syntax.py").write_text("def make_task(:\n")
+    (folder / "bytes.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError) as caught:
+        load_task(name.format(folder=folder))
+    assert WRONG[name] in str(caught.value)
+    assert str(caught.value).startswith(f"task '{name.format(folder=folder)}'")
+
+
+def test_untrusted_code_is_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
+    name = f"{file}:make_task"
+    for load in (load_task, build_host):
+        with pytest.raises(ConfigError, match="give --task again: --task"):
+            load(name, trusted=False)
+        assert not (tmp_path / "executed").exists()
+    with pytest.raises(ConfigError, match="no function"):
+        load_task(name)
+    assert (tmp_path / "executed").exists()  # trusted, it is
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("digits", False), ("cifar10_wide", False), ("planted", False), ("x.py:f", True), ("a/b.py", True), ("x:f", True)],
+)
+def test_names_of_files_are_told_from_names_of_tasks(name: str, wanted: bool) -> None:
+    assert is_user_task(name) is wanted
+
+
+def test_a_run_of_a_file_goes_on_when_its_task_is_named_again() -> None:
+    assert confirmed_task("a.py:f", "a.py:f", "runs/x") == "a.py:f"
+    assert confirmed_task("a.py:f", "elsewhere/a.py:f", "runs/x") == "elsewhere/a.py:f"
+    assert confirmed_task("digits", None, "runs/x") == "digits"
+    assert confirmed_task("digits", "digits", "runs/x") == "digits"
+    for found, given, message in [
+        ("a.py:f", None, "runs/x names the task 'a.py:f', which is Python code"),
+        ("a.py:f", "digits", "a run of the task 'a.py:f', not of 'digits'"),
+        ("a.py:f", "a.py:g", "not of 'a.py:g'"),
+        ("digits", "a.py:f", "a run of the task 'digits', not of 'a.py:f'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            confirmed_task(found, given, "runs/x")

@@ -1,0 +1,46 @@
+"""torchvision beside any torch: what it lacks is declared before it is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from esper.config import ConfigError
+from esper.hosts.torchvision_shim import import_torchvision
+
+CHILD = """
+import torch
+from esper.hosts.torchvision_shim import import_torchvision
+torchvision = import_torchvision()
+assert import_torchvision("torchvision.datasets") is torchvision.datasets
+assert hasattr(torch.ops.torchvision, "nms")
+model = torchvision.models.resnet18(num_classes=10)
+print(tuple(model(torch.zeros(2, 3, 32, 32)).shape), import_torchvision() is torchvision)
+"""
+
+
+def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None:
+    found = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "(2, 10) True\n"), found.stderr
+
+
+def test_its_compiled_operators_are_used_where_they_load() -> None:
+    """Beside the torch that it was built for nothing is declared in their place."""
+    import torch
+
+    torchvision = import_torchvision()
+    boxes, scores = torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([0.5, 0.9])
+    if torchvision.extension._has_ops():
+        assert torchvision.ops.nms(boxes, scores, 0.5).tolist() == [1]
+    else:
+        with pytest.raises(RuntimeError, match="Couldn't load custom C"):
+            torchvision.ops.nms(boxes, scores, 0.5)
+
+
+def test_where_it_is_not_installed_the_message_names_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install torch==2\.13\.0 torchvision==0\.28\.0"):
+        import_torchvision()
