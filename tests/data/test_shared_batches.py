@@ -230,6 +230,8 @@ def test_rows_of_unequal_shapes_are_named() -> None:
         list(made.epoch())
 
 
+# torch's signal handler may notice the death once more while the loader is taken down.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_dies_is_reported() -> None:
     with (
         batches(Numbers(deadly=7), [Given(torch.arange(BATCH * STEPS))], 1) as made,
