@@ -17,7 +17,8 @@ def command() -> None:
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
         click.echo(f"  {name:16s} {description}")
     click.echo(f"  {FORM:16s} a task of your own: the function returns an esper.data.task.Task")
-    click.echo("\nBlueprints for cnn hosts")
-    for name in BLUEPRINTS.names("cnn"):
-        click.echo(f"  {name:12s} {BLUEPRINTS.get('cnn', name).description}")
+    for topology in BLUEPRINTS.topologies():
+        click.echo(f"\nBlueprints for {topology} hosts")
+        for name in BLUEPRINTS.names(topology):
+            click.echo(f"  {name:12s} {BLUEPRINTS.get(topology, name).description}")
     click.echo(f"\nControllers\n  {', '.join(NAMES)}")

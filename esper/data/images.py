@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +14,9 @@ from esper.data.entry import DataOptions, TaskEntry
 from esper.data.image_files import Images, ImageSource, read_images
 from esper.data.task import Split, Task
 from esper.hosts.cnn import CNNHost
+from esper.hosts.host import Host
 from esper.hosts.torchvision_shim import import_torchvision
+from esper.hosts.zoo import torchvision_host
 
 SPLIT_SEED = 20_001
 
@@ -63,27 +67,14 @@ class ImagePreset:
     source: ImageSource
     parameters: int
     """Of the host alone."""
-    base: int
-    blocks: int = 3
-    kernel: int = 3
-    pool: bool = True
+    build_host: Callable[[], Host]
+    kind: str = "CNN"
 
     @property
     def description(self) -> str:
         source = self.source
         sizes = f"{source.train - source.held_out:,} / {source.held_out:,} / {source.test:,}"
-        return f"{source.title} ({sizes}), from a local folder; CNN of {self.parameters:,} parameters"
-
-    def build_host(self) -> CNNHost:
-        return CNNHost(
-            in_channels=self.source.channels,
-            classes=self.source.classes,
-            base=self.base,
-            blocks=self.blocks,
-            kernel=self.kernel,
-            pool=self.pool,
-            rows=2 if self.pool else 1,
-        )
+        return f"{source.title} ({sizes}), from a local folder; {self.kind} of {self.parameters:,} parameters"
 
     def load(self, options: DataOptions) -> Task:
         """Raises ConfigError for data that is missing or corrupt."""
@@ -109,14 +100,28 @@ class ImagePreset:
         return TaskEntry(self.name, self.description, self.load, self.build_host)
 
 
+def cnn(source: ImageSource, base: int, blocks: int = 3, kernel: int = 3, pool: bool = True) -> Callable[[], Host]:
+    """Makes convolutional hosts; without pools there is one row of slots."""
+    return partial(
+        CNNHost, source.channels, source.classes, base=base, blocks=blocks, kernel=kernel, pool=pool, rows=1 + pool
+    )
+
+
 PRESETS = (
-    ImagePreset("cifar10", CIFAR10, 6_418, base=8),
-    ImagePreset("cifar10_scale", CIFAR10, 99_922, base=8, blocks=5),
-    ImagePreset("cifar10_impaired", CIFAR10, 77, base=1, kernel=1),
-    ImagePreset("cifar10_minimal", CIFAR10, 164, base=2, kernel=1, pool=False),
-    ImagePreset("cifar10_wide", CIFAR10, 94_762, base=32),
-    ImagePreset("cifar100", CIFAR100, 30_196, base=16),
-    ImagePreset("fashion_mnist", FASHION_MNIST, 6_274, base=8),
+    ImagePreset("cifar10", CIFAR10, 6_418, cnn(CIFAR10, base=8)),
+    ImagePreset("cifar10_scale", CIFAR10, 99_922, cnn(CIFAR10, base=8, blocks=5)),
+    ImagePreset("cifar10_impaired", CIFAR10, 77, cnn(CIFAR10, base=1, kernel=1)),
+    ImagePreset("cifar10_minimal", CIFAR10, 164, cnn(CIFAR10, base=2, kernel=1, pool=False)),
+    ImagePreset("cifar10_wide", CIFAR10, 94_762, cnn(CIFAR10, base=32)),
+    ImagePreset(
+        "resnet18_cifar10",
+        CIFAR10,
+        11_173_962,
+        partial(torchvision_host, "resnet18", CIFAR10.classes, small_images=True),
+        kind="torchvision's ResNet-18",
+    ),
+    ImagePreset("cifar100", CIFAR100, 30_196, cnn(CIFAR100, base=16)),
+    ImagePreset("fashion_mnist", FASHION_MNIST, 6_274, cnn(FASHION_MNIST, base=8)),
 )
 
 

@@ -49,6 +49,9 @@ class BlueprintRegistry:
 
         return decorate
 
+    def topologies(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(topology for topology, _ in self._table))
+
     def names(self, topology: str) -> tuple[str, ...]:
         return tuple(name for known, name in self._table if known == topology)
 

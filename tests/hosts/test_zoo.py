@@ -1,0 +1,59 @@
+"""torchvision's models as hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import esper
+from esper.config import ConfigError
+from esper.hosts.zoo import SITES, torchvision_host
+from tests.experiment.test_grow import SCHEDULE
+
+
+def test_a_resnet18_grows(tmp_path: Path) -> None:
+    """Two classes of noise that differ in colour; images of 32 pixels, as CIFAR's."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(48) % 2
+    x = torch.randn(48, 3, 32, 32, generator=generator) + y[:, None, None, None]
+    splits = [esper.Split(x[rows], y[rows]) for rows in (slice(0, 32), slice(32, 40), slice(40, 48))]
+
+    def build_host() -> esper.hosts.graft.GraftedHost:
+        return torchvision_host("resnet18", 2, sites={"r0c0": "layer1", "r0c1": "layer4"}, small_images=True)
+
+    task = esper.Task("noise", 2, build_host, *splits, batch_size=16, learning_rate=0.01)
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    config = esper.TrainingConfig.parse(
+        {"env": {"baseline_episodes": 1, "gates": {"min_training_epochs": 1, "trial_standard_errors": 1e6}}}
+    )
+    grown = esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
+    assert grown.seeds == {"r0c0": "conv_light"}
+    assert grown.host_parameters == 11_173_962 - 8 * 513
+    assert grown.parameters == grown.host_parameters + 9 * 64 * 64 + 3 * 64
+    assert esper.accuracy(grown.network, task.test.x, task.test.y) == grown.accuracy
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "convnext_tiny", "densenet121"])
+def test_known_sites_are_where_slots_can_sit(name: str) -> None:
+    host = torchvision_host(name, 10, SITES[name])
+    host.probe(torch.randn(2, 3, 64, 64))
+    assert [site.name for site in host.sites] == ["r0c0", "r0c1", "r0c2", "r0c3"]
+    assert host.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 10)
+
+
+def test_cifar_s_resnet_has_its_known_size() -> None:
+    with torch.device("meta"):
+        assert torchvision_host("resnet18", 10, small_images=True).parameter_count == 11_173_962
+
+
+def test_wrong_names_list_the_right_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no model 'resnet17'; it has: .*resnet18"):
+        torchvision_host("resnet17", 10)
+    with pytest.raises(ConfigError, match=r"no sites are known for 'alexnet': name them, or choose one of resnet18"):
+        torchvision_host("alexnet", 10)
+    with pytest.raises(ConfigError, match=r"no submodule 'layer9'; it has: conv1"):
+        torchvision_host("resnet18", 10, {"r0c0": "layer9"})
+    with pytest.raises(ConfigError, match="for ResNets; densenet121 is none"):
+        torchvision_host("densenet121", 10, small_images=True)
