@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,7 +45,6 @@ class Watch:
     anomalies: int = 0
     rollbacks: Counter[str] = field(default_factory=Counter)
     ended: int = 0
-    seconds: float = 0.0
     alarms: list[str] = field(default_factory=list)
     losses: dict[int, list[float]] = field(default_factory=dict)
     """By env, of the present episode, as the governor saw them, in units of chance."""
@@ -101,12 +99,10 @@ def play(config: TrainingConfig, controllers: list[str], episodes: int, seed: in
         env.prepare()
         baseline = env.baseline
         player = make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, seed)
-        start = time.perf_counter()
         for number in range(math.ceil(episodes / env.num_envs)):
             play_round(env, player, seed if number == 0 else None)
-        watch.seconds = time.perf_counter() - start
         env.close()
-        print(name, watch.episodes, dict(watch.rollbacks), watch.anomalies, f"{watch.seconds:.0f} s", flush=True)
+        print(name, watch.episodes, dict(watch.rollbacks), watch.anomalies, flush=True)
         yield watch
 
 
@@ -120,15 +116,12 @@ def page(watches: list[Watch], command: str) -> str:
         "",
         "| controller | episodes | epochs | epochs with an anomaly | rollbacks: "
         + " | rollbacks: ".join(RULES)
-        + " | episodes ended early | s an episode |",
-        "|" + "---|" * 9,
+        + " | episodes ended early |",
+        "|" + "---|" * 8,
     ]
     for w in watches:
         counts = " | ".join(str(w.rollbacks[rule]) for rule in RULES)
-        pace = w.seconds / max(w.episodes, 1)
-        lines.append(
-            f"| {w.controller} | {w.episodes} | {w.epochs} | {w.anomalies} | {counts} | {w.ended} | {pace:.2f} |"
-        )
+        lines.append(f"| {w.controller} | {w.episodes} | {w.epochs} | {w.anomalies} | {counts} | {w.ended} |")
     total = [sum(values) for values in zip(*((w.episodes, w.epochs, w.anomalies) for w in watches), strict=True)]
     all_rollbacks = int(np.sum([sum(w.rollbacks.values()) for w in watches]))
     lines += ["", f"In all: {total[0]} episodes, {total[1]} epochs, {total[2]} anomalies, {all_rollbacks} rollbacks."]
