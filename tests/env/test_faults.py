@@ -231,6 +231,26 @@ def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None
         assert event.value > event.threshold
 
 
+@pytest.mark.parametrize(("gap", "second"), [(1, 2), (2, 4), (3, 6)])
+def test_the_second_panic_within_snapshot_every_restores_the_older_generation(gap: int, second: int) -> None:
+    """Snapshots at epochs 0, 2 and 4; the first panic in epoch 5 restores 4. A healthy epoch 6 is a snapshot, too: the
+    next panic restores what is older than the newest one, unless it comes three epochs after the first."""
+    with rig(horizon=14, governor={"snapshot_every": 2}) as world:
+        episode, kept = world.episode(), {}
+        for epoch in range(1, 5 + gap + 1):
+            if epoch in (5, 5 + gap):
+                DAMAGE["NaN weight"](world.training())
+            world.step()
+            kept[epoch] = (tensors_of(world.training()), episode.measurement)
+        first, last = world.of_kind(GovernorRollback)
+        assert (first.epoch, first.restored_epoch) == (5, 4)
+        assert (last.epoch, last.restored_epoch) == (5 + gap, second)
+        weights, measured = kept[second]
+        same_bits(weights, tensors_of(world.training()))
+        assert episode.measurement.committed == measured.committed
+        assert world.value("validation_accuracy") == pytest.approx(measured.committed / 100)
+
+
 def blow_up(training: ParallelEnvState) -> None:
     """Logits a hundred times too large: a loss that is finite and far too high."""
     with torch.no_grad():
