@@ -137,15 +137,6 @@ class Task:
             )
 
 
-@dataclass(frozen=True)
-class TaskEntry:
-    """A line of the table of known tasks; ``load`` reads the data."""
-
-    name: str
-    description: str
-    load: Callable[[], Task]
-
-
 def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
     """The config with the task's numbers in place of None. Raises ConfigError for a batch that the data cannot fill."""
     chosen = config.task

@@ -78,7 +78,16 @@ class Episode:
         self.terms: dict[str, float] = {}
 
     def begin(self) -> None:
-        """After the first validation: the first snapshot, and the first entry of the history."""
+        """After the first validation: the first snapshot, and the first entry of the histories.
+
+        Raises ValueError where nothing could be restored, because the host is not finite before any training.
+        """
+        if self.not_finite:
+            raise ValueError(
+                f"env {self.index}: the host is not finite before any training (validation loss "
+                f"{self.measurement.loss:g}); look at its initial values and at the validation data"
+            )
+        self.governor.start_from(self.measurement.loss)
         self.governor.snapshot_if_due(self.training, self._record(), fossilized=False)
         self.signals.record(self.measurement)
 
@@ -130,6 +139,9 @@ class Episode:
             committed_loss=self.counterfactual.loss_of(COMMITTED),
             all_off_loss=self.counterfactual.loss_of(ALL_OFF),
         )
+        # Losses of the network that would be kept, and of the host alone, are in rewards and in the snapshot's record.
+        seen = (self.measurement.loss, self.measurement.committed_loss, self.measurement.all_off_loss)
+        self.not_finite += sum(not math.isfinite(loss) for loss in seen)
         self._measure_seeds(packed[head + configurations :])
 
     def _measure_seeds(self, packed: Tensor) -> None:
@@ -165,6 +177,7 @@ class Episode:
     def govern(self) -> None:
         """Cut living seeds that are not finite; roll back a host that went bad; else take a snapshot when due."""
         env = self.training
+        self._with_seed = [slot for slot in self.slots if slot.seed is not None]
         panic = self.governor.check(self.measurement.loss, self.not_finite)
         if panic is None:
             self._cut_broken_seeds()
@@ -204,9 +217,13 @@ class Episode:
 
     # Phase 5
     def tick(self) -> None:
-        """Move every clock by one epoch, once."""
+        """Move every clock by one epoch, once.
+
+        A seed that the governor removed was trained in this epoch: its cooldown begins with the next.
+        """
         for slot in self.slots:
-            slot.tick()
+            if slot.seed is not None or slot not in self._with_seed:
+                slot.tick()
         automatic_gates(self)
         self.training.forget_removed_seeds()
 

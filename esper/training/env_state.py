@@ -87,7 +87,7 @@ class ParallelEnvState:
         self.host.load_state_dict(fresh.state_dict())
         for own, first in zip(self.host.buffers(), fresh.buffers(), strict=True):
             own.copy_(first)  # those that no state_dict holds, too
-        self.host_group.optimizer.state.clear()
+        _zero_momentum(self.host_group.optimizer)
         self.order.manual_seed(self._seed(Purpose.DATA))
         self.dropout.manual_seed(self._seed(Purpose.DROPOUT))
         self.row.zero_()
@@ -115,7 +115,7 @@ class ParallelEnvState:
         assert slot.seed is not None
         generator = torch.Generator(self.device).manual_seed(self._seed(Purpose.DROPOUT, self.germinations))
         self.shadow_dropout[slot.name] = generator
-        parameters = list(slot.seed.parameters())
+        parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
         self.seed_groups[slot.name] = ParameterGroup(slot.name, parameters, self._optimizer(slot.seed, 0.0), slot)
 
     def shadow_of(self, slot: SeedSlot) -> ShadowBuffers:
@@ -162,9 +162,9 @@ class ParallelEnvState:
 
     def learning_groups(self) -> list[ParameterGroup]:
         """What this epoch's optimizer steps will move; host first."""
-        for slot in self.slots:
-            if slot.seed is not None:
-                slot.seed.requires_grad_(slot.learning)
+        for group in self.seed_groups.values():
+            for parameter in group.parameters:  # not those that the blueprint itself has frozen
+                parameter.requires_grad_(group.slot is not None and group.slot.learning)
         return [self.host_group, *(g for g in self.seed_groups.values() if g.slot and g.slot.learning)]
 
     def set_learning_rate(self) -> None:
@@ -212,12 +212,29 @@ class ParallelEnvState:
 
     def _optimizer(self, module: nn.Module, weight_decay: float) -> torch.optim.SGD:
         task = self.config.task
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             module.parameters(), lr=0.0, momentum=task.momentum, weight_decay=weight_decay, fused=True
         )
+        _zero_momentum(optimizer)
+        return optimizer
 
     def _seed(self, purpose: Purpose, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
+
+
+def _zero_momentum(optimizer: torch.optim.SGD) -> None:
+    """Every parameter's momentum is zero, in the storage it has or, the first time, in new storage.
+
+    From zero the first step is the same bits as from none. Momentum that torch makes in the first step is uninitialised
+    where that step is skipped, and a parameter whose first gradient comes later than that of others ends in an error.
+    """
+    for options in optimizer.param_groups:
+        for parameter in options["params"] if options["momentum"] else ():
+            state = optimizer.state[parameter]
+            if "momentum_buffer" in state:
+                state["momentum_buffer"].zero_()
+            else:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def _number(value: int | None) -> int:

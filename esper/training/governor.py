@@ -44,6 +44,15 @@ class Governor:
         self._rolled_back_at: int | None = None
         self._captured = 0
 
+    def start_from(self, loss: float) -> None:
+        """Losses are compared with this one from now on: that of the untrained host, or of the restored one.
+
+        Without it an explosion in the first epoch would be the first entry of the history, and be what is normal; and
+        a restored host, which has lost its living seeds, would be judged by what it reached with them.
+        """
+        self.losses.clear()
+        self.losses.append(loss)
+
     @property
     def anomaly_pending(self) -> bool:
         return self.anomalies > 0
@@ -103,4 +112,5 @@ class Governor:
         self.rollbacks += 1
         self._rolled_back_at = env.epoch
         self.anomalies = 0
+        self.start_from(snapshot.record.loss)
         return snapshot

@@ -90,11 +90,12 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
 
     The cut is made on the device, forward and backward, without a sync; with ``where`` and not with a product, because
     0 · NaN is NaN. A fossil is part of the host, and the governor's to judge. ``judge`` is False where h has passed an
-    incubating seed: what that one does to seeds behind it is not their fault.
+    incubating seed: what that one does to seeds behind it is not their fault, and one of these that the host's own pass
+    has found to be broken is absent.
     """
     assert slot.seed is not None
     assert slot.finite is not None
-    if slot.stage is SeedStage.FOSSILIZED or not judge:
+    if slot.stage is SeedStage.FOSSILIZED:
         return slot.seed(h)  # type: ignore[no-any-return]
     entry, finite = h, slot.finite
     if h.requires_grad and torch.is_grad_enabled():
@@ -102,12 +103,14 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
 
         def cut(gradient: Tensor) -> Tensor:
             # The flag knows about this very delta by now, and here it learns of what flows back through the seed.
-            finite.logical_and_(torch.isfinite(gradient.sum()))
+            if judge:
+                finite.logical_and_(torch.isfinite(gradient.sum()))
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
     delta = slot.seed(entry)
-    finite.logical_and_(torch.isfinite(delta.detach().sum()))
+    if judge:
+        finite.logical_and_(torch.isfinite(delta.detach().sum()))
     return torch.where(finite, delta, 0.0)
 
 

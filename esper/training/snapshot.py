@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from esper.seeds.gate import SeedMeasurements
 from esper.seeds.stage import SeedStage
 from esper.training.env_state import ParallelEnvState
 
@@ -24,25 +25,31 @@ class ValidationRecord:
 
 
 class Snapshot:
-    """Copies of host, buffers, fossils and their momentum. Its storage is kept and filled again by the next capture."""
+    """Copies of host, buffers, fossils and their momentum. Its storage is kept and filled again by the next capture.
+
+    Every tensor is copied every time: the fused optimizer writes parameters and momentum without raising their
+    ``_version``, so nothing tells cheaply which of them have changed, and in training hosts all of them do.
+    """
 
     def __init__(self) -> None:
         self.epoch = -1
         self.fossils: tuple[str, ...] = ()
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
+        self._measured: dict[str, SeedMeasurements] = {}
         self._copies: dict[str, Tensor] = {}
 
     def capture(self, env: ParallelEnvState, record: ValidationRecord) -> None:
         """Copy the env's present state; tensors of an earlier capture are overwritten in place."""
         self.epoch, self.record = env.epoch, record
         self.fossils = tuple(slot.name for slot in env.fossils())
+        self._measured = {slot.name: replace(slot.measured) for slot in env.fossils()}
         live = dict(_state(env, self.fossils))
         with torch.no_grad():
             for name in [name for name in self._copies if name not in live]:
                 del self._copies[name]
             for name, tensor in live.items():
                 kept = self._copies.get(name)
-                if kept is not None and kept.shape == tensor.shape:
+                if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
                     kept.copy_(tensor)
                 else:
                     self._copies[name] = tensor.detach().clone()
@@ -61,11 +68,14 @@ class Snapshot:
         env.host_group.optimizer.zero_grad(set_to_none=True)
         for name in self.fossils:
             env.seed_groups[name].optimizer.zero_grad(set_to_none=True)
-        live = dict(_state(env, self.fossils))
+            # What the bad epoch measured of a fossil is not true of the restored one.
+            measured, since = self._measured[name], env.epoch - self.epoch
+            if measured.contribution is not None:
+                measured = replace(measured, epochs_since_measured=measured.epochs_since_measured + since)
+            env.slot_by_name[name].measured = replace(measured)
         with torch.no_grad():
-            for name, tensor in live.items():
-                # Momentum that did not exist at the capture starts again from zero.
-                tensor.copy_(self._copies[name]) if name in self._copies else tensor.zero_()
+            for name, tensor in _state(env, self.fossils):
+                tensor.copy_(self._copies[name])
 
     @property
     def bytes(self) -> int:
@@ -75,17 +85,21 @@ class Snapshot:
 
 def _state(env: ParallelEnvState, fossils: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the committed network by a stable name: host and fossils, with their optimizers' momentum."""
-    for name, tensor in env.host.state_dict(keep_vars=True).items():
-        yield f"host.{name}", tensor
+    yield from _tensors("host", env.host)
     for slot in fossils:
         seed = env.slot_by_name[slot].seed
         assert seed is not None
-        for name, tensor in seed.state_dict(keep_vars=True).items():
-            yield f"{slot}.{name}", tensor
+        yield from _tensors(slot, seed)
     for group in (env.host_group, *(env.seed_groups[slot] for slot in fossils)):
         for index, parameter in enumerate(group.parameters):
-            momentum = (
-                group.optimizer.state[parameter].get("momentum_buffer") if parameter in group.optimizer.state else None
-            )
+            momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 yield f"{group.name}.momentum.{index}", momentum
+
+
+def _tensors(owner: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, each once however often it is used, and buffers, those that a state dict leaves out too."""
+    for name, parameter in module.named_parameters():
+        yield f"{owner}.{name}", parameter
+    for name, buffer in module.named_buffers():
+        yield f"{owner}.{name}", buffer

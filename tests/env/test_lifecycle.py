@@ -210,7 +210,9 @@ def test_trap_15_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None
         world.do("GERMINATE", "r0c0", "conv_light")
         new = world.training().seed_groups["r0c0"]
         assert new.optimizer is not old.optimizer
-        assert len(new.optimizer.state) == 0
+        momenta = [new.optimizer.state[parameter]["momentum_buffer"] for parameter in new.parameters]
+        assert momenta
+        assert not any(bool(buffer.any()) for buffer in momenta)
         assert not {id(p) for p in new.parameters} & {id(p) for p in old.parameters}
         slot = world.slot("r0c0")
         assert (slot.age, slot.fading, slot.measured.contribution) == (1, False, None)

@@ -157,6 +157,23 @@ def test_a_huge_incubating_seed_does_not_take_a_blended_one_with_it(
         assert all_finite(world.training())
 
 
+@pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
+@pytest.mark.parametrize("downstream", ["r1c0", "r1c1"])
+def test_a_broken_blended_seed_does_not_take_an_incubating_one_with_it(downstream: str, stage: SeedStage) -> None:
+    """The shadow pass of the healthy one runs through the broken one, which the host's own pass has found out."""
+    with rig(horizon=14) as world:
+        world.grow(downstream, stage)
+        world.grow("r0c0", S.TRAINING)
+        if stage is S.BLENDING:  # it stays there until it is advanced
+            assert world.slot(downstream).stage is S.BLENDING
+        fill(world.slot(downstream), NAN, -1)
+        world.step()
+        assert [event.slot for event in world.of_kind(SeedCut)] == [downstream]
+        assert world.slot("r0c0").stage is S.TRAINING
+        world.step()
+        assert len(world.of_kind(SeedCut)) == 1
+
+
 def test_a_broken_incubating_seed_leaves_the_host_the_same_bits() -> None:
     alone, growing = make_training(), make_training()
     for training in (alone, growing):

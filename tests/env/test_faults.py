@@ -1,0 +1,391 @@
+"""Faults of every kind in one of three envs, each beside a twin run without it: what happens to that env, and that
+nothing happens to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.data.task import Split
+from esper.rewards.modes import MODES
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.stage import SeedStage
+from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
+from esper.training.env_state import ParallelEnvState
+from tests.core_helpers import DAMAGE, Rig, all_finite, digits, rig, same_bits, tensors_of
+
+S = SeedStage
+NAN = float("nan")
+VICTIM, OTHERS = 1, (0, 2)
+
+
+def state_of(training: ParallelEnvState) -> dict[str, Tensor]:
+    """Weights, buffers and momentum of host and seeds, and the generators."""
+    return {
+        **tensors_of(training, tuple(training.seed_groups)),
+        "order": training.order.get_state(),
+        "dropout": training.dropout.get_state(),
+    }
+
+
+def last_norm(training: ParallelEnvState) -> nn.BatchNorm2d:
+    return [module for module in training.host.modules() if isinstance(module, nn.BatchNorm2d)][-1]
+
+
+@dataclass
+class Pair:
+    """Two runs of the same envs; one is hurt."""
+
+    healthy: Rig
+    hurt: Rig
+    penalties: list[float]
+
+    def step(self, **action: Any) -> None:
+        """One step of both; ``action`` is done by every env. All but the victim end it with the same bits."""
+        for world in (self.healthy, self.hurt):
+            row = world.action(**action) if action else None
+            world.step({} if row is None else dict.fromkeys(range(3), row))
+        for index in OTHERS:
+            same_bits(state_of(self.healthy.training(index)), state_of(self.hurt.training(index)))
+            assert np.array_equal(self.healthy.observation[index], self.hurt.observation[index])
+            assert self.healthy.rewards[index] == self.hurt.rewards[index]
+            stages = [[slot.stage for slot in w.training(index).slots] for w in (self.healthy, self.hurt)]
+            assert stages[0] == stages[1]
+        assert np.isfinite(self.hurt.observation).all()
+        assert np.isfinite(self.hurt.rewards).all()
+        assert all_finite(self.hurt.training(VICTIM))
+        assert all(np.isfinite(values).all() for values in self.hurt.info["reward_terms"].values())
+        self.penalties.append(float(self.hurt.info["reward_terms"]["governor"][VICTIM]))
+
+    @property
+    def victim(self) -> ParallelEnvState:
+        return self.hurt.training(VICTIM)
+
+    def rollbacks(self) -> list[GovernorRollback]:
+        found = self.hurt.of_kind(GovernorRollback)
+        assert all(event.env == VICTIM for event in found)
+        assert not self.healthy.of_kind(GovernorRollback)
+        return found
+
+
+@contextmanager
+def pair(horizon: int = 12, **sections: dict[str, Any]) -> Iterator[Pair]:
+    with rig(3, horizon, **sections) as healthy, rig(3, horizon, **sections) as hurt:
+        yield Pair(healthy, hurt, [])
+
+
+@contextmanager
+def grown_pair(horizon: int = 14, fossil: bool = False, **sections: dict[str, Any]) -> Iterator[Pair]:
+    """Every env has a blended seed with momentum, or a fossil, in ``r0c1``."""
+    sections.setdefault("governor", {"snapshot_every": 1})
+    with pair(horizon, **sections) as both:
+        both.step(op="GERMINATE", slot="r0c1", blueprint="conv_light", tempo=3)
+        both.step(op="ADVANCE", slot="r0c1")
+        both.step(op="ADVANCE", slot="r0c1")
+        if fossil:
+            both.step()
+            both.step(op="ADVANCE", slot="r0c1")
+            both.step(op="FOSSILIZE", slot="r0c1")
+        both.penalties.clear()
+        yield both
+
+
+def next_rows(training: ParallelEnvState, batch: int) -> Tensor:
+    """The training samples of batch number ``batch`` of the coming epoch."""
+    size = training.config.task.batch_size
+    assert size is not None
+    order = torch.Generator()
+    order.set_state(training.order.get_state())
+    return torch.randperm(len(training.task.train), generator=order)[batch * size : (batch + 1) * size]
+
+
+def poison_second_batch(training: ParallelEnvState) -> None:
+    x = training.task.train.x.clone()
+    x[next_rows(training, 1)[3], 0, 2, 2] = NAN
+    training.task = replace(training.task, train=Split(x, training.task.train.y))
+
+
+def poison_validation(training: ParallelEnvState) -> None:
+    x = training.task.validation.x.clone()
+    x[17, 0, 2, 2] = NAN
+    training.task = replace(training.task, validation=Split(x, training.task.validation.y))
+
+
+def overflow_in_the_forward_pass(training: ParallelEnvState) -> None:
+    """Every weight is finite; their product with the features is not."""
+    with torch.no_grad():
+        training.host_group.parameters[-2].fill_(3e38)
+
+
+def overflow_in_evaluation(training: ParallelEnvState) -> None:
+    """All is finite, training too: its normalisation does not read the running variance."""
+    variance = last_norm(training).running_var
+    assert variance is not None
+    variance.fill_(-1e6)
+
+
+FAULTS: dict[str, Callable[[ParallelEnvState], None]] = {
+    **DAMAGE,
+    "NaN in one training batch": poison_second_batch,
+    "NaN in the validation data": poison_validation,
+    "overflow in the forward pass": overflow_in_the_forward_pass,
+    "overflow in evaluation only": overflow_in_evaluation,
+}
+
+
+@pytest.mark.parametrize("fossil", [False, True], ids=["living seed", "fossil"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(fault: str, fossil: bool) -> None:
+    with grown_pair(fossil=fossil) as both:
+        kept = ("r0c1",) if fossil else ()
+        good, at = tensors_of(both.victim, kept), both.victim.epoch
+        FAULTS[fault](both.victim)
+        both.step()
+        (event,) = both.rollbacks()
+        assert (event.reason, event.epoch, event.restored_epoch, event.rollbacks) == ("not finite", at + 1, at, 1)
+        assert not event.value <= event.threshold  # a NaN is not, either
+        same_bits(good, tensors_of(both.victim, kept))
+        assert both.victim.slot_by_name["r0c1"].stage is (S.FOSSILIZED if fossil else S.PRUNED)
+        both.victim.task = digits()  # clean again
+        for _ in range(2):
+            both.step()
+        assert both.penalties == [-10, 0, 0]
+        assert len(both.rollbacks()) == 1
+        assert not both.hurt.of_kind(SeedCut)
+        assert not both.hurt.terminated.any()
+        restored = tensors_of(both.victim)
+        assert any(not torch.equal(good[name], restored[name]) for name in restored if "parameter" in name)
+
+
+@pytest.mark.parametrize("stage", ["TRAINING", "BLENDING"])
+def test_a_living_seed_that_breaks_costs_nothing_but_itself(stage: str) -> None:
+    with pair() as both:
+        both.step(op="GERMINATE", slot="r0c1", blueprint="conv_light", tempo=3)
+        both.step(op="ADVANCE", slot="r0c1")
+        if stage == "BLENDING":
+            both.step(op="ADVANCE", slot="r0c1")
+        seed = both.victim.slot_by_name["r0c1"].seed
+        assert seed is not None
+        with torch.no_grad():
+            next(seed.parameters()).fill_(NAN)
+        for _ in range(3):
+            both.step()
+        (cut,) = both.hurt.of_kind(SeedCut)
+        assert (cut.env, cut.slot) == (VICTIM, "r0c1")
+        assert not both.rollbacks()
+        assert set(both.penalties) == {0.0}
+        if stage == "TRAINING":  # the host never felt it
+            same_bits(tensors_of(both.healthy.training(VICTIM)), tensors_of(both.victim))
+
+
+def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() -> None:
+    """The only later snapshot than the reset's is that of the step in which it fossilized."""
+    with grown_pair(fossil=True, governor={"snapshot_every": 100}) as both:
+        good = tensors_of(both.victim, ("r0c1",))
+        at, slot = both.victim.epoch, both.victim.slot_by_name["r0c1"]
+        measured = replace(slot.measured)
+        assert measured.contribution is not None
+        assert slot.seed is not None
+        with torch.no_grad():
+            list(slot.seed.parameters())[-1].fill_(NAN)
+        both.step()
+        (event,) = both.rollbacks()
+        assert event.restored_epoch == at
+        same_bits(good, tensors_of(both.victim, ("r0c1",)))
+        assert slot.stage is S.FOSSILIZED
+        # What the broken epoch measured of it is gone, too.
+        assert slot.measured == replace(measured, epochs_since_measured=measured.epochs_since_measured + 1)
+        both.step()
+        assert both.penalties == [-10, 0]
+        assert slot.measured.epochs_since_measured == 0
+
+
+def test_a_learning_rate_that_explodes_ends_the_episode_of_that_env_alone() -> None:
+    with pair(horizon=12) as both:
+        both.step()
+        both.victim.config = both.victim.config.with_values(task={"learning_rate": 1e4})
+        while not both.hurt.terminated[VICTIM]:
+            both.step()
+        events = both.rollbacks()
+        assert [event.rollbacks for event in events] == [1, 2, 3]
+        assert both.penalties.count(-10.0) == 3
+        assert both.victim.epoch == events[-1].epoch < 12
+        assert not both.hurt.truncated.any()
+        (ended,) = both.hurt.of_kind(EpisodeCompleted)
+        assert (ended.env, ended.rollbacks, ended.terminated) == (VICTIM, 3, True)
+        both.step()
+        assert both.hurt.info["idle"].tolist() == [False, True, False]
+
+
+def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None:
+    """The loss after the first epoch is not what is normal: the untrained host's is."""
+    with rig(horizon=9, task={"learning_rate": 10.0, "schedule": "constant", "samples_per_epoch": 320}) as world:
+        while not world.of_kind(GovernorRollback):
+            assert world.training().epoch < 9, "the episode is over and nothing was seen"
+            world.step()
+        event = world.of_kind(GovernorRollback)[0]
+        assert event.epoch <= 3
+        assert event.value > event.threshold
+
+
+@pytest.mark.parametrize(("gap", "second"), [(1, 2), (2, 4), (3, 6)])
+def test_the_second_panic_within_snapshot_every_restores_the_older_generation(gap: int, second: int) -> None:
+    """Snapshots at epochs 0, 2 and 4; the first panic in epoch 5 restores 4. A healthy epoch 6 is a snapshot, too: the
+    next panic restores what is older than the newest one, unless it comes three epochs after the first."""
+    with rig(horizon=14, governor={"snapshot_every": 2}) as world:
+        episode, kept = world.episode(), {}
+        for epoch in range(1, 5 + gap + 1):
+            if epoch in (5, 5 + gap):
+                DAMAGE["NaN weight"](world.training())
+            world.step()
+            kept[epoch] = (tensors_of(world.training()), episode.measurement)
+        first, last = world.of_kind(GovernorRollback)
+        assert (first.epoch, first.restored_epoch) == (5, 4)
+        assert (last.epoch, last.restored_epoch) == (5 + gap, second)
+        weights, measured = kept[second]
+        same_bits(weights, tensors_of(world.training()))
+        assert episode.measurement.committed == measured.committed
+        assert world.value("validation_accuracy") == pytest.approx(measured.committed / 100)
+
+
+def blow_up(training: ParallelEnvState) -> None:
+    """Logits a hundred times too large: a loss that is finite and far too high."""
+    with torch.no_grad():
+        training.host_group.parameters[-2].mul_(1e4)
+
+
+def test_finding_l5_divergence_rolls_back_to_before_its_first_anomaly() -> None:
+    with grown_pair(fossil=True) as both:
+        good, at = tensors_of(both.victim, ("r0c1",)), both.victim.epoch
+        blow_up(both.victim)
+        pending = []
+        for _ in range(3):
+            both.step()
+            pending.append(both.hurt.value("anomaly_pending", VICTIM))
+        (event,) = both.rollbacks()
+        assert (event.reason, event.epoch, event.restored_epoch) == ("divergence", at + 3, at)
+        assert event.value > event.threshold > 0
+        assert pending == [1, 1, 0]
+        assert both.penalties == [0, 0, -10]
+        same_bits(good, tensors_of(both.victim, ("r0c1",)))
+
+
+def test_trap_05_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
+    """Its step is the first with an anomaly, which its gate cannot have seen; no snapshot holds it."""
+    with grown_pair() as both:
+        both.step()
+        both.step(op="ADVANCE", slot="r0c1")
+        good = tensors_of(both.victim)
+        blow_up(both.victim)
+        both.step(op="FOSSILIZE", slot="r0c1")
+        slot = both.victim.slot_by_name["r0c1"]
+        assert slot.stage is S.FOSSILIZED
+        both.step()
+        both.step()
+        assert len(both.rollbacks()) == 1
+        assert slot.stage is S.PRUNED
+        assert not both.victim.seed_groups
+        same_bits(good, tensors_of(both.victim))
+        assert both.healthy.slot("r0c1", VICTIM).stage is S.FOSSILIZED
+
+
+def test_trap_13_a_host_that_falls_back_to_chance_is_restored_at_once() -> None:
+    """Its last block is dead: every image gets the same logits, and no gradient reaches the features again."""
+    with pair(horizon=16, task={"samples_per_epoch": 640}, governor={"snapshot_every": 1}) as both:
+        chance = both.hurt.episode().governor.chance
+        while np.mean(both.hurt.episode(VICTIM).governor.losses) >= 0.6 * chance:
+            assert both.victim.epoch < 14
+            both.step()
+        good = tensors_of(both.victim)
+        with torch.no_grad():
+            last_norm(both.victim).weight.zero_()
+            last_norm(both.victim).bias.fill_(-1.0)
+        both.step()
+        (event,) = both.rollbacks()
+        assert event.reason == "collapse"
+        assert event.value >= event.threshold == pytest.approx(0.935 * chance)
+        same_bits(good, tensors_of(both.victim))
+        both.step()
+        assert len(both.rollbacks()) == 1
+
+
+class Eraser(nn.Module):
+    """d(h) = −h: with it blended in, what is behind it sees zeros."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return -self.scale * h
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_host_that_is_finite_only_with_a_living_seed_is_rolled_back(mode: str) -> None:
+    """The loss with everything on is fine. That of what would be kept is not, and it is in rewards and snapshots."""
+    eraser = Blueprint("cnn", "eraser", "a test's own", Eraser, lambda channels: channels)
+    registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), eraser))
+    sections: dict[str, Any] = {"reward": {"mode": mode}, "env": {"baseline_episodes": 2}}
+    with rig(horizon=12, blueprints=registry, task={"learning_rate": 1e-30}, **sections) as world:
+        world.grow("r1c1", S.HOLDING, "eraser")
+        overflow_in_the_forward_pass(world.training())
+        world.step()
+        assert np.isfinite(world.rewards).all()
+        assert np.isfinite(world.observation).all()
+        (event,) = world.of_kind(GovernorRollback)
+        assert event.reason == "not finite"
+        assert np.isfinite(event.value)
+        assert world.slot("r1c1").seed is None
+
+
+def test_a_host_that_was_never_finite_is_refused() -> None:
+    """There is nothing that a rollback could restore."""
+    with rig(n_envs=2) as world:
+        poison_validation(world.training(1))
+        with pytest.raises(ValueError, match="env 1: the host is not finite before any training"):
+            world.reset()
+
+
+def test_a_restored_host_is_not_blamed_for_the_seed_that_it_lost() -> None:
+    """With the seed the loss was low for long. Without it, it is high, stays there, and is no divergence."""
+    with rig(horizon=20, governor={"snapshot_every": 1, "window": 5}) as world:
+        world.grow("r0c1", S.HOLDING)
+        episode, chance = world.episode(), world.episode().governor.chance
+        world.step()
+        before = episode.measurement.committed_loss
+        # As it would be had the host learned to lean on the seed.
+        episode.governor.losses.extend([0.3 * chance] * 5)
+        DAMAGE["NaN weight"](world.training())
+        world.step()
+        assert len(world.of_kind(GovernorRollback)) == 1
+        assert before > 0.65 * chance
+        for _ in range(5):
+            world.step()
+            assert world.value("anomaly_pending") == 0
+        assert len(world.of_kind(GovernorRollback)) == 1
+
+
+@pytest.mark.parametrize("removal", ["cut", "rollback"])
+def test_trap_08_the_cooldown_of_a_seed_that_the_governor_removed(removal: str) -> None:
+    """As long as that of any other: the host trains embargo + 2 epochs without a seed in this slot."""
+    with rig(horizon=14, env={"embargo": 2}) as world:
+        world.grow("r0c0", S.TRAINING)
+        seed = world.slot("r0c0").seed
+        assert seed is not None
+        if removal == "cut":
+            with torch.no_grad():
+                next(seed.parameters()).fill_(NAN)
+        else:
+            DAMAGE["NaN weight"](world.training())
+        stages = []
+        for _ in range(6):
+            world.step()
+            stages.append(world.slot("r0c0").stage)
+        assert stages == [S.PRUNED, S.EMBARGOED, S.EMBARGOED, S.RESETTING, S.DORMANT, S.DORMANT]

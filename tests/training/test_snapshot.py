@@ -1,0 +1,187 @@
+"""Snapshots: what they hold, that a restore is exact however often, and that their storage stays."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.stage import SeedStage
+from esper.training.env_state import ParallelEnvState
+from esper.training.snapshot import Snapshot, ValidationRecord
+from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train
+
+S = SeedStage
+RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
+
+
+def with_fossil() -> ParallelEnvState:
+    training = make_training()
+    plant(training, "r0c0", style="GATED_GATE", stage=S.FOSSILIZED)
+    train(training, 2)
+    return training
+
+
+def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
+    """A twin that is restored twice goes on as one that is restored once."""
+    ends = []
+    for times in (1, 2):
+        training, snapshot = with_fossil(), Snapshot()
+        snapshot.capture(training, RECORD)
+        good = tensors_of(training, ("r0c0",))
+        train(training)
+        for tensor in (*training.host.parameters(), *training.host.buffers()):
+            tensor.data.fill_(-7)
+        for _ in range(times):
+            snapshot.restore(training)
+            same_bits(good, tensors_of(training, ("r0c0",)))
+        train(training, 2)
+        ends.append(tensors_of(training, ("r0c0",)))
+    same_bits(*ends)
+
+
+def test_a_capture_is_a_copy_of_that_moment() -> None:
+    """The fused optimizer does not raise ``_version``: a capture that trusted it would keep old values."""
+    training, snapshot = with_fossil(), Snapshot()
+    for _ in range(3):
+        snapshot.capture(training, RECORD)
+        good = tensors_of(training, ("r0c0",))
+        train(training)
+        changed = tensors_of(training, ("r0c0",))
+        moved = [name for name in good if not torch.equal(good[name], changed[name])]
+        assert {"host.parameter.0", "host.momentum.0", "r0c0.parameter.0", "r0c0.momentum.0"} <= set(moved)
+        snapshot.restore(training)
+        same_bits(good, tensors_of(training, ("r0c0",)))
+        train(training)
+
+
+def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters_copied_once() -> None:
+    training, snapshot = make_training(), Snapshot()
+    plain = Snapshot()
+    plain.capture(training, RECORD)
+    training.host.register_buffer("scratch", torch.arange(5.0), persistent=False)
+    training.host.register_module("again", training.host.segments[0])
+    snapshot.capture(training, RECORD)
+    assert snapshot.bytes == plain.bytes + 5 * 4
+    training.host.get_buffer("scratch").fill_(float("nan"))
+    snapshot.restore(training)
+    assert torch.equal(training.host.get_buffer("scratch"), torch.arange(5.0))
+
+
+def test_finding_h7_momentum_of_a_fossil_lives_through_a_rollback() -> None:
+    """The same optimizer and storage, the values of the snapshot."""
+    with rig(horizon=12, governor={"snapshot_every": 1}) as world:
+        world.grow("r0c0", S.FOSSILIZED, style="GATED_GATE")
+        training = world.training()
+        optimizers = [training.host_group.optimizer, training.seed_groups["r0c0"].optimizer]
+
+        def momenta() -> list[Tensor]:
+            return [optimizer.state[p]["momentum_buffer"] for optimizer in optimizers for p in optimizer.state]
+
+        values, places = [m.clone() for m in momenta()], [m.data_ptr() for m in momenta()]
+        assert len(values) == len(list(training.host.parameters())) + 8
+        DAMAGE["NaN weight"](training)
+        world.step()
+        assert [training.host_group.optimizer, training.seed_groups["r0c0"].optimizer] == optimizers
+        assert [m.data_ptr() for m in momenta()] == places
+        assert all(torch.equal(a, b) for a, b in zip(values, momenta(), strict=True))
+
+
+def count_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(found), Tensor) for found in gc.get_objects())
+
+
+def test_finding_c4_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
+    """With a fossil and a rollback in every episode."""
+    with rig(horizon=7, governor={"snapshot_every": 1}) as world:
+        governor = world.episode().governor
+        places: set[tuple[int, ...]] = set()
+        counts, sizes = [], []
+        for episode in range(50):
+            world.reset()
+            world.grow("r0c0", S.FOSSILIZED, "norm")
+            DAMAGE["NaN weight"](world.training())
+            world.step()
+            assert governor.rollbacks == 1
+            kept = [s._copies for s in governor._generations]
+            places.add(tuple(sorted(c[name].data_ptr() for c in kept for name in c if name.startswith("host."))))
+            sizes.append(sum(s.bytes for s in governor._generations))
+            world.events.clear()
+            if episode in (4, 49):
+                counts.append(count_tensors())
+        assert len(places) == 1
+        assert len(set(sizes[1:])) == 1
+        assert counts[1] <= counts[0]
+
+
+def test_the_hosts_optimizer_starts_each_episode_from_zero_in_the_same_storage() -> None:
+    training = make_training()
+    state = training.host_group.optimizer.state
+    places = [state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters]
+    train(training)
+    assert all(bool(state[p]["momentum_buffer"].any()) for p in training.host_group.parameters[:1])
+    training.reset(0, 1)
+    assert [state[p]["momentum_buffer"].data_ptr() for p in training.host_group.parameters] == places
+    assert not any(bool(state[p]["momentum_buffer"].any()) for p in training.host_group.parameters)
+
+
+def test_momentum_is_defined_though_the_first_step_is_skipped() -> None:
+    """A gradient that is not finite in the very first batch: the step does nothing, momentum stays zero."""
+    training = make_training()
+    first = training.host_group.parameters[0]
+    first.data.fill_(float("nan"))
+    train(training)
+    for parameter in training.host_group.parameters:
+        assert not bool(training.host_group.optimizer.state[parameter]["momentum_buffer"].any())
+
+
+def own(build: Callable[[int], nn.Module]) -> BlueprintRegistry:
+    blueprint = Blueprint("cnn", "own", "a test's own", build, lambda channels: 2 * channels)
+    return BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), blueprint))
+
+
+class Two(nn.Module):
+    """Two scales, of which the second can be frozen, or take part only when told to."""
+
+    def __init__(self, channels: int, frozen: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.full((channels, 1, 1), 0.1))
+        self.second = nn.Parameter(torch.full((channels, 1, 1), 0.1), requires_grad=not frozen)
+        self.both = frozen
+
+    def forward(self, h: Tensor) -> Tensor:
+        return (self.first + self.second) * h if self.both else self.first * h
+
+
+@pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING, S.FOSSILIZED])
+def test_trap_07_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedStage) -> None:
+    training = make_training()
+    seed = plant(training, "r0c0", "own", stage=stage, registry=own(Two)).seed
+    assert seed is not None
+    assert isinstance(seed.body, Two)
+    train(training)
+    assert torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
+    seed.body.both = True
+    train(training)
+    assert not torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
+
+
+def test_what_a_blueprint_has_frozen_stays_frozen_and_is_restored() -> None:
+    with rig(
+        horizon=12, blueprints=own(lambda channels: Two(channels, frozen=True)), governor={"snapshot_every": 1}
+    ) as world:
+        world.grow("r0c0", S.FOSSILIZED, "own")
+        seed = world.slot("r0c0").seed
+        assert seed is not None
+        assert isinstance(seed.body, Two)
+        assert torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
+        assert not torch.equal(seed.body.first, torch.full_like(seed.body.first, 0.1))
+        seed.body.second.fill_(float("nan"))
+        world.step()
+        assert world.episode().governor.rollbacks == 1
+        assert torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))
