@@ -10,9 +10,6 @@ from torch import Tensor
 
 from esper.data.task import Split
 
-PAD = -100
-"""The target of what is no token: left out of loss and accuracy."""
-
 
 def windows(tokens: Tensor, length: int) -> Split:
     """Tokens int64 [M] as inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is left out.

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from esper.data.chars import LENGTH, UNKNOWN, Characters, build_host, load, read_parts, read_text
 from esper.data.entry import DataOptions
-from esper.data.task import Split, Task
+from esper.data.task import PAD, Split, Task
 from esper.data.tasks import load_task
-from esper.data.text import PAD, cut_by_position, evenly_spaced, windows
+from esper.data.text import cut_by_position, evenly_spaced, windows
 
 
 @cache
