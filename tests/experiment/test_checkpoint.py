@@ -130,7 +130,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
     "weights": (saved({"layer.weight": torch.zeros(2)}), "is not a checkpoint: something else"),
     "a list": (saved([1, 2]), "is not a checkpoint: something else"),
-    "another format": (saved({"format": 99, "round": 1}), "checkpoint format 99; this Esper reads format 1"),
+    "another format": (saved({"format": 99, "round": 1}), "checkpoint format 99; this Esper reads format 2"),
     "a part of a run": (saved({"format": checkpoint.FORMAT, "round": 1}), "no baseline, best, finished"),
 }
 
