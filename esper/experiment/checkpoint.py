@@ -13,7 +13,7 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.files import write_atomic
 from esper.ppo.policy import Policy
 
-FORMAT = 1
+FORMAT = 2
 NAME = "checkpoint.pt"
 KEYS = {"round", "finished", "best", "seconds", "baseline", "logs", "rounds", "policy"}
 
@@ -67,8 +67,6 @@ def policy_state(policy: Policy) -> State:
     """What it takes to act as this policy does elsewhere."""
     return {
         **policy.policy_state(),
-        "slots": list(policy.spec.slots),
-        "blueprints": list(policy.spec.blueprints),
         "config": policy.config.model_dump(mode="json"),
     }
 
@@ -76,21 +74,21 @@ def policy_state(policy: Policy) -> State:
 def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
     """The policy of a checkpoint, for the envs of ``env``.
 
+    Their hosts may have other slots than those it learned from, and other blueprints as long as it knows one of them:
+    one that it does not know it plants as it would the average of those that it knows.
+
     Raises:
-        ConfigError: no checkpoint, one of a controller that does not learn, or of a host with other slots.
+        ConfigError: no checkpoint, one of a controller that does not learn, or one that knows no blueprint of the host.
     """
     state = read(path).get("policy")
     if state is None:
         raise ConfigError(f"{path} holds no policy: its controller does not learn")
-    for name, there in (("slots", env.action_spec.slots), ("blueprints", env.action_spec.blueprints)):
-        if tuple(state[name]) != there:
-            raise ConfigError(
-                f"{path} was trained with {name} {', '.join(state[name])}; this host has {', '.join(there)}"
-            )
     config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
     policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
     try:
         policy.load_policy_state(state)
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot play this host: {error}") from None
     except RuntimeError as error:
         raise ConfigError(f"{path} was trained with another network or observation: {error}") from None
     return policy

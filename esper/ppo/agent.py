@@ -190,6 +190,10 @@ class PPOAgent(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError for an agent of other blueprints, whose optimizer would not fit."""
+        known, here = state["blueprints"], self.spec.blueprints
+        if tuple(known) != here:
+            raise ValueError(f"it learned the blueprints {', '.join(known)}; here are {', '.join(here)}")
         self.load_policy_state(state)
         # Adam keeps the very tensors it is given, and changes them in place.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

@@ -40,25 +40,51 @@ class Decision:
     entropies: Tensor
 
 
+WAVES = 4
+"""Cosines that a slot's place is told by, the constant included."""
+
+
+def place_waves(slots: int) -> Tensor:
+    """cos(π k (i + ½) / S) for slot i in row-major order and k < ``WAVES``: [S, WAVES].
+
+    Places are relative, from the first slot to the last; two hosts with different numbers of slots agree on what is
+    early, in the middle and late.
+    """
+    places = (torch.arange(slots) + 0.5) / slots
+    return torch.cos(math.pi * places[:, None] * torch.arange(WAVES))
+
+
+def fourier(waves: Tensor) -> Tensor:
+    """[WAVES, S] from waves [S, WAVES]: times the values of S slots it gives their Fourier coefficients, mean first."""
+    weights = waves.T / len(waves)
+    weights[1:] *= 2
+    return weights.contiguous()
+
+
 class PolicyNetwork(nn.Module):
     """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
 
-    A slot's features go through one encoder that all slots share, with an embedding of its place; the slot and
-    blueprint heads score these embeddings, so their number shapes no other part of the network.
+    No weight depends on the number of slots. A slot's features and its place, as waves, go through one encoder that all
+    slots share. The trunk sees these embeddings as a function of place, by its first Fourier coefficients, which lose
+    nothing of up to ``WAVES`` slots; the slot head scores the embeddings themselves. Of blueprints there are two
+    embeddings each: one that the blueprint head scores, one that tells what a slot holds.
     """
 
     def __init__(self, spec: ActionSpec, width: int = 128, prior: float = 0.0) -> None:
         """``prior`` scales the first policy's preferences; 0 has none."""
         super().__init__()
         self.spec = spec
-        self.slots = len(spec.slots)
         part = max(16, width // 4)
-        self.slot_places = nn.Parameter(torch.randn(self.slots, part) * 0.1)  # [S, part]
+        waves = place_waves(len(spec.slots))
+        self.waves: Tensor
+        self.coefficients: Tensor
+        self.register_buffer("waves", waves, persistent=False)  # [S, WAVES]
+        self.register_buffer("coefficients", fourier(waves), persistent=False)  # [WAVES, S]
         self.seed_kinds = nn.Embedding(len(spec.blueprints) + 1, part)  # 0 for none
         self.blueprints = nn.Parameter(torch.randn(len(spec.blueprints), part) * 0.1)  # [B, part]
         self.ops = nn.Embedding(len(Op), part)
-        self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part, part), nn.Tanh())
-        self.trunk = nn.Sequential(nn.Linear(len(BASE) + self.slots * part, width), nn.Tanh(), nn.Linear(width, width))
+        self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + part + WAVES, part), nn.Tanh())
+        self.trunk = nn.Sequential(nn.Linear(len(BASE) + WAVES * part, width), nn.Tanh(), nn.Linear(width, width))
         self.norm = nn.LayerNorm(width)
         self.memory = SequenceLSTM(width)
         self.op_head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, len(Op)))
@@ -97,13 +123,13 @@ class PolicyNetwork(nn.Module):
         observation [T, E, D] is normalised, state that at the first step, starts [T, E] marks first steps of episodes.
         """
         base = observation[..., : len(BASE)]
-        slots = observation[..., len(BASE) :].reshape(
-            *observation.shape[:-1], self.slots, len(PER_SLOT)
-        )  # [T, E, S, P]
+        slots = observation[..., len(BASE) :]
+        slots = slots.reshape(*slots.shape[:-1], len(self.waves), len(PER_SLOT))  # [T, E, S, P]
         kinds = self.seed_kinds(slots[..., -1].long())
-        places = self.slot_places.expand(*slots.shape[:-1], -1)
+        places = self.waves.expand(*slots.shape[:-1], -1)
         slot_embeddings = self.slot_encoder(torch.cat((slots[..., :-1], kinds, places), dim=-1))
-        seen = self.norm(self.trunk(torch.cat((base, slot_embeddings.flatten(-2)), dim=-1)))
+        summary = (self.coefficients @ slot_embeddings).flatten(-2)  # [T, E, WAVES · part]
+        seen = self.norm(self.trunk(torch.cat((base, summary), dim=-1)))
         remembered, state = self.memory(seen, state, starts)
         return seen + remembered, slot_embeddings, state
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PPOConfig
+from esper.spaces.observation import BASE, PER_SLOT, Kind
 
 
 class RunningMeanStd:
@@ -31,8 +32,10 @@ class RunningMeanStd:
         """Take in rows [N, D]; N = 0 changes nothing."""
         if len(batch) == 0:
             return
-        rows = batch.to(torch.float64)
-        mean, var, n = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
+        self._merge(*moments(batch), float(len(batch)))
+
+    def _merge(self, mean: Tensor, var: Tensor, n: float) -> None:
+        """Take in n rows with this mean and variance [D]."""
         if self.updates < self.warm_updates:
             total = self.count + n
             kept = self.count / total
@@ -59,6 +62,45 @@ class RunningMeanStd:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.mean, self.var = state["mean"].to(self.mean), state["var"].to(self.var)
         self.count, self.updates = float(state["counts"][0]), int(state["counts"][1])
+
+
+class ObservationStatistics(RunningMeanStd):
+    """Of observations [..., BASE + S · PER_SLOT]: one mean and variance for each entry of the base, and one for each
+    entry of a slot, over its values in all slots. So there are BASE + PER_SLOT of them, for any number of slots.
+
+    ``count`` counts observations. Flags and indices stay as they are.
+    """
+
+    def __init__(self, device: torch.device, config: PPOConfig) -> None:
+        kinds = [entry.kind for entry in (*BASE, *PER_SLOT)]
+        super().__init__(
+            len(kinds), device, config.observation_warm_updates, config.observation_decay, config.observation_clip
+        )
+        self.continuous = torch.tensor([kind is Kind.CONTINUOUS for kind in kinds], device=device)
+
+    def update(self, batch: Tensor) -> None:
+        """Take in raw observations [N, BASE + S · PER_SLOT]; N = 0 changes nothing."""
+        if len(batch) == 0:
+            return
+        base, slots = batch[:, : len(BASE)], batch[:, len(BASE) :].reshape(-1, len(PER_SLOT))
+        mean, var = (torch.cat(pair) for pair in zip(moments(base), moments(slots), strict=True))
+        self._merge(mean, var, float(len(batch)))
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Raw observations [..., BASE + S · PER_SLOT] with their continuous entries normalised; float32."""
+        slots = (x.shape[-1] - len(BASE)) // len(PER_SLOT)
+
+        def everywhere(values: Tensor) -> Tensor:
+            return torch.cat((values[: len(BASE)], values[len(BASE) :].repeat(slots)))
+
+        scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + 1e-8).float())
+        return torch.where(everywhere(self.continuous), scaled.clamp(-self.clip, self.clip), x)
+
+
+def moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each column of rows [N, D], float64."""
+    values = rows.to(torch.float64)
+    return values.mean(dim=0), values.var(dim=0, unbiased=False)
 
 
 def statistics(size: int, device: torch.device, config: PPOConfig) -> RunningMeanStd:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.ppo.network import Decision, PolicyNetwork
-from esper.ppo.normalization import statistics
+from esper.ppo.normalization import ObservationStatistics
 from esper.ppo.sampling import counter_uniforms
+from esper.ppo.transfer import for_blueprints
 from esper.spaces.action import HEADS, ActionSpec
-from esper.spaces.observation import Kind, ObservationLayout
+from esper.spaces.observation import ObservationLayout
 
 Masks = Mapping[str, NDArray[np.bool_]]
 
@@ -42,9 +43,7 @@ class Policy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
             self.network = PolicyNetwork(spec, config.width, config.prior).to(self.device)
-        self.observations = statistics(layout.size, self.device, config)
-        continuous = [entry.kind is Kind.CONTINUOUS for entry in layout.entries]
-        self.continuous = torch.tensor(continuous, device=self.device)
+        self.observations = ObservationStatistics(self.device, config)
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
         self.state = self.network.memory.initial_state(n_envs, self.device)
@@ -91,13 +90,24 @@ class Policy:
 
     def normalize(self, raw: Tensor) -> Tensor:
         """Continuous entries by the running statistics; flags and indices as they are."""
-        return torch.where(self.continuous, self.observations.normalize(raw), raw)
+        return self.observations.normalize(raw)
 
     def policy_state(self) -> dict[str, Any]:
-        """Everything that acting depends on beside the episodes under way: the network and its statistics."""
-        return {"network": self.network.state_dict(), "observations": self.observations.state_dict()}
+        """Everything that acting depends on beside the episodes under way: the network, what its embeddings stand for,
+        and the statistics it sees through."""
+        return {
+            "network": self.network.state_dict(),
+            "blueprints": list(self.spec.blueprints),
+            "observations": self.observations.state_dict(),
+        }
 
     def load_policy_state(self, state: Mapping[str, Any]) -> None:
-        """Raises RuntimeError, naming what differs, when the state is that of another network."""
-        self.network.load_state_dict(state["network"])
+        """Act as the policy does that this is the state of: the same bits on hosts like its own. The number of slots
+        may differ, and the blueprints; see :func:`~esper.ppo.transfer.for_blueprints`.
+
+        Raises:
+            ValueError: none of the blueprints here is known; lists both.
+            RuntimeError: naming what differs, when the state is that of another network.
+        """
+        self.network.load_state_dict(for_blueprints(state["network"], state["blueprints"], self.spec.blueprints))
         self.observations.load_state_dict(state["observations"])

@@ -39,8 +39,9 @@ def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return summary.folder
 
 
-def planted(n_envs: int = 4, **law: Any) -> PlantedVectorEnv:
-    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": n_envs, "episode_length": 4}})
+def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVectorEnv:
+    env = {"n_envs": n_envs, "episode_length": episode_length}
+    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": env})
     return PlantedVectorEnv(config, Law(**law))
 
 
@@ -130,7 +131,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
     "weights": (saved({"layer.weight": torch.zeros(2)}), "is not a checkpoint: something else"),
     "a list": (saved([1, 2]), "is not a checkpoint: something else"),
-    "another format": (saved({"format": 99, "round": 1}), "checkpoint format 99; this Esper reads format 1"),
+    "another format": (saved({"format": 99, "round": 1}), "checkpoint format 99; this Esper reads format 2"),
     "a part of a run": (saved({"format": checkpoint.FORMAT, "round": 1}), "no baseline, best, finished"),
 }
 
@@ -169,13 +170,34 @@ def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
     assert str(chance) in str(found.value)
 
 
-def test_a_policy_of_another_host_is_refused(agent: Path) -> None:
-    """The message has what it was trained with and what is here."""
-    name = f"checkpoint:{agent}"
-    with pytest.raises(ConfigError, match="trained with slots r0c0, r0c1, r0c2; this host has a, b, c"):
-        make_player(name, TrainingConfig(), planted(slots=("a", "b", "c")), 0)
-    with pytest.raises(ConfigError, match="trained with blueprints moss, fern, oak, ivy; this host has moss, fern, o,"):
-        make_player(name, TrainingConfig(), planted(blueprints=("moss", "fern", "o", "ivy")), 0)
+ROWS = ((3.0, 8.0, -4.0), (-3.0, 3.0, 9.0))
+OTHER_HOSTS: dict[str, dict[str, Any]] = {
+    "fewer slots": {"slots": ("r0c0", "r1c0"), "worth": tuple((*row, -3.0) for row in ROWS)},
+    "more slots": {"slots": tuple("abcdef"), "worth": tuple((*row, -3.0) for row in ROWS * 3)},
+    "other blueprints": {"blueprints": ("oak", "reed", "moss", "rush")},
+    "both": {"slots": ("a", "b"), "blueprints": ("ivy", "reed", "oak"), "worth": ROWS, "parameters": (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_HOSTS)
+def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> None:
+    """With other slots, other blueprints and another horizon than it learned from, and the same way every time."""
+    returns = []
+    for _ in range(2):
+        env = planted(8, episode_length=6, **OTHER_HOSTS[case])
+        played = play_round(env, make_player(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5)
+        assert played.illegal_actions.sum() == 0
+        returns.append(played.returns)
+    np.testing.assert_array_equal(*returns)
+    assert np.isfinite(returns[0]).all()
+
+
+def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(agent: Path) -> None:
+    """The message has what it knows and what is here."""
+    strange = planted(blueprints=("a", "b", "c", "d"))
+    with pytest.raises(ConfigError, match="knows the blueprints moss, fern, oak, ivy; here are a, b, c, d") as found:
+        make_player(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
+    assert str(agent) in str(found.value)
 
 
 def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:

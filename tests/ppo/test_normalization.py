@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
-from esper.ppo.normalization import RewardNormalizer, statistics
+from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, statistics
+from esper.spaces.observation import BASE, PER_SLOT, Kind, ObservationLayout
 
 CPU = torch.device("cpu")
 
@@ -19,6 +20,44 @@ def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
     rows = torch.cat(batches)
     torch.testing.assert_close(running.mean, rows.mean(dim=0))
     torch.testing.assert_close(running.var, rows.var(dim=0, unbiased=False))
+
+
+def observations(slots: int, rows: int = 40) -> torch.Tensor:
+    """Continuous entries far from 0; flags and blueprint indices as they would be."""
+    draw = np.random.default_rng(slots)
+    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), horizon=6)
+    values = draw.normal(3, 2, size=(rows, layout.size))
+    for place, entry in enumerate(layout.entries):
+        if entry.kind is not Kind.CONTINUOUS:
+            values[:, place] = draw.integers(0, 2, size=rows)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def test_all_slots_share_one_set_of_statistics() -> None:
+    running = ObservationStatistics(CPU, PPOConfig())
+    batch = observations(slots=3)
+    running.update(batch[:25])
+    running.update(batch[25:])
+    slots = batch[:, len(BASE) :].reshape(-1, len(PER_SLOT)).double()
+    torch.testing.assert_close(running.mean, torch.cat((batch[:, : len(BASE)].double().mean(dim=0), slots.mean(dim=0))))
+    torch.testing.assert_close(running.var[len(BASE) :], slots.var(dim=0, unbiased=False))
+    assert running.count == 40
+
+
+@pytest.mark.parametrize("slots", [1, 2, 6])
+def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
+    running = ObservationStatistics(CPU, PPOConfig())
+    running.update(observations(slots=3))
+    raw = observations(slots)
+    seen = running.normalize(raw)
+    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), horizon=6)
+    names = [entry.name for entry in (*BASE, *PER_SLOT)]
+    for place, entry in enumerate(layout.entries):
+        own = names.index(entry.name.rpartition("/")[2])
+        expected = raw[:, place]
+        if entry.kind is Kind.CONTINUOUS:
+            expected = ((expected - running.mean[own]) / (running.var[own] + 1e-8).sqrt()).float()
+        torch.testing.assert_close(seen[:, place], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_moving_average_includes_the_shift_of_the_mean() -> None:

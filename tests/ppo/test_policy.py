@@ -92,7 +92,13 @@ def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() ->
 def test_finding_m8_devices_are_devices_and_everything_lives_on_one() -> None:
     agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32), device=torch.device("cpu"))
     assert isinstance(agent.device, torch.device)
-    tensors = [*agent.parameters, agent.observations.mean, agent.rewards.returns.mean, agent.continuous, *agent.state]
+    tensors = [
+        *agent.parameters,
+        agent.observations.mean,
+        agent.rewards.returns.mean,
+        agent.observations.continuous,
+        *agent.state,
+    ]
     assert {tensor.device for tensor in tensors} == {agent.device}
 
 

@@ -1,0 +1,153 @@
+"""What was learned on one host plays another: one with more or fewer slots, and with other blueprints."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import PPOConfig, TrainingConfig
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.experiment.play import Played, play_round
+from esper.ppo.agent import PPOAgent
+from esper.ppo.network import WAVES, fourier, place_waves
+from esper.ppo.policy import Policy
+from esper.ppo.transfer import for_blueprints
+from esper.spaces.action import Op
+
+FOUR = ("moss", "fern", "oak", "ivy")
+SETTINGS = PPOConfig(width=32)
+
+
+def planted(slots: int, blueprints: Sequence[str] = FOUR, n_envs: int = 8) -> PlantedVectorEnv:
+    """Hosts of ten epochs whose slots are all alike."""
+    config = TrainingConfig.parse({"env": {"n_envs": n_envs, "episode_length": 10}})
+    law = Law(
+        slots=tuple(f"r{i // 2}c{i % 2}" for i in range(slots)),
+        blueprints=tuple(blueprints),
+        worth=(tuple(float(3 + i) for i in range(len(blueprints))),) * slots,
+        parameters=(100,) * len(blueprints),
+    )
+    return PlantedVectorEnv(config, law)
+
+
+def make_agent(env: PlantedVectorEnv, run_seed: int = 0) -> PPOAgent:
+    return PPOAgent(env.action_spec, env.layout, env.num_envs, SETTINGS, run_seed)
+
+
+@pytest.fixture(scope="module")
+def trained() -> PPOAgent:
+    """It learned a little from hosts with four slots."""
+    env = planted(4)
+    agent = make_agent(env)
+    for number in range(3):
+        agent.learn(play_round(env, agent, seed=None if number else 1, learner=agent).observation)
+    return agent
+
+
+def moved(trained: PPOAgent, env: PlantedVectorEnv, greedy: bool = False) -> Policy:
+    policy = Policy(env.action_spec, env.layout, env.num_envs, SETTINGS, run_seed=5, greedy=greedy)
+    policy.load_policy_state(trained.policy_state())
+    return policy
+
+
+OTHERS = [
+    (2, FOUR),
+    (6, FOUR),
+    (1, ("oak",)),
+    (3, ("fern", "reed", "moss")),
+    (6, ("ivy", "reed", "moss", "fern", "oak", "rush")),
+]
+
+
+@pytest.mark.parametrize(("slots", "blueprints"), OTHERS)
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_policy_plays_hosts_with_other_slots_and_blueprints(
+    slots: int, blueprints: Sequence[str], greedy: bool, trained: PPOAgent
+) -> None:
+    def play() -> Played:
+        env = planted(slots, blueprints)
+        return play_round(env, moved(trained, env, greedy), seed=9)
+
+    first, again = play(), play()
+    np.testing.assert_array_equal(first.returns, again.returns)
+    assert np.isfinite(first.returns).all()
+    assert first.illegal_actions.sum() == 0
+
+
+def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPOAgent) -> None:
+    env = planted(6, (*FOUR, "reed"), n_envs=512)
+    policy = moved(trained, env)
+    observation, info = env.reset(seed=3)
+    policy.begin()
+    actions = policy.act(observation, info["action_mask"])
+    planting = actions[actions[:, 0] == Op.GERMINATE]
+    assert set(planting[:, 1].tolist()) == set(range(6))
+    assert set(planting[:, 2].tolist()) == set(range(5))
+
+
+def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgent) -> None:
+    """Played by itself, and by an agent that inherited it."""
+    env = planted(4)
+    observation, info = env.reset(seed=2)
+    heir = make_agent(env, run_seed=7)
+    heir.inherit(trained)
+    decisions = []
+    for policy in (trained.player(8, 7, greedy=True), heir.player(8, 7, greedy=True)):
+        policy.begin()
+        seen, context, decision = policy.decide(torch.from_numpy(observation), policy.legal(info["action_mask"]))
+        decisions.append((seen, context, decision.action, decision.log_prob))
+    assert all(torch.equal(a, b) for a, b in zip(*decisions, strict=True))
+
+
+def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
+    """And there, too, replay reproduces what was acted on."""
+    env = planted(6, (*FOUR, "reed"))
+    agent = make_agent(env)
+    agent.inherit(trained)
+    for _ in range(2):
+        played = play_round(env, agent, seed=4, learner=agent)
+        then, now = agent.replayed_log_probs()
+        torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
+        before = agent.network.blueprints.detach().clone()
+        agent.learn(played.observation)
+    assert not torch.equal(before, agent.network.blueprints)
+
+
+def test_embeddings_follow_the_names() -> None:
+    weights = {
+        "blueprints": torch.tensor([[10.0], [20.0], [60.0]]),
+        "seed_kinds.weight": torch.tensor([[-1.0], [1.0], [2.0], [3.0]]),  # the first stands for no seed
+        "other": torch.tensor([5.0]),
+    }
+    there = for_blueprints(weights, ("a", "b", "c"), ("c", "new", "a"))
+    assert there["blueprints"].flatten().tolist() == [60.0, 30.0, 10.0]
+    assert there["seed_kinds.weight"].flatten().tolist() == [-1.0, 3.0, 2.0, 1.0]
+    assert there["other"] is weights["other"]
+    back = for_blueprints(there, ("c", "new", "a"), ("a", "c"))
+    assert back["blueprints"].flatten().tolist() == [10.0, 60.0]
+
+
+def test_where_no_blueprint_is_known_nothing_is_played(trained: PPOAgent) -> None:
+    with pytest.raises(ValueError, match="knows the blueprints moss, fern, oak, ivy; here are reed, rush"):
+        moved(trained, planted(4, ("reed", "rush")))
+
+
+def test_an_agent_with_other_blueprints_is_not_resumed(trained: PPOAgent) -> None:
+    with pytest.raises(ValueError, match="learned the blueprints moss, fern, oak, ivy; here are moss, fern"):
+        make_agent(planted(4, ("moss", "fern"))).load_state_dict(trained.state_dict())
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
+def test_the_trunks_summary_of_few_slots_loses_nothing(slots: int) -> None:
+    assert torch.linalg.matrix_rank(fourier(place_waves(slots))) == min(slots, WAVES)
+
+
+def test_a_summary_is_made_of_fourier_coefficients() -> None:
+    """Of 5 + 3 · (first cosine) at any number of slots above two: mean 5, first coefficient 3, no others."""
+    for slots in (3, 4, 9):
+        waves = place_waves(slots)
+        values = 5 + 3 * waves[:, 1]
+        expected = torch.tensor([5.0, 3.0, 0.0, 0.0])
+        torch.testing.assert_close(fourier(waves) @ values, expected, atol=1e-5, rtol=0)
