@@ -117,6 +117,9 @@ class EnvConfig(Section):
     """Gates that open by themselves; ADVANCE is then masked out for their stage."""
     counterfactual_every: Count = 1
     """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
+    incubation: Literal["shadow", "ste"] = "shadow"
+    """What a seed in TRAINING learns from: the loss of the rest of the host run once more with it at its target alpha,
+    or, straight through (ste), the host's own pass, which costs less and is a poorer guide."""
     recalibrate: bool = False
     """Whether each counterfactual configuration is validated under BatchNorm statistics of its own, estimated on the
     first 256 training samples; otherwise all use those gathered in training, with the seeds on."""

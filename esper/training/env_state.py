@@ -127,8 +127,13 @@ class ParallelEnvState:
     @contextmanager
     def apart(self, slot: SeedSlot) -> Iterator[None]:
         """A training pass for ``slot``'s incubating seed, with buffers and random numbers that are not the host's."""
+        with self.shadow_of(slot).in_place(), self.draws_of(slot):
+            yield
+
+    @contextmanager
+    def draws_of(self, slot: SeedSlot) -> Iterator[None]:
+        """Random numbers are those of ``slot``'s incubating seed."""
         with ExitStack() as kept:
-            kept.enter_context(self.shadow_of(slot).in_place())
             kept.enter_context(self.draws.using(self.shadow_dropout[slot.name]))
             if self.draws_globally:
                 site = self.slots.index(slot)

@@ -53,7 +53,7 @@ def evaluate(
     configuration by itself, and nothing is shared.
     """
     if calibrate is None:
-        return _measure(env, split, configurations, trials_apart=True)
+        return _measure(env, split, configurations, trials_apart=env.config.env.incubation == "shadow")
     found = []
     for configuration in configurations:
         with _calibrated(env, configuration, calibrate):

@@ -1,8 +1,8 @@
 """One training step of one host with its seeds, and an epoch of them.
 
 The host trains on its own loss. A seed in TRAINING is incubated: it sees the host's features detached and trains on its
-shadow loss, the loss of the rest of the host run on h + alpha_target · d(h). Host output, gradients and buffers are the
-same bits as without it.
+shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own pass
+(``env.incubation``). Host output, gradients and buffers are the same bits as without it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,32 @@ def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, j
     def at(site: int, h: Tensor) -> Tensor:
         slot = env.slots[site]
         if slot.incubating and features is not None:
+            if env.config.env.incubation == "ste":
+                return straight_through(env, slot, h)
             features[site] = env.host.kept(h.detach())
         elif slot.blended:
             return torch.add(h, delta_of(slot, h, judge), alpha=slot.alpha.alpha)
         return h
 
     return at
+
+
+def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor:
+    """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): the bits of h, and ∂loss/∂out as the gradient of d.
+
+    That objective is linear in d and rewards its size without end. So d is scaled to RMS(d) ≤ RMS(h), with the gradient
+    going through the scale: at the limit it can turn, but gains nothing by growing. Steps aside still make it longer,
+    a little each, so beyond the limit it is also drawn back, by as much of the gradient's norm as it is too large.
+    """
+    features = h.detach()
+    with env.draws_of(slot):
+        d = delta_of(slot, features)
+    size = d.detach().norm()
+    ratio = size / features.norm().clamp(min=1e-30)
+    back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
+    d.register_hook(lambda gradient: gradient + gradient.norm() * back)  # type: ignore[no-untyped-call]
+    d = d * (features.pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
+    return h + (d - d.detach())
 
 
 def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
