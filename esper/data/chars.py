@@ -83,8 +83,8 @@ def load() -> Task:
         train=train,
         validation=evenly_spaced(validation, VALIDATION),
         test=test,
-        learning_rate=0.1,
-        batch_size=32,
+        learning_rate=0.3,
+        batch_size=8,  # an episode of larger batches is too few steps of SGD to learn more than pairs of characters
         samples_per_epoch=1_000,
         n_envs=4,
         episode_length=20,

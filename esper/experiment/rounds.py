@@ -167,6 +167,10 @@ class LearningRounds(Rounds):
         explored = {"entropy_start": config.ppo.entropy_end} if self.practises else {}
         settings = config.ppo.model_copy(update=explored)
         self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
+        shipped = ["schedule"] if schedule_ships(config.task.name) else []
+        self.baselines = ["none", "random", "heuristic", *shipped]
+        for name in self.baselines:
+            make_player(name, config, env, config.run.seed)  # one that does not fit the host is an error now, not then
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.env_steps = 0
 
@@ -203,8 +207,7 @@ class LearningRounds(Rounds):
         def baseline(name: str) -> MakePlayer:
             return lambda env: make_player(name, config, env, seed)
 
-        names = ["none", "random", "heuristic", *(["schedule"] if schedule_ships(config.task.name) else [])]
-        players = {config.run.controller: learned, **{name: baseline(name) for name in names}}
+        players = {config.run.controller: learned, **{name: baseline(name) for name in self.baselines}}
         return play_arms(self.maker, players, config.run.evaluation_pairs, seed, emit, self.env.baseline)
 
     def state_dict(self) -> dict[str, Any]:

@@ -160,3 +160,12 @@ def test_a_run_on_a_task_of_your_own(tmp_path: Path) -> None:
     assert str(esper.accuracy(loaded, digits().test.x, digits().test.y)) in facts
     assert hashlib.sha256((tmp_path / "run" / "best_host.safetensors").read_bytes()).hexdigest() in facts
     assert 'name = "mine"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_baseline_that_does_not_fit_is_an_error_before_the_agent_learns(tmp_path: Path) -> None:
+    """The schedule that ships for `digits` names slots that this host does not have."""
+    base = digits()
+    task = esper.Task("digits", 10, lambda: CNNHost(1, 10, 3, 1, rows=1), base.train, base.validation, base.test)
+    with pytest.raises(esper.ConfigError, match="r0c1"):
+        esper.Experiment(config(n_envs=2, episode_length=5).with_values(run={"rounds": 1}), tmp_path / "run", task=task)
+    assert not (tmp_path / "run").exists()
