@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from esper.cli.options import build_config, config_options
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
+
+if TYPE_CHECKING:
+    from esper.experiment.compare import Arm, ArmComparison
 
 
 @click.command("compare")
@@ -40,29 +45,35 @@ def command(
     if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
 
-    from dataclasses import asdict
-
     from esper.experiment.compare import against_reference, compare_controllers
-    from esper.experiment.environment import describe_environment
-    from esper.experiment.files import write_json
-    from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole, count
+    from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
-    sink = ConsoleSink(TerminalConsole())
-    found = compare_controllers(config, arms, pairs, progress=sink.handle)
+    found = compare_controllers(config, arms, pairs, progress=ConsoleSink(TerminalConsole()).handle)
     comparisons = against_reference(found, reference)
-    click.echo(
-        f"\nTest accuracy of committed hosts after the last epoch, {count(pairs, 'pair')}, seed {config.run.seed}\n"
-    )
+    _print_arms(found, pairs, config.run.seed)
+    _print_comparisons(comparisons, pairs, reference)
+    if json_file is not None:
+        _write_json(json_file, config, pairs, found, comparisons)
+
+
+def _print_arms(arms: Sequence[Arm], pairs: int, seed: int) -> None:
+    from esper.telemetry.sinks.console import count
+
+    click.echo(f"\nTest accuracy of committed hosts after the last epoch, {count(pairs, 'pair')}, seed {seed}\n")
     click.echo(f"{'arm':28s} {'mean %':>7s} {'std':>5s} {'seeds kept':>10s} {'parameters':>10s}")
-    for arm in found:
+    for arm in arms:
         spread = f"{arm.accuracy.std(ddof=1):5.2f}" if pairs > 1 else "    -"
         click.echo(
             f"{arm.controller:28s} {arm.accuracy.mean():7.2f} {spread} {arm.fossils.mean():10.1f} "
             f"{arm.parameters.mean():10.0f}"
         )
-    click.echo(
-        f"\nPaired differences to {reference!r}, pp (p corrected for {count(len(comparisons), 'comparison')}, Holm)\n"
-    )
+
+
+def _print_comparisons(comparisons: Sequence[ArmComparison], pairs: int, reference: str) -> None:
+    from esper.telemetry.sinks.console import count
+
+    number = count(len(comparisons), "comparison")
+    click.echo(f"\nPaired differences to {reference!r}, pp (p corrected for {number}, Holm)\n")
     for comparison in comparisons:
         c = comparison.pair
         interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if pairs > 1 else "no interval"
@@ -71,20 +82,25 @@ def command(
             f"{c.wins} better, {c.ties} equal, {c.losses} worse"
         )
         click.echo(f"{'':28s} {comparison.verdict}")
-    if json_file is not None:
-        arm_values = {
-            a.controller: {k: getattr(a, k).tolist() for k in ("accuracy", "parameters", "fossils")} for a in found
-        }
-        results = [{**asdict(c.pair), "adjusted_p": c.adjusted_p, "verdict": c.verdict} for c in comparisons]
-        environment = describe_environment()
-        environment["modules"] = sorted(environment["modules"])
-        write_json(
-            json_file,
-            {
-                "config": config.model_dump(mode="json"),
-                "pairs": pairs,
-                "arms": arm_values,
-                "comparisons": results,
-                "environment": environment,
-            },
-        )
+
+
+def _write_json(
+    file: Path, config: TrainingConfig, pairs: int, arms: Sequence[Arm], comparisons: Sequence[ArmComparison]
+) -> None:
+    from esper.experiment.environment import describe_environment
+    from esper.experiment.files import write_json
+
+    values = {a.controller: {k: getattr(a, k).tolist() for k in ("accuracy", "parameters", "fossils")} for a in arms}
+    results = [{**asdict(c.pair), "adjusted_p": c.adjusted_p, "verdict": c.verdict} for c in comparisons]
+    environment = describe_environment()
+    environment["modules"] = sorted(environment["modules"])
+    write_json(
+        file,
+        {
+            "config": config.model_dump(mode="json"),
+            "pairs": pairs,
+            "arms": values,
+            "comparisons": results,
+            "environment": environment,
+        },
+    )

@@ -57,5 +57,8 @@ class EnvMaker:
 
 
 def make_env(config: TrainingConfig, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED) -> SlotVectorEnv:
-    """The env of ``config.task.name`` on ``config.run.device``. Raises ConfigError listing the known names."""
+    """The env of ``config.task.name`` on ``config.run.device``; see SlotVectorEnv for ``autoreset_mode``.
+
+    Raises ConfigError listing the known names.
+    """
     return EnvMaker.of(config).make(autoreset_mode=autoreset_mode)

@@ -71,10 +71,11 @@ def compare_controllers(
     progress: Callable[[ArmPlayed], None] = _ignore,
     task: Task | None = None,
 ) -> list[Arm]:
-    """Play controllers, by their names, on ``pairs`` hosts that start from the same weights and see the same batches.
+    """Play ``controllers``, by their names, on ``pairs`` hosts that start from the same weights and see the same
+    batches; ``progress`` hears of each arm's round.
 
     They are the held-out hosts of ``run.seed``, those that a run of an agent with that seed ends on; of ``task`` where
-    it is given, else of the config's.
+    it is given, else of the one that ``config`` names.
 
     Raises:
         ConfigError: unknown or repeated controllers, or a config that cannot run.

@@ -88,7 +88,7 @@ def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> 
 
 
 def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = MappingProxyType({})) -> HostFiles:
-    """Write weights to ``stem.safetensors`` and topology to ``stem.json``, for :func:`load_host` to read.
+    """Write ``network``, weights to ``stem.safetensors`` and topology to ``stem.json``, for :func:`load_host` to read.
 
     ``facts`` go into the JSON as they are. Files of that name are replaced.
     """
@@ -188,7 +188,7 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
 
 
 def accuracy(network: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 2500) -> float:
-    """Accuracy of a network on inputs [N, ...] and targets [N] or [N, T], pp; it is evaluated in parts of ``batch``."""
+    """Accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], pp; evaluated in parts of ``batch``."""
     hits = 0
     with torch.inference_mode():
         for start in range(0, len(x), batch):

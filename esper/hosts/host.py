@@ -66,6 +66,7 @@ class SegmentedHost(Host):
         super().__init__()
         if len(segments) != len(sites) + 1:
             raise ValueError(f"{len(sites)} sites want {len(sites) + 1} segments, not {len(segments)}")
+        row_major(site.name for site in sites)  # that they can be told apart
         self.segments = nn.ModuleList(segments)
         self.sites = tuple(sites)
         self.topology = topology
@@ -87,8 +88,11 @@ def _pass_on(_site: int, h: Tensor) -> Tensor:
 
 
 def row_major(names: Iterable[str]) -> tuple[str, ...]:
-    """Slot names by row, then column. Raises ValueError for a name that is not of the form ``r1c10``."""
-    return tuple(sorted(names, key=_row_and_column))
+    """Slot names by row, then column. Raises ValueError for a name that is not of the form ``r1c10`` or comes twice."""
+    ordered = tuple(sorted(names, key=_row_and_column))
+    if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
+        raise ValueError(f"two sites have the slot name {', '.join(twice)}")
+    return ordered
 
 
 def _row_and_column(name: str) -> tuple[int, int]:

@@ -270,3 +270,12 @@ def test_test_accuracy_is_of_the_committed_network_and_changes_nothing() -> None
         assert world.env.test_accuracy()[0] == pytest.approx(expected)
         same_bits(before, tensors_of(world.training(), ("r0c0",)))
         assert training.host.training
+
+
+def test_finding_l6_all_envs_count_in_one_block_each_in_a_row_of_its_own() -> None:
+    with rig(n_envs=3) as world:
+        rows = [world.training(i).row for i in range(3)]
+        assert len({row.untyped_storage().data_ptr() for row in rows}) == 1
+        assert len({row.data_ptr() for row in rows}) == 3
+        world.step()
+        assert [float(row[2]) for row in rows] == [64.0] * 3

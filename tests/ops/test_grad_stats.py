@@ -75,7 +75,7 @@ def test_groups_with_none_and_empty_members(dtype: torch.dtype) -> None:
     assert stats.norm[1:4].tolist() == [0, 0, 0]
 
 
-def test_no_groups_and_no_gradients() -> None:
+def test_finding_m7_no_groups_and_no_gradients() -> None:
     assert grad_stats([]).fields.shape == (0, len(FIELDS))
     stats = grad_stats([[None], []])
     assert stats.fields.shape == (2, len(FIELDS))
@@ -187,7 +187,7 @@ def test_same_bits_whatever_the_thread_count() -> None:
     assert_equals_twin(groups)
 
 
-def test_iterators_are_read_once() -> None:
+def test_finding_m7_iterators_are_read_once() -> None:
     parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(4))]
     parameters[0].grad = torch.tensor([1.0, 2.0, 2.0])
 

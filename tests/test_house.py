@@ -1,0 +1,64 @@
+"""Rules of the house that can be read from the source: functions that can be seen at once, and what a name promises."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import esper
+from esper.config import TrainingConfig
+
+PACKAGE = Path(esper.__file__).parent
+LONGEST = 60
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_finding_m1_a_function_can_be_seen_at_once(path: Path) -> None:
+    lengths = {f.name: (f.end_lineno or f.lineno) - f.lineno + 1 for f in functions(ast.parse(path.read_text()))}
+    assert not {name: lines for name, lines in lengths.items() if lines > LONGEST}
+
+
+def test_finding_m1_what_a_stage_may_become_is_a_table() -> None:
+    """No module but the one with the table compares a stage with two or more others in a chain of branches."""
+    for path in (PACKAGE / "env", PACKAGE / "seeds", PACKAGE / "training"):
+        for file in path.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.If):
+                    branches, tests = node, 0
+                    while isinstance(branches, ast.If):
+                        tests += "SeedStage." in ast.unparse(branches.test)
+                        branches = branches.orelse[0] if len(branches.orelse) == 1 else None  # type: ignore[assignment]
+                    assert tests < 3, f"{file}, line {node.lineno}"
+
+
+def test_finding_m16_no_function_of_the_package_asks_what_its_locals_are() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        names = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
+        assert not names & {"locals", "globals"}, file
+
+
+@pytest.mark.parametrize("name", esper.__all__)
+def test_finding_l9_the_public_api_explains_every_parameter(name: str) -> None:
+    thing = getattr(esper, name)
+    assert inspect.getdoc(thing)
+    if inspect.isfunction(thing) or name == "Experiment":
+        document = inspect.getdoc(thing) or ""
+        parameters = [p for p in inspect.signature(thing).parameters if p not in ("args", "kwargs")]
+        assert [p for p in parameters if p not in document] == []
+
+
+def test_finding_l9_every_value_of_the_configuration_has_a_manual() -> None:
+    for section, field in TrainingConfig.model_fields.items():
+        kind = field.annotation
+        assert kind is not None
+        for name, inner in kind.model_fields.items():  # type: ignore[attr-defined]
+            assert inner.description or name == "gates" or hasattr(inner.annotation, "model_fields"), (
+                f"{section}.{name}"
+            )
