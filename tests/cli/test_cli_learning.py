@@ -79,7 +79,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
         train_epoch(training)
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.env.episode.train_epoch", breaks)
+        patch.setattr("esper.training.epochs.train_epoch", breaks)
         found = esper(*DIGITS, "--out", "mine")
     assert found.code == 1
     first, second = found.err.splitlines()
@@ -102,7 +102,7 @@ def test_finding_m12_an_error_before_there_is_anything_to_resume_proposes_nothin
     def breaks(_training: Any) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr("esper.env.baseline.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
     found = esper(*DIGITS, "--out", "mine")
     assert found.code == 1
     assert "Traceback" not in found.err

@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
     events = list(read_events(tmp_path / "mine" / "events.jsonl"))
     assert events[-1]["event"] == "RunCompleted"
     assert events[-1]["pairs"] == 2 * whole
-    assert json.loads((tmp_path / "mine" / "best_host.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "mine" / "best_host.json").read_text())["format"] == 2
 
 
 def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
