@@ -195,7 +195,9 @@ class _Steps(Dataset["_Step"]):
                 pairs: list[Any] = []
                 for row in mine:
                     pairs.append(self.dataset[row])
-                batches.append((torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])))
+                batches.append(
+                    (torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs]))
+                )
             except Exception as error:
                 where = f"env {env}, row {row}" if len(pairs) < len(mine) else f"env {env}, putting rows together"
                 return _Step(os.getpid(), [], f"{where}: {type(error).__name__}: {error}")

@@ -17,6 +17,8 @@ from esper.hosts.host import Host
 
 Sample = tuple[Tensor, Tensor]
 
+SAMPLE = 3
+
 PAD = -100
 """Target of what does not count, such as the tokens behind the end of a text."""
 
@@ -120,21 +122,10 @@ class Task:
         """The same task with its splits on ``device``."""
         return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
 
-    def check_host(self, host: Host) -> None:
-        """Try ``host`` on two samples. Raises ConfigError when it is no host, or its logits do not fit."""
-        if not isinstance(host, Host):
-            raise ConfigError(f"{self.name}: build_host makes a {type(host).__name__}, not a host; see esper.graft")
-        x, y = self.validation.x[:2], self.validation.y[:2]
-        host.probe(x)
-        training = host.training
-        with torch.no_grad():
-            logits = host.eval()(x)
-        host.train(training)
-        if logits.shape != (*y.shape, self.classes):
-            raise ConfigError(
-                f"{self.name}: the host makes logits of shape {tuple(logits.shape)} of {len(y)} samples; it wants "
-                f"{(*y.shape, self.classes)}"
-            )
+    @property
+    def sample(self) -> Tensor:
+        """A few inputs that networks are tried on."""
+        return self.validation.x[:SAMPLE]
 
 
 def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:

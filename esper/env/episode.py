@@ -108,8 +108,9 @@ class Episode:
         result = evaluate(env, env.task.validation, plan, env.calibration)
         self.correct = result.correct  # [K, n]
         committed = [env.host_group.parameters, *(env.seed_groups[slot.name].parameters for slot in env.fossils())]
-        buffers = [b for b in env.host.buffers() if b.is_floating_point()]
-        values = grad_stats([*([p.detach() for p in parameters] for parameters in committed), buffers])
+        weights = [[p.detach() for p in parameters if p.is_floating_point()] for parameters in committed]
+        buffers = [buffer for name, buffer in env.host.named_buffers() if name in env.finite_buffers]
+        values = grad_stats([*weights, buffers])
         finite = [slot.finite if slot.finite is not None else torch.ones((), device=env.device) for slot in self.slots]
         self.packed = torch.cat(
             (
@@ -185,6 +186,7 @@ class Episode:
             self.governor.snapshot_if_due(env, self._record(), fossilized)
             return
         snapshot = self.governor.roll_back(env)
+        self.counterfactual.reset()  # it is about the network that went bad
         self.rolled_back = True
         record = snapshot.record
         self.measurement = Measurement(

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
+from esper.data.fit import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline, measure_baseline
 from esper.env.episode import Episode, World, transfer
@@ -65,7 +66,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
         with seeded(0):
-            task.check_host(task.build_host().to(task.device))
+            check_hosts(task)
         rows = make_accumulators(n_envs, task.device)
         self.training = [ParallelEnvState(i, task, config, rows[i]) for i in range(n_envs)]
         self.blueprints = (blueprints or BLUEPRINTS).copy()

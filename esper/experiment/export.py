@@ -56,12 +56,12 @@ def committed_network(training: ParallelEnvState) -> GrownHost:
     blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
     with seeded(0):  # every value is overwritten
         host = task.build_host()
-        host.probe(task.validation.x[:2].cpu())
+        host.probe(task.sample.cpu())
         network = _assemble(host, kept, blueprints, task.name)
     live = [training.host, *(slot.seed for slot in fossils if slot.seed is not None)]
     with torch.no_grad():
         for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
-            new.load_state_dict(old.state_dict())
+            _with_dtypes_of(new, old.state_dict()).load_state_dict(old.state_dict())
             for own, first in zip(new.buffers(), old.buffers(), strict=True):
                 own.copy_(first)  # those that no state_dict holds, too
     return network.eval()
@@ -96,7 +96,8 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
     files.stem.parent.mkdir(parents=True, exist_ok=True)
     host = network.host
     content = safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+        # Each a copy of its own: safetensors refuses tied weights, and loading puts both copies into the one place.
+        {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
     )
     write_atomic(files.weights, content)
     write_json(
@@ -161,8 +162,17 @@ def _rebuild(
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
     with seeded(0):  # every value is overwritten
         network = _assemble(_host_of(facts, model), kept, found, facts["task"])
-    network.load_state_dict(safetensors.torch.load(content))
+    weights = safetensors.torch.load(content)
+    for name, seed in network.seeds.items():
+        start = f"seeds.{name}."
+        _with_dtypes_of(seed, {key: tensor for key, tensor in weights.items() if key.startswith(start)})
+    network.load_state_dict(weights)
     return network
+
+
+def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The module in double precision where its weights are; they are loaded as they were, then."""
+    return module.double() if any(tensor.dtype == torch.float64 for tensor in weights.values()) else module
 
 
 def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
@@ -170,6 +180,12 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
     sites = tuple(SlotSite(name, int(channels)) for name, channels in facts["sites"].items())
     if isinstance(model, Host):
         host = model
+        paths = host.paths if isinstance(host, GraftedHost) else None
+        if (host.topology, paths, set(host.slot_names)) != (facts["topology"], facts["grafted"], set(facts["sites"])):
+            raise ValueError(
+                f"the host given has {host.topology} slots {paths or host.slot_names}; it was grown with "
+                f"{facts['topology']} slots {facts['grafted'] or tuple(facts['sites'])}"
+            )
     elif facts["grafted"] is not None:
         if model is None:
             raise ValueError("it was grafted onto a model of yours: pass one of the same kind as model=")

@@ -14,6 +14,8 @@ from esper.experiment.play import play_round
 from esper.experiment.players import make_player
 from esper.experiment.threads import one_thread
 from esper.hosts.grown import GrownHost
+from esper.spaces.action import Op
+from esper.telemetry.event import ActionTaken, Event
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Grown:
     """The same initial weights and the same batches, without any seed."""
     seeds: dict[str, str]
     """Slot to blueprint of what was kept."""
+    refusals: tuple[str, ...]
+    """Why seeds could not be planted, each reason once; empty where none was refused."""
     host_parameters: int
     parameters: int
     """Of host and kept seeds."""
@@ -53,10 +57,16 @@ def grow(
         raise ConfigError("controller none grows nothing; the result of every other one has the host alone beside it")
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
-    values = {"n_envs": 1} | ({"episode_length": epochs} if epochs else {})
+    values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})
     check_device(config.run.device)
     maker = EnvMaker.of(config.with_values(env=values), task)
-    env = maker.make()
+    refusals: dict[str, None] = {}
+
+    def listen(event: Event) -> None:
+        if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name and not event.accepted:
+            refusals[event.reason] = None
+
+    env = maker.make(emit=listen)
     assert isinstance(env, GrowthVectorEnv)
     try:
         seed = config.run.seed
@@ -71,6 +81,7 @@ def grow(
         accuracy=accuracy,
         alone=_alone(maker, env, seed),
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
+        refusals=tuple(refusals),
         host_parameters=network.host.parameter_count,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
     )

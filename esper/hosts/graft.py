@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +35,13 @@ class GraftedHost(Host):
         self.paths = dict(paths)
         """Slot name: path of the submodule whose output it sits on."""
         self.topology = topology
+        self._frozen = [module for module in model.modules() if not module.training] if model.training else []
         # Order and channels are known after `probe`.
         self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
 
     def walk(self, x: Tensor, at: At) -> Tensor:
         with self._hooked(lambda site, h: at(site, h)):
-            return self.model(x)  # type: ignore[no-any-return]
+            return self.model(x.clone())  # type: ignore[no-any-return]  # it may write over its inputs, too
 
     def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
         learning = torch.is_grad_enabled()
@@ -52,7 +55,7 @@ class GraftedHost(Host):
             return at(reached, features)
 
         with torch.set_grad_enabled(False), self._hooked(enter):
-            return self.model(x)  # type: ignore[no-any-return]
+            return self.model(x.clone())  # type: ignore[no-any-return]
 
     def probe(self, x: Tensor) -> None:
         found: dict[str, Tensor] = {}
@@ -61,40 +64,56 @@ class GraftedHost(Host):
             def hook(_module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> None:
                 if name in found:
                     raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
-                self._check_features(name, output)
+                self._check_features(name, output, len(x))
                 found[name] = output
 
             return hook
 
-        training = self.model.training
-        self.model.eval()
+        training = self.training
+        self.eval()
         with torch.no_grad(), ExitStack() as hooks:
             for name, path in self.paths.items():
                 hooks.callback(self.model.get_submodule(path).register_forward_hook(see(name)).remove)
-            self.model(x)
-        self.model.train(training)
+            self.model(x.clone())
+        self.train(training)
         if missing := [name for name in self.paths if name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
             raise ConfigError(f"the forward pass never runs the submodule of slot {where}")
         channels = LAYOUTS[self.topology][1]
         self.sites = tuple(SlotSite(name, h.shape[channels]) for name, h in found.items())
 
-    def _check_features(self, name: str, output: object) -> None:
+    def train(self, mode: bool = True) -> Self:
+        """As ever, but layers that were in eval mode in a model in train mode are frozen, and stay so."""
+        super().train(mode)
+        for module in self._frozen if mode else ():
+            module.eval()
+        return self
+
+    def _check_features(self, name: str, output: object, batch: int) -> None:
         rank = LAYOUTS[self.topology][0]
         if not isinstance(output, Tensor):
             raise ConfigError(f"slot {name}: {self.paths[name]} returns {type(output).__name__}; a site is one tensor")
+        if output.is_nested:
+            raise ConfigError(f"slot {name}: {self.paths[name]} returns nested tensors; set enable_nested_tensor=False")
         if output.dim() != rank or not output.is_floating_point():
             raise ConfigError(
                 f"slot {name}: {self.paths[name]} returns {output.dtype} of shape {tuple(output.shape)}; "
                 f"{self.topology} seeds live in floating point features of {rank} dimensions"
             )
+        if output.shape[0] != batch:
+            raise ConfigError(
+                f"slot {name}: {self.paths[name]} returns shape {tuple(output.shape)} of {batch} samples; samples come "
+                "first (batch_first=True in torch's transformers)"
+            )
 
     @contextmanager
     def _hooked(self, at: At) -> Iterator[None]:
-        """Hooks only while the network runs, so that copies and files of it never hold one."""
+        """Hooks only while the network runs, so that copies and files of it never hold one; and only for the thread
+        that runs it, so that a grown network can serve many."""
+        here = threading.get_ident()
 
         def hook(site: int) -> Hook:
-            return lambda _module, _inputs, output: at(site, output)
+            return lambda _module, _inputs, output: at(site, output) if threading.get_ident() == here else None
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from esper.seeds.slot import SlotSite
@@ -41,6 +43,12 @@ class Host(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """The host left alone: inputs [B, ...] to logits."""
         return self.walk(x, _pass_on)
+
+    @contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """In inference mode; without gradients only, where layers may keep what they see for a training pass."""
+        with torch.no_grad() if self.overwrites else torch.inference_mode():
+            yield
 
     def kept(self, h: Tensor) -> Tensor:
         """Features that stay as they are while the network goes on."""

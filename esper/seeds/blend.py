@@ -86,6 +86,9 @@ class Seed(nn.Module):
             self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, h: Tensor) -> Tensor:
+        precise = torch.promote_types(h.dtype, torch.float32)
+        if h.dtype != precise:  # of a network in half precision; parameters have no less than 32 bits
+            return self(h.to(precise)).to(h.dtype)  # type: ignore[no-any-return]
         f: Tensor = self.body(h)
         if self.operator is BlendOperator.MULTIPLY:
             return h * torch.tanh(f)

@@ -112,8 +112,9 @@ class SeedSlot:
         check_transition(self.stage, SeedStage.GERMINATED)
         try:
             body = blueprint.build(self.site.channels)
-            seed = Seed(body, style.operator, self.site.channels, blueprint.topology).to(probe.device)
-            with torch.inference_mode():
+            seed = Seed(body, style.operator, self.site.channels, blueprint.topology)
+            seed.to(probe.device, torch.promote_types(probe.dtype, torch.float32))
+            with torch.no_grad():
                 delta = seed.eval()(probe)
             prepare(seed)
         except Exception as error:  # a user's factory may raise anything, and must not end the run

@@ -54,8 +54,7 @@ class ParallelEnvState:
         self.dropout = torch.Generator(self.device)
         self.draws = Draws(self.dropout)
         own_dropout(self.host, self.draws)
-        self.sample = task.validation.x[:2]
-        """Inputs that networks are tried on."""
+        self.sample = task.sample
         self.calibration = task.calibration_inputs() if config.env.recalibrate else None
         """Inputs that BatchNorm's statistics are estimated on for counterfactuals, where the config asks for it."""
         self.host.probe(self.sample)
@@ -83,10 +82,14 @@ class ParallelEnvState:
         """A fresh host for ``episode``, in the storage of the last one."""
         self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
         with seeded(self._seed(Purpose.HOST)):
-            fresh = self.task.build_host()
+            fresh = self.task.build_host().to(self.device)
+            fresh.probe(self.sample)  # lazy layers have no weights before
         self.host.load_state_dict(fresh.state_dict())
         for own, first in zip(self.host.buffers(), fresh.buffers(), strict=True):
             own.copy_(first)  # those that no state_dict holds, too
+        named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
+        self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
+        """Those that become non-finite only where the host goes bad; a mask of −inf is none of them."""
         _zero_momentum(self.host_group.optimizer)
         self.order.manual_seed(self._seed(Purpose.DATA))
         self.dropout.manual_seed(self._seed(Purpose.DROPOUT))
@@ -101,7 +104,7 @@ class ParallelEnvState:
         self.collector = SeedGradientCollector()
 
     def germinate(self, slot: SeedSlot, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float) -> None:
-        """Plant a seed, probed on two samples. Raises GerminationFailed, with nothing changed."""
+        """Plant a seed, probed on a few samples. Raises GerminationFailed, with nothing changed."""
         probe = self._features_at(slot, self.sample)
 
         def prepare(seed: Seed) -> None:
@@ -210,7 +213,7 @@ class ParallelEnvState:
 
         training = self.host.training
         self.host.eval()
-        with torch.inference_mode():
+        with self.host.without_gradients():
             self.host.walk(x, keep)
         self.host.train(training)
         return found[0]

@@ -148,7 +148,7 @@ def _evaluating(env: ParallelEnvState) -> Iterator[None]:
     for module in modules:
         module.eval()
     try:
-        with torch.inference_mode():
+        with env.host.without_gradients():
             yield
     finally:
         for module, training in zip(modules, before, strict=True):

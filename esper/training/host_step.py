@@ -54,7 +54,8 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
     with env.own_randomness():
         logits = env.host.walk(x, blending(env, features))
     loss = mean_loss(logits, y)
-    loss.backward()  # type: ignore[no-untyped-call]
+    if loss.requires_grad:  # a frozen host before any seed of it learns has nothing to do
+        loss.backward()  # type: ignore[no-untyped-call]
     for site, h in features.items():
         shadow_gradients(env, site, x, h, y)
     stats = grad_stats(

@@ -43,7 +43,11 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        # torch.manual_seed would seed all GPUs, and nobody would put those back.
+        torch.default_generator.manual_seed(seed)
+        for gpu in devices:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
         yield
 
 
@@ -102,13 +106,14 @@ def draws_globally(module: nn.Module, x: Tensor) -> bool:
     Buffers are left as they were.
     """
 
-    def state() -> Tensor:
-        return torch.cuda.get_rng_state(x.device) if x.device.type == "cuda" else torch.get_rng_state()
+    def state() -> list[Tensor]:
+        gpu = [torch.cuda.get_rng_state(x.device)] if x.device.type == "cuda" else []
+        return [torch.get_rng_state(), *gpu]
 
     training = module.training
     with seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
         before = state()
         module.train()(x)
-        moved = not torch.equal(before, state())
+        moved = any(not torch.equal(old, new) for old, new in zip(before, state(), strict=True))
     module.train(training)
     return moved

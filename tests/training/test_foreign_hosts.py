@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.config import ConfigError
+from esper.data.fit import check_hosts
 from esper.data.task import PAD, Split, Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
@@ -262,7 +263,7 @@ def test_data_that_cannot_be_trained_on_is_refused(change: dict[str, Split], wor
 def test_a_host_that_does_not_fit_its_task_is_refused() -> None:
     base = digits()
     task = Task("mine", 12, grafted(), base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match=r"logits of shape \(2, 10\) of 2 samples; it wants \(2, 12\)"):
-        task.check_host(task.build_host())
+    with pytest.raises(ConfigError, match=r"logits of shape \(3, 10\) of 3 samples; it wants \(3, 12\)"):
+        check_hosts(task)
     with pytest.raises(ConfigError, match=r"makes a Network, not a host; see esper\.graft"):
-        task.check_host(Network())  # type: ignore[arg-type]
+        check_hosts(replace(task, build_host=Network))  # type: ignore[arg-type]

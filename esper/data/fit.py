@@ -1,0 +1,125 @@
+"""Whether a task's hosts can be trained and grown: tried on a few samples, before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.data.task import Task
+from esper.hosts.host import Host
+
+
+def check_hosts(task: Task) -> None:
+    """Make two hosts of ``task`` and try a training step of one. The caller owns the random numbers.
+
+    Raises ConfigError for what is no host, for logits that are not the task's, for hosts that share weights, and for
+    networks that cannot be grown: without parameters, with sparse gradients, with activation checkpointing, or with a
+    site where gradients are switched off.
+    """
+    host, other = (_made(task) for _ in range(2))
+    shared = _storage(host) & _storage(other)
+    for name, tensor in _named(host):
+        if tensor.data_ptr() in shared:
+            raise ConfigError(
+                f"{task.name}: two hosts share {name}. build_host has to make a new network each time; of one that "
+                "exists already, a copy: copy.deepcopy"
+            )
+    if not any(True for _ in host.parameters()):
+        raise ConfigError(f"{task.name}: the host has no parameters")
+    with _errors_told(task, "evaluation"):
+        host.probe(task.sample)
+    for training in (False, True):
+        host.train(training)
+        _check_logits(task, host)
+    _check_gradients(task, host)
+
+
+def _made(task: Task) -> Host:
+    host = task.build_host()
+    if not isinstance(host, Host):
+        raise ConfigError(f"{task.name}: build_host makes a {type(host).__name__}, not a host; see esper.graft")
+    return host.to(task.device)
+
+
+def _named(host: Host) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that hold anything yet; those of lazy layers come with the first forward pass."""
+    for name, tensor in chain(host.named_parameters(), host.named_buffers()):
+        if not nn.parameter.is_lazy(tensor) and tensor.numel():
+            yield name, tensor
+
+
+def _storage(host: Host) -> set[int]:
+    return {tensor.data_ptr() for _, tensor in _named(host)}
+
+
+def _check_logits(task: Task, host: Host) -> None:
+    y = task.validation.y[: len(task.sample)]
+    mode = "training" if host.training else "evaluation"
+    with torch.no_grad(), _errors_told(task, mode):
+        logits = host(task.sample)
+    wanted = (*y.shape, task.classes)
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}; it wants logits {wanted}")
+    if tuple(logits.shape) != wanted:
+        raise ConfigError(
+            f"{task.name}: in {mode} the host makes logits of shape {tuple(logits.shape)} of {len(y)} samples; it "
+            f"wants {wanted}"
+        )
+
+
+@contextmanager
+def _errors_told(task: Task, mode: str) -> Iterator[None]:
+    """An error of the network becomes one about the task, with what went in."""
+    x = task.sample
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{task.name}: the host cannot run on inputs {x.dtype} of shape {tuple(x.shape)}, in {mode}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_gradients(task: Task, host: Host) -> None:
+    """A forward and a backward pass, with an eye on what runs when."""
+    off: list[str] = []
+
+    def at(site: int, h: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            off.append(host.sites[site].name)
+        return h
+
+    logits = host.train().walk(task.sample, at)
+    if off:
+        raise ConfigError(
+            f"{task.name}: gradients are switched off at slot {', '.join(off)} (torch.no_grad in the network); freeze "
+            "layers with requires_grad_(False) in its place"
+        )
+    if logits.requires_grad:
+        with _no_layer_may_run(task.name, host):
+            logits.float().sum().backward()  # type: ignore[no-untyped-call]
+    for name, parameter in host.named_parameters():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ConfigError(f"{task.name}: the gradient of {name} is sparse; make its layer with sparse=False")
+    host.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _no_layer_may_run(task: str, host: Host) -> Iterator[None]:
+    def refuse(_module: nn.Module, _inputs: object) -> None:
+        raise ConfigError(
+            f"{task}: the network runs layers again in the backward pass (activation checkpointing), where slots and "
+            "dropout would not be what they were; switch it off"
+        )
+
+    with ExitStack() as hooks:
+        for module in host.modules():
+            hooks.callback(module.register_forward_pre_hook(refuse).remove)
+        yield

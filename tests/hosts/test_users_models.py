@@ -1,0 +1,258 @@
+"""Models as users have them: each is grown like any other, or refused by name before any work is done."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import esper
+from esper.data.fit import check_hosts
+from esper.hosts.graft import GraftedHost
+from tests.core_helpers import EASY_GATES
+from tests.experiment.test_grow import SCHEDULE
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(96, 6, generator=GENERATOR)
+Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+
+
+def splits(x: Tensor = X, y: Tensor = Y) -> list[esper.Split]:
+    return [esper.Split(x[rows], y[rows]) for rows in (slice(0, 64), slice(64, 80), slice(80, 96))]
+
+
+def task_of(make: Callable[[], nn.Module], site: str, topology: str = "mlp", **data: Tensor) -> esper.Task:
+    return esper.Task("mine", 3, lambda: esper.graft(make(), {"r0c0": site}, topology), *splits(**data), batch_size=16)
+
+
+def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.experiment.grow.Grown:
+    (tmp_path / "s.toml").write_text(SCHEDULE.replace("conv_light", blueprint))
+    config = esper.TrainingConfig.parse(
+        {"run": {"lanes": 1}, "env": {"baseline_episodes": 1, "gates": EASY_GATES, "parameter_budget": 1000}}
+    )
+    return esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(torch.relu(self.first(x)))
+
+
+class Tied(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(6, 8)
+        self.again.weight = self.first.weight
+        self.register_buffer("mask", torch.full((8,), float("-inf")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x)) + torch.relu(self.again(x))
+        return self.last(torch.maximum(h, self.mask))  # type: ignore[no-any-return]
+
+
+class Normalises(Plain):
+    """Writes over its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= x.mean()
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+def double() -> nn.Module:
+    return Plain().double()
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+
+def frozen() -> nn.Module:
+    return Plain().requires_grad_(False)
+
+
+def halves() -> nn.Module:
+    return Plain().bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("make", "site", "x"),
+    [
+        (Tied, "first", X),
+        (Normalises, "first", X),
+        (double, "first", X.double()),
+        (halves, "first", X.bfloat16()),
+        (lazy, "0", X),
+        (frozen, "first", X),
+    ],
+)
+def test_it_grows_and_comes_back_from_its_files(
+    make: Callable[[], nn.Module], site: str, x: Tensor, tmp_path: Path
+) -> None:
+    task = task_of(make, site, x=x)
+    before = x.clone()
+    grown = grow(task, tmp_path)
+    assert torch.equal(x, before)
+    assert (grown.seeds, grown.refusals) == ({"r0c0": "mlp_small"}, ())
+    esper.export(grown.network, tmp_path / "saved")
+    model = make()
+    if make is lazy:
+        model(x[:2])
+    loaded = esper.load_host(tmp_path / "saved", model=model)
+    assert torch.equal(loaded(task.test.x), grown.network(task.test.x))
+    assert esper.accuracy(loaded, task.test.x, task.test.y) == grown.accuracy
+
+
+def test_refused_seeds_are_told(tmp_path: Path) -> None:
+    """Squeeze-and-excite for images, planted where features are plain: there is no such blueprint, but wrong shapes."""
+    images = torch.randn(96, 1, 4, 4, generator=GENERATOR)
+
+    class Bad(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h[:, :, 1:]
+
+    from esper.seeds.blueprints import BLUEPRINTS
+
+    registered = dict(BLUEPRINTS._table)
+    BLUEPRINTS.register("cnn", "bad", parameters=lambda channels: 0)(lambda channels: nn.Sequential(Bad()))
+    try:
+        model = lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))  # noqa: E731
+        grown = grow(task_of(model, "0", "cnn", x=images), tmp_path, "bad")
+    finally:
+        BLUEPRINTS._table = registered
+    assert grown.seeds == {}
+    assert "no parameters" in grown.refusals[0]
+
+
+def test_layers_that_were_frozen_in_eval_mode_stay_so() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    model[1].eval()
+    host = esper.graft(model, {"r0c0": "0"}, example=torch.randn(3, 1, 4, 4))
+    host.eval()
+    host.train()
+    assert [layer.training for layer in model] == [True, False, True, True]
+    whole = esper.graft(copy.deepcopy(model).eval(), {"r0c0": "0"}).train()
+    assert all(module.training for module in whole.model.modules())  # a model that was merely in use
+
+
+def test_a_grown_network_serves_many_threads(tmp_path: Path) -> None:
+    task = task_of(Plain, "first")
+    network = grow(task, tmp_path).network
+    wanted = network(X)
+    wrong: list[float] = []
+
+    def serve() -> None:
+        with torch.no_grad():
+            wrong.extend(float((network(X) - wanted).abs().max()) for _ in range(30))
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 60
+    assert max(wrong) == 0
+
+
+def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(tmp_path: Path) -> None:
+    network = grow(task_of(Plain, "first"), tmp_path).network
+    esper.export(network, tmp_path / "saved")
+    elsewhere = esper.graft(Plain(), {"r0c0": "last"}, "mlp", example=X)
+    with pytest.raises(esper.ConfigError, match=r"host given has mlp slots \{'r0c0': 'last'\}; it was grown with"):
+        esper.load_host(tmp_path / "saved", model=elsewhere)
+    same = esper.graft(Plain(), {"r0c0": "first"}, "mlp")
+    assert torch.equal(esper.load_host(tmp_path / "saved", model=same)(X), network(X))
+
+
+# What is refused
+
+SHARED = Plain()
+
+
+class Checkpointed(Plain):
+    def forward(self, x: Tensor) -> Any:
+        return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+
+class SwitchedOff(Plain):
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            h = self.first(x)
+        return self.last(h)
+
+
+class Pairs(Plain):
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8, sparse=True)
+        self.first = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.first(self.embed((x[:, 0] > 0).long()))
+
+
+class Nothing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Identity()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.first(x)[:, :3]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SHARED, "two hosts share model.first.weight. build_host has to make a new network each time"),
+        (Checkpointed, "runs layers again in the backward pass"),
+        (SwitchedOff, "gradients are switched off at slot r0c0"),
+        (Pairs, r"in training the host returns tuple; it wants logits \(3, 3\)"),
+        (Sparse, "gradient of model.embed.weight is sparse"),
+        (Nothing, "the host has no parameters"),
+        (double, "cannot run on inputs torch.float32 of shape"),
+    ],
+)
+def test_what_cannot_be_grown_is_refused_with_the_reason(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(esper.ConfigError, match=words):
+        check_hosts(task_of(make, "first"))
+
+
+def test_features_with_the_samples_second_are_refused() -> None:
+    """torch's transformers put them there unless told otherwise."""
+    tokens = torch.randn(96, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16)
+
+    def build_host() -> GraftedHost:
+        encoder = nn.TransformerEncoder(copy.deepcopy(layer), 1, enable_nested_tensor=False)
+        return esper.graft(Swapped(encoder), {"r0c0": "encoder"}, "transformer")
+
+    task = esper.Task("mine", 3, build_host, *splits(x=tokens))
+    with pytest.raises(esper.ConfigError, match=r"returns shape \(5, 3, 8\) of 3 samples; samples come first"):
+        check_hosts(task)
+
+
+class Swapped(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.encoder(x.transpose(0, 1)).mean(0))
