@@ -43,6 +43,10 @@ STABLE_TORCH_LIBRARY(esper, m) {
     m.def(
         "cross_entropy(Tensor logits, Tensor targets, int ignore_index, float label_smoothing) "
         "-> (Tensor loss, Tensor correct, Tensor stats, Tensor normaliser)");
+    // cross_entropy_forward is the same kernel without autograd, for a caller that has its own.
+    m.def(
+        "cross_entropy_forward(Tensor logits, Tensor targets, int ignore_index, float label_smoothing) "
+        "-> (Tensor loss, Tensor correct, Tensor stats, Tensor normaliser)");
     m.def(
         "cross_entropy_backward(Tensor grad_loss, Tensor logits, Tensor targets, Tensor normaliser, Tensor stats, "
         "int ignore_index, float label_smoothing) -> Tensor");

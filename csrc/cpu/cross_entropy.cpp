@@ -167,7 +167,14 @@ ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t st
         block.sum = sum_of[0];
     }
     if (smooth) {
-        for (int64_t i = 0; i < n; ++i) block.total += static_cast<double>(values[i]);
+        const int64_t whole = n / kLanes * kLanes;
+        Floats sums = {};
+        for (int64_t i = 0; i < whole; i += kLanes) {
+            load(values + i, x);
+            sums += x;
+        }
+        for (int l = 0; l < kLanes; ++l) block.total += static_cast<double>(sums[l]);
+        for (int64_t i = whole; i < n; ++i) block.total += static_cast<double>(values[i]);
     }
     merge(row, block);
 }
@@ -452,6 +459,7 @@ void accumulate_(const Tensor& block, int64_t env, int64_t configuration, const 
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CPU, m) {
     m.impl("cross_entropy", TORCH_BOX(&esper::cross_entropy::cross_entropy));
+    m.impl("cross_entropy_forward", TORCH_BOX(&esper::cross_entropy::cross_entropy));
     m.impl("cross_entropy_backward", TORCH_BOX(&esper::cross_entropy::cross_entropy_backward));
     m.impl("cross_entropy_into", TORCH_BOX(&esper::cross_entropy::cross_entropy_into));
     m.impl("accumulate_", TORCH_BOX(&esper::cross_entropy::accumulate_));

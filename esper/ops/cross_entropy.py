@@ -8,12 +8,13 @@ from torch.autograd.function import once_differentiable
 
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
 
-# These are called where no gradient is wanted of them: the first inside backward, the second for measuring only.
+# These are called where autograd has nothing to record: inside forward and backward, and to measure only.
 _library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-for _name in ("cross_entropy_backward", "cross_entropy_into"):
+for _name in ("cross_entropy_forward", "cross_entropy_backward", "cross_entropy_into"):
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
 
 _functional = torch.ops.esper.cross_entropy.default
+_forward = torch.ops.esper.cross_entropy_forward.default
 _gradient = torch.ops.esper.cross_entropy_backward.default
 _into = torch.ops.esper.cross_entropy_into.default
 
@@ -58,7 +59,13 @@ def cross_entropy(
         RuntimeError: other shapes or dtypes, two devices, ``label_smoothing`` outside [0, 1]; on the CPU also a target
             outside 0..C-1. On CUDA that would need a sync: there the sample's loss and gradient are NaN.
     """
-    loss, correct, stats, _ = _functional(logits, targets, ignore_index, label_smoothing)
+    if torch.compiler.is_compiling():
+        loss, correct, stats, _ = _functional(logits, targets, ignore_index, label_smoothing)
+    elif logits.requires_grad and torch.is_grad_enabled():
+        # As the operator's own autograd, which torch runs through more Python: that took twice as long as the kernels.
+        loss, correct, stats = _Eager.apply(logits, targets, ignore_index, label_smoothing)  # type: ignore[no-untyped-call]
+    else:
+        loss, correct, stats, _ = _forward(logits, targets, ignore_index, label_smoothing)
     return CrossEntropy(loss, correct, stats)
 
 
@@ -117,6 +124,20 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: object) -> tuple[Tensor | 
     return gradient, None, None, None
 
 
+class _Eager(torch.autograd.Function):
+    """The two kernels as one differentiable function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        output = _forward(logits, targets, ignore_index, label_smoothing)
+        _save(ctx, (logits, targets, ignore_index, label_smoothing), output)
+        return output[0], output[1], output[2]
+
+    backward = staticmethod(_backward)
+
+
 class _Once(torch.autograd.Function):
     """The gradient again, as a function of what it was made from, so that differentiating it is an error."""
 
@@ -136,6 +157,7 @@ class _Once(torch.autograd.Function):
 torch.library.register_autograd("esper::cross_entropy", _backward, setup_context=_save)
 
 
+@torch.library.register_fake("esper::cross_entropy_forward")  # type: ignore[untyped-decorator]
 @torch.library.register_fake("esper::cross_entropy")  # type: ignore[untyped-decorator]
 def _fake(
     logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float
