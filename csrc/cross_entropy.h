@@ -139,8 +139,7 @@ template <typename Real>
 ESPER_HOST_DEVICE GradientScale<Real> gradient_scale(double grad_loss, double count, int64_t classes,
                                                      double smoothing) {
     // Without a counted sample every row is ignored and no scale is used.
-    return GradientScale<Real>{static_cast<Real>(count > 0 ? grad_loss / count : 0.0),
-                               static_cast<Real>(1 - smoothing),
+    return GradientScale<Real>{static_cast<Real>(count > 0 ? grad_loss / count : 0.0), static_cast<Real>(1 - smoothing),
                                static_cast<Real>(smoothing / static_cast<double>(classes))};
 }
 

@@ -122,8 +122,7 @@ inline Saved read_saved(const Problem& problem, const Tensor& grad_loss, const T
 }
 
 // Row (env, configuration) of an accumulator block [E, K, kFieldCount].
-inline double* block_row(const Tensor& block, const torch::stable::Device& device, int64_t env,
-                         int64_t configuration) {
+inline double* block_row(const Tensor& block, const torch::stable::Device& device, int64_t env, int64_t configuration) {
     check(block.scalar_type() == ScalarType::Double && block.is_contiguous() && block.dim() == 3 &&
               block.size(2) == kFieldCount,
           "accumulators: block must be contiguous float64 [envs, configurations, ", static_cast<int>(kFieldCount),
@@ -150,8 +149,7 @@ inline Results results_row(const Problem& problem, const std::optional<Tensor>& 
           "cross_entropy_into: correct must be contiguous ",
           problem.language ? "int16 (counts per sequence, for logits [B, T, V])" : "uint8 (for logits [B, C])",
           " [envs, configurations, samples], got ", shape_of(*results));
-    check(results->size(0) == block.size(0) && results->size(1) == block.size(1) &&
-              results->device() == block.device(),
+    check(results->size(0) == block.size(0) && results->size(1) == block.size(1) && results->device() == block.device(),
           "cross_entropy_into: correct ", shape_of(*results), " does not go with block ", shape_of(block));
     check(first >= 0 && first + problem.samples() <= results->size(2), "cross_entropy_into: samples ", first, "..",
           first + problem.samples() - 1, " are outside a row of ", results->size(2));

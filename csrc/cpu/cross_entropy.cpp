@@ -19,12 +19,12 @@ namespace {
 
 using namespace esper::wide;
 
-constexpr int64_t kTile = kLanes;                 // rows of one task
-constexpr int64_t kNarrow = 32;                   // most classes for a lane a row
-constexpr int64_t kBlock = 1024;                  // logits of a row looked at together
-constexpr int64_t kParallelLogits = 256 * 1024;   // below this, waking threads costs more than it saves
+constexpr int64_t kTile = kLanes;                // rows of one task
+constexpr int64_t kNarrow = 32;                  // most classes for a lane a row
+constexpr int64_t kBlock = 1024;                 // logits of a row looked at together
+constexpr int64_t kParallelLogits = 256 * 1024;  // below this, waking threads costs more than it saves
 constexpr int64_t kLogitsPerTask = 64 * 1024;
-constexpr int kParts = 4;                         // parts of a float64 row, joined like the threads of the CUDA kernel
+constexpr int kParts = 4;  // parts of a float64 row, joined like the threads of the CUDA kernel
 
 // What the rows of one call are written to; null where nobody asked. T is float or double.
 template <typename Real>
@@ -52,7 +52,7 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
                               Totals& totals) {
     const auto classes = static_cast<int32_t>(problem.classes);
     const auto* logits = static_cast<const typename Type::Storage*>(problem.logits) + first * classes;
-    float row_major[kTile * kNarrow];  // [rows, C]
+    float row_major[kTile * kNarrow];   // [rows, C]
     float transposed[kNarrow * kTile];  // [C, rows]
     read_many<Type>(logits, rows * classes, 0.0f, row_major);
     for (int64_t i = rows * classes; i < kTile * classes; ++i) row_major[i] = 0.0f;  // rows past the end
@@ -304,9 +304,8 @@ ESPER_CLONES void backward_float32(const Problem& problem, const float* normalis
                                    int64_t first, int64_t rows, float* gradient) {
     backward_rows<Float32>(problem, normaliser, scale, first, rows, gradient);
 }
-ESPER_CLONES void backward_bfloat16(const Problem& problem, const float* normaliser,
-                                    const GradientScale<float>& scale, int64_t first, int64_t rows,
-                                    uint16_t* gradient) {
+ESPER_CLONES void backward_bfloat16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                    int64_t first, int64_t rows, uint16_t* gradient) {
     backward_rows<BFloat16>(problem, normaliser, scale, first, rows, gradient);
 }
 ESPER_CLONES void backward_float16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
@@ -321,9 +320,9 @@ void backward_float64(const Problem& problem, const double* normaliser, const Gr
         double* row = gradient + r * problem.classes;
         const int64_t target = problem.targets[r];
         for (int64_t c = 0; c < problem.classes; ++c) {
-            row[c] = target == problem.ignore_index ? 0.0
-                                                    : gradient_of(logits[c], normaliser[2 * r], normaliser[2 * r + 1],
-                                                                  c == target, scale);
+            row[c] = target == problem.ignore_index
+                         ? 0.0
+                         : gradient_of(logits[c], normaliser[2 * r], normaliser[2 * r + 1], c == target, scale);
         }
     }
 }
@@ -386,8 +385,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, c
                                                          int64_t ignore_index, double label_smoothing) {
     const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
     Outputs out = make_outputs(problem);
-    const Totals totals = forward(problem, static_cast<uint8_t*>(out.correct.mutable_data_ptr()),
-                                  out.normaliser.mutable_data_ptr());
+    const Totals totals =
+        forward(problem, static_cast<uint8_t*>(out.correct.mutable_data_ptr()), out.normaliser.mutable_data_ptr());
     auto* stats = static_cast<double*>(out.stats.mutable_data_ptr());
     std::fill_n(stats, static_cast<size_t>(kFieldCount), 0.0);
     accumulate(totals, stats);

@@ -86,8 +86,8 @@ struct Float16 {
         bits_as(shifted, subnormal);
         subnormal -= 0x3f000000;
         Bits result = magnitude < (113u << 23) ? subnormal : normal;
-        result = magnitude >= (143u << 23) ? Bits{} + 0x7c00 : result;      // 65536 and above, Inf
-        result = magnitude > (255u << 23) ? Bits{} + 0x7e00 : result;       // NaN
+        result = magnitude >= (143u << 23) ? Bits{} + 0x7c00 : result;  // 65536 and above, Inf
+        result = magnitude > (255u << 23) ? Bits{} + 0x7e00 : result;   // NaN
         const Halves halves = __builtin_convertvector(result | (bits >> 16 & 0x8000), Halves);
         std::memcpy(x, &halves, sizeof(halves));
     }
