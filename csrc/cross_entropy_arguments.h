@@ -7,10 +7,10 @@
 
 #include <limits>
 #include <optional>
-#include <string>
 
 #include "boxed.h"
 #include "cross_entropy.h"
+#include "shape.h"
 
 namespace esper::cross_entropy {
 
@@ -38,15 +38,6 @@ struct Problem {
     // The dtype of the loss and of what is saved of each row.
     ScalarType real() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
 };
-
-inline std::string shape_of(const Tensor& tensor) {
-    std::string text = "[";
-    for (int64_t d = 0; d < tensor.dim(); ++d) {
-        if (d > 0) text += ", ";
-        text += std::to_string(tensor.size(d));
-    }
-    return text + "]";
-}
 
 inline Problem read_problem(const Tensor& logits, const Tensor& targets, int64_t ignore_index, double smoothing) {
     const ScalarType dtype = logits.scalar_type();

@@ -57,6 +57,16 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "int configuration, int first, int ignore_index, float label_smoothing) -> ()");
     // Adds the statistics of one cross_entropy to its row of the accumulators.
     m.def("accumulate_(Tensor(a!) block, int env, int configuration, Tensor stats) -> ()");
+
+    // A batch from a dataset on the device, into tensors that are there: images uint8 [N, H, W, C] cropped, mirrored,
+    // looked up in table float32 [C, 256] and laid out channels_last; rows of tokens [N, L]. `cursor` int64 [2] holds
+    // (epoch, first) on the device. See csrc/stage_batch.h for what is drawn.
+    m.def(
+        "stage_images(Tensor images, Tensor indices, Tensor table, Tensor? targets, int seed, int epoch, int first, "
+        "Tensor? cursor, int padding, bool flip, Tensor(a!) out, Tensor(b!)? targets_out) -> ()");
+    m.def(
+        "stage_tokens(Tensor tokens, Tensor indices, int first, Tensor? cursor, Tensor(a!) out, "
+        "Tensor(b!)? targets_out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

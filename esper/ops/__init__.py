@@ -3,6 +3,7 @@
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators, accumulate_
 from esper.ops.cross_entropy import CrossEntropy, cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
+from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
 
 __all__ = [
     "ACCUMULATOR_FIELDS",
@@ -14,4 +15,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_into",
     "grad_stats",
+    "normalisation_table",
+    "stage_images",
+    "stage_tokens",
 ]
