@@ -1,4 +1,4 @@
-"""Make a batch from a dataset that lies on the device: gather, crop, mirror, normalise, cast and lay out in one pass."""
+"""Make a batch from a dataset on the device: gather, crop, mirror, normalise, cast and lay out in one pass."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _tokens = torch.ops.esper.stage_tokens.default
 def normalisation_table(
     mean: Sequence[float], std: Sequence[float], scale: float = 255.0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return float32 ``[C, 256]``: what becomes of each pixel value v in each channel c, ``(v / scale - mean_c) / std_c``.
+    """Return float32 ``[C, 256]``: ``(v / scale - mean_c) / std_c`` for each channel c and pixel value v.
 
     It is computed in float64 and rounded once. As everything else about staging is done in integers, CPU and CUDA make
     the same bits from it.
