@@ -47,7 +47,7 @@ def test_draws_are_even() -> None:
     assert places.sum() == n
     assert places.min() > 200 - 5 * 14
     assert places.max() < 200 + 5 * 14
-    pair = torch.tensor([1, 0], dtype=torch.uint8).expand(n, 1, 2).reshape(n, 1, 2, 1)
+    pair = torch.tensor([1, 0], dtype=torch.uint8).expand(n, 1, 2).reshape(n, 1, 2, 1).contiguous()
     mirrored = stage_images(pair, torch.arange(n), table, flip=True)[0][:, 0, 0, 1].sum()
     assert abs(int(mirrored) - n // 2) < 5 * 64
 

@@ -1,0 +1,243 @@
+// Rows of logits to losses on the CPU: the forward half of cross_entropy.cpp, which alone includes this and states the
+// policy of both.
+#pragma once
+
+#include <algorithm>
+
+#include "../cross_entropy_arguments.h"
+#include "wide_floats.h"
+
+namespace esper::cross_entropy {
+namespace {
+
+using namespace esper::wide;
+
+constexpr int64_t kTile = kLanes;  // rows of one task
+constexpr int64_t kNarrow = 32;    // most classes for a lane a row
+constexpr int64_t kBlock = 1024;   // logits of a row looked at together
+constexpr int kParts = 4;          // parts of a float64 row, joined like the threads of the CUDA kernel
+
+// What the rows of one call are written to; null where nobody asked. T is float or double.
+template <typename Real>
+struct RowOutputs {
+    uint8_t* correct;  // [N]
+    Real* normaliser;  // [N, 2]
+};
+
+// Writes row r and adds it to its tile. An ignored row is not correct and not counted.
+template <typename Real>
+ESPER_INLINE void write_row(const RowOutputs<Real>& out, Totals& totals, int64_t r, bool counted, Real max,
+                            Real log_sum, Real loss, bool correct) {
+    if (out.correct != nullptr) out.correct[r] = counted && correct;
+    if (out.normaliser != nullptr) {
+        out.normaliser[2 * r] = max;
+        out.normaliser[2 * r + 1] = log_sum;
+    }
+    if (counted) add_row(totals, static_cast<double>(loss), correct);
+}
+
+// --- forward: few classes, a lane a row ---------------------------------------------------------------------------
+
+template <typename Type>
+ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                              Totals& totals) {
+    const auto classes = static_cast<int32_t>(problem.classes);
+    const auto* logits = static_cast<const typename Type::Storage*>(problem.logits) + first * classes;
+    float row_major[kTile * kNarrow];   // [rows, C]
+    float transposed[kNarrow * kTile];  // [C, rows]
+    read_many<Type>(logits, rows * classes, 0.0f, row_major);
+    for (int64_t i = rows * classes; i < kTile * classes; ++i) row_major[i] = 0.0f;  // rows past the end
+    for (int64_t c = 0; c < classes; ++c) {
+        for (int64_t l = 0; l < kTile; ++l) transposed[c * kTile + l] = row_major[l * classes + c];
+    }
+
+    int32_t target[kTile];
+    float target_logit[kTile];
+    for (int64_t l = 0; l < kTile; ++l) {
+        const int64_t t = l < rows ? problem.targets[first + l] : problem.ignore_index;
+        target[l] = t == problem.ignore_index ? -1 : static_cast<int32_t>(t);
+        target_logit[l] = target[l] < 0 ? 0.0f : row_major[l * classes + target[l]];
+    }
+    Ints t;
+    Floats xt;
+    std::memcpy(&t, target, sizeof(t));
+    load(target_logit, xt);
+
+    Floats x;
+    Floats max;
+    load(transposed, max);
+    Ints beaten = {};
+    const Ints target_is_nan = xt != xt;
+    for (int32_t c = 0; c < classes; ++c) {
+        load(transposed + c * kTile, x);
+        const Ints before = Ints{} + c < t;
+        // As `beats`: NaN fails both comparisons; beside a NaN target only an earlier NaN counts.
+        const Ints holds = before ? (target_is_nan ? x == x : x < xt) : (target_is_nan | (x <= xt));
+        beaten |= ~holds;
+        max = x > max ? x : max;
+    }
+    Floats sum = {};
+    Floats total = {};
+    Floats e;
+    for (int32_t c = 0; c < classes; ++c) {
+        load(transposed + c * kTile, x);
+        const Floats below = x - max;  // NaN where the largest is infinite: such a row has no distribution
+        exp_negative(below, e);
+        sum += e;
+        total += below;
+    }
+    Floats log_sums;
+    log_positive(sum, log_sums);
+    Floats loss = log_sums - (xt - max);
+    if (problem.smoothing != 0) {
+        const auto smoothing = static_cast<float>(problem.smoothing);
+        loss = (1 - smoothing) * loss + smoothing * (log_sums - total / static_cast<float>(classes));
+    }
+
+    float max_of[kTile];
+    float log_sum_of[kTile];
+    float loss_of[kTile];
+    int32_t beaten_of[kTile];
+    store(max, max_of);
+    store(log_sums, log_sum_of);
+    store(loss, loss_of);
+    std::memcpy(beaten_of, &beaten, sizeof(beaten));
+    for (int64_t l = 0; l < rows; ++l) {
+        write_row(out, totals, first + l, target[l] >= 0, max_of[l], log_sum_of[l], loss_of[l], beaten_of[l] == 0);
+    }
+}
+
+// --- forward: many classes, a row in blocks -----------------------------------------------------------------------
+
+// Adds the logits `values` [n] of columns start.. to a row. Past n, `values` holds -inf up to whole lanes.
+ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t start, int64_t n, int32_t target,
+                            float target_logit, bool smooth) {
+    const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
+    Floats x;
+    Ints column;
+    for (int32_t l = 0; l < kLanes; ++l) column[l] = static_cast<int32_t>(start) + l;
+    Floats largest = Floats{} - INFINITY;
+    Ints beaten = {};
+    for (int64_t i = 0; i < padded; i += kLanes) {
+        load(values + i, x);
+        beaten |= ~(column < target ? x < target_logit : x <= target_logit);
+        largest = x > largest ? x : largest;
+        column += static_cast<int32_t>(kLanes);
+    }
+    float max_of[kLanes];
+    store(largest, max_of);
+    int32_t any = 0;
+    for (int l = 0; l < kLanes; ++l) any |= beaten[l];
+
+    RowSums<float> block = empty_row<float>();
+    block.beaten = any != 0;
+    for (int l = 0; l < kLanes; ++l) block.max = max_of[l] > block.max ? max_of[l] : block.max;
+    if (block.max == -INFINITY) {  // nothing to sum but NaN, which `largest` passed over
+        for (int64_t i = 0; i < n; ++i) block.sum += std::isnan(values[i]) ? values[i] : 0.0f;
+    } else {
+        Floats sums[4] = {};
+        Floats e;
+        int64_t i = 0;
+        for (; i + 4 * kLanes <= padded; i += 4 * kLanes) {
+            for (int k = 0; k < 4; ++k) {
+                load(values + i + k * kLanes, x);
+                exp_negative(x - block.max, e);
+                sums[k] += e;
+            }
+        }
+        for (; i < padded; i += kLanes) {
+            load(values + i, x);
+            exp_negative(x - block.max, e);
+            sums[0] += e;
+        }
+        float sum_of[kLanes];
+        store((sums[0] + sums[1]) + (sums[2] + sums[3]), sum_of);
+        for (int half = kLanes / 2; half > 0; half /= 2) {
+            for (int l = 0; l < half; ++l) sum_of[l] += sum_of[l + half];
+        }
+        block.sum = sum_of[0];
+    }
+    if (smooth) {
+        const int64_t whole = n / kLanes * kLanes;
+        Floats sums = {};
+        for (int64_t i = 0; i < whole; i += kLanes) {
+            load(values + i, x);
+            sums += x;
+        }
+        for (int l = 0; l < kLanes; ++l) block.total += static_cast<double>(sums[l]);
+        for (int64_t i = whole; i < n; ++i) block.total += static_cast<double>(values[i]);
+    }
+    merge(row, block);
+}
+
+template <typename Type>
+ESPER_INLINE void wide_row(const Problem& problem, const RowOutputs<float>& out, int64_t r, Totals& totals) {
+    const auto* logits = static_cast<const typename Type::Storage*>(problem.logits) + r * problem.classes;
+    const bool counted = problem.targets[r] != problem.ignore_index;
+    const auto target = static_cast<int32_t>(counted ? problem.targets[r] : 0);
+    float values[kBlock];
+    read_many<Type>(logits + target, 1, 0.0f, values);
+    const float target_logit = values[0];
+    RowSums<float> row = empty_row<float>();
+    bool nan_before = false;  // only asked beside a NaN target
+    for (int64_t start = 0; start < problem.classes; start += kBlock) {
+        const int64_t n = std::min(kBlock, problem.classes - start);
+        read_many<Type>(logits + start, n, -INFINITY, values);
+        add_block(row, values, start, n, target, target_logit, problem.smoothing != 0);
+        if (std::isnan(target_logit)) {
+            for (int64_t i = 0; i < std::min(n, target - start); ++i) nan_before |= std::isnan(values[i]);
+        }
+    }
+    if (std::isnan(target_logit)) row.beaten = nan_before;
+    const float log_sum_of = log_sum(row);
+    const float loss = row_loss(row, log_sum_of, target_logit, problem.classes, problem.smoothing);
+    write_row(out, totals, r, counted, row.max, log_sum_of, loss, !row.beaten);
+}
+
+template <typename Type>
+ESPER_INLINE void forward_tile(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                               Totals& totals) {
+    if (problem.classes <= kNarrow) {
+        narrow_tile<Type>(problem, out, first, rows, totals);
+    } else {
+        for (int64_t r = first; r < first + rows; ++r) wide_row<Type>(problem, out, r, totals);
+    }
+}
+
+ESPER_CLONES void forward_float32(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                                  Totals& totals) {
+    forward_tile<Float32>(problem, out, first, rows, totals);
+}
+ESPER_CLONES void forward_bfloat16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                                   Totals& totals) {
+    forward_tile<BFloat16>(problem, out, first, rows, totals);
+}
+ESPER_CLONES void forward_float16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                                  Totals& totals) {
+    forward_tile<Float16>(problem, out, first, rows, totals);
+}
+
+void forward_float64(const Problem& problem, const RowOutputs<double>& out, int64_t first, int64_t rows,
+                     Totals& totals) {
+    for (int64_t r = first; r < first + rows; ++r) {
+        const double* logits = static_cast<const double*>(problem.logits) + r * problem.classes;
+        const bool counted = problem.targets[r] != problem.ignore_index;
+        const int64_t target = counted ? problem.targets[r] : 0;
+        RowSums<double> parts[kParts];
+        for (int p = 0; p < kParts; ++p) {
+            parts[p] = empty_row<double>();
+            for (int64_t c = p; c < problem.classes; c += kParts) {
+                add_logit(parts[p], logits[c], logits[target], c < target, problem.smoothing != 0);
+            }
+        }
+        for (int half = kParts / 2; half > 0; half /= 2) {
+            for (int p = 0; p < half; ++p) merge(parts[p], parts[p + half]);
+        }
+        const double log_sum_of = log_sum(parts[0]);
+        const double loss = row_loss(parts[0], log_sum_of, logits[target], problem.classes, problem.smoothing);
+        write_row(out, totals, r, counted, parts[0].max, log_sum_of, loss, !parts[0].beaten);
+    }
+}
+
+}  // namespace
+}  // namespace esper::cross_entropy
