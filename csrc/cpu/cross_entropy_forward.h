@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../cross_entropy_arguments.h"
 #include "wide_floats.h"
@@ -13,7 +14,7 @@ namespace {
 using namespace esper::wide;
 
 constexpr int64_t kTile = kLanes;  // rows of one task
-constexpr int64_t kNarrow = 32;    // most classes for a lane a row
+constexpr int64_t kNarrow = 128;   // most classes for a lane a row
 constexpr int64_t kBlock = 1024;   // logits of a row looked at together
 constexpr int kParts = 4;          // parts of a float64 row, joined like the threads of the CUDA kernel
 
@@ -34,6 +35,20 @@ ESPER_INLINE void write_row(const RowOutputs<Real>& out, Totals& totals, int64_t
         out.normaliser[2 * r + 1] = log_sum;
     }
     if (counted) add_row(totals, static_cast<double>(loss), correct);
+}
+
+// Whether no logit beats the target's. In a row that has a softmax, the target must have the largest, and none before
+// it may; a row that has none is looked at again, logit by logit. `before` is the largest before the target.
+template <typename Type>
+ESPER_INLINE bool is_right(const typename Type::Storage* logits, int64_t classes, int64_t target, float target_logit,
+                           float max, float before, float log_sum) {
+    if (std::isfinite(log_sum)) return target_logit == max && before < max;
+    float values[kLanes];
+    for (int64_t c = 0; c < classes; ++c) {
+        read_many<Type>(logits + c, 1, 0.0f, values);
+        if (beats(values[0], target_logit, c < target)) return false;
+    }
+    return true;
 }
 
 // --- forward: few classes, a lane a row ---------------------------------------------------------------------------
@@ -63,18 +78,15 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
     std::memcpy(&t, target, sizeof(t));
     load(target_logit, xt);
 
+    const Floats nothing = Floats{} - INFINITY;
     Floats x;
-    Floats max;
-    load(transposed, max);
-    Ints beaten = {};
-    const Ints target_is_nan = xt != xt;
+    Floats max = nothing;
+    Floats before = nothing;  // largest of the logits before the target's
     for (int32_t c = 0; c < classes; ++c) {
         load(transposed + c * kTile, x);
-        const Ints before = Ints{} + c < t;
-        // As `beats`: NaN fails both comparisons; beside a NaN target only an earlier NaN counts.
-        const Ints holds = before ? (target_is_nan ? x == x : x < xt) : (target_is_nan | (x <= xt));
-        beaten |= ~holds;
         max = x > max ? x : max;
+        const Floats candidate = t > c ? x : nothing;
+        before = candidate > before ? candidate : before;
     }
     Floats sum = {};
     Floats total = {};
@@ -95,44 +107,49 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
     }
 
     float max_of[kTile];
+    float before_of[kTile];
     float log_sum_of[kTile];
     float loss_of[kTile];
-    int32_t beaten_of[kTile];
     store(max, max_of);
+    store(before, before_of);
     store(log_sums, log_sum_of);
     store(loss, loss_of);
-    std::memcpy(beaten_of, &beaten, sizeof(beaten));
+    Totals mine{0, 0, 0, 0};
     for (int64_t l = 0; l < rows; ++l) {
-        write_row(out, totals, first + l, target[l] >= 0, max_of[l], log_sum_of[l], loss_of[l], beaten_of[l] == 0);
+        const bool right = is_right<Type>(logits + l * classes, classes, target[l], target_logit[l], max_of[l],
+                                          before_of[l], log_sum_of[l]);
+        write_row(out, mine, first + l, target[l] >= 0, max_of[l], log_sum_of[l], loss_of[l], right);
     }
+    add(totals, mine);
 }
 
 // --- forward: many classes, a row in blocks -----------------------------------------------------------------------
 
-// Adds the logits `values` [n] of columns start.. to a row. Past n, `values` holds -inf up to whole lanes.
-ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t start, int64_t n, int32_t target,
-                            float target_logit, bool smooth) {
+// The largest of `values` [n] that is not NaN, -inf without one.
+ESPER_INLINE float largest(const float* values, int64_t n) {
+    Floats x;
+    Floats lanes = Floats{} - INFINITY;
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        load(values + i, x);
+        lanes = x > lanes ? x : lanes;
+    }
+    float of[kLanes];
+    store(lanes, of);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int l = 0; l < half; ++l) of[l] = of[l + half] > of[l] ? of[l + half] : of[l];
+    }
+    for (; i < n; ++i) of[0] = values[i] > of[0] ? values[i] : of[0];
+    return of[0];
+}
+
+// Adds the logits `values` [n] to a row. Past n, `values` holds -inf up to whole lanes.
+ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t n, bool smooth) {
     const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
     Floats x;
-    Ints column;
-    for (int32_t l = 0; l < kLanes; ++l) column[l] = static_cast<int32_t>(start) + l;
-    Floats largest = Floats{} - INFINITY;
-    Ints beaten = {};
-    for (int64_t i = 0; i < padded; i += kLanes) {
-        load(values + i, x);
-        beaten |= ~(column < target ? x < target_logit : x <= target_logit);
-        largest = x > largest ? x : largest;
-        column += static_cast<int32_t>(kLanes);
-    }
-    float max_of[kLanes];
-    store(largest, max_of);
-    int32_t any = 0;
-    for (int l = 0; l < kLanes; ++l) any |= beaten[l];
-
     RowSums<float> block = empty_row<float>();
-    block.beaten = any != 0;
-    for (int l = 0; l < kLanes; ++l) block.max = max_of[l] > block.max ? max_of[l] : block.max;
-    if (block.max == -INFINITY) {  // nothing to sum but NaN, which `largest` passed over
+    block.max = largest(values, n);
+    if (block.max == -INFINITY) {  // nothing to sum but NaN
         for (int64_t i = 0; i < n; ++i) block.sum += std::isnan(values[i]) ? values[i] : 0.0f;
     } else {
         Floats sums[4] = {};
@@ -179,19 +196,27 @@ ESPER_INLINE void wide_row(const Problem& problem, const RowOutputs<float>& out,
     read_many<Type>(logits + target, 1, 0.0f, values);
     const float target_logit = values[0];
     RowSums<float> row = empty_row<float>();
-    bool nan_before = false;  // only asked beside a NaN target
+    float before = -INFINITY;
     for (int64_t start = 0; start < problem.classes; start += kBlock) {
         const int64_t n = std::min(kBlock, problem.classes - start);
-        read_many<Type>(logits + start, n, -INFINITY, values);
-        add_block(row, values, start, n, target, target_logit, problem.smoothing != 0);
-        if (std::isnan(target_logit)) {
-            for (int64_t i = 0; i < std::min(n, target - start); ++i) nan_before |= std::isnan(values[i]);
+        const float* block = values;
+        if (std::is_same_v<Type, Float32> && n == kBlock) {
+            block = reinterpret_cast<const float*>(logits + start);
+        } else {
+            read_many<Type>(logits + start, n, -INFINITY, values);
+        }
+        const float max = row.max;
+        add_block(row, block, n, problem.smoothing != 0);
+        if (target >= start + n) {
+            before = row.max;
+        } else if (target >= start) {
+            before = std::max(max, largest(block, target - start));
         }
     }
-    if (std::isnan(target_logit)) row.beaten = nan_before;
     const float log_sum_of = log_sum(row);
     const float loss = row_loss(row, log_sum_of, target_logit, problem.classes, problem.smoothing);
-    write_row(out, totals, r, counted, row.max, log_sum_of, loss, !row.beaten);
+    const bool right = is_right<Type>(logits, problem.classes, target, target_logit, row.max, before, log_sum_of);
+    write_row(out, totals, r, counted, row.max, log_sum_of, loss, right);
 }
 
 template <typename Type>
