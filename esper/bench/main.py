@@ -52,17 +52,22 @@ def main(
     from rich.console import Console
 
     from esper.bench import runner, table
+    from esper.config import ConfigError
     from esper.experiment.environment import summary_lines
 
     torch.set_num_threads(threads)
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
-    results = [
-        runner.measure(comparison, rounds)
-        for case in cases or sorted(CASES)
-        for comparison in importlib.import_module(CASES[case]).comparisons(parsed or None)
-    ]
+    results: list[runner.Result] = []
+    for case in cases or sorted(CASES):
+        try:
+            comparisons = importlib.import_module(CASES[case]).comparisons(parsed or None)
+            results += [runner.measure(comparison, rounds) for comparison in comparisons]
+        except ConfigError as error:  # what the case compares with is not installed
+            if cases:
+                raise click.ClickException(str(error)) from error
+            console.print(f"{case} is left out: {error}")
     table.print_results(results, console)
     if json_file is not None:
         json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
