@@ -213,6 +213,23 @@ def test_only_the_loss_is_differentiable() -> None:
     assert not cross_entropy(logits, targets).loss.requires_grad
 
 
+def test_nothing_of_the_logits_size_is_kept_for_backward() -> None:
+    logits, targets = sample(2, 4, 50_257)
+    logits.requires_grad_()
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in (logits.data_ptr(), targets.data_ptr()):
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = cross_entropy(logits, targets).loss
+    assert sorted(tensor.nbytes for tensor in kept) == [5 * 8, targets.numel() * 2 * 4]  # statistics, normaliser
+    loss.backward()
+    assert logits.grad is not None
+
+
 def test_logits_changed_before_backward_are_noticed() -> None:
     base, targets = sample(8, 10)
     logits = base.requires_grad_() * 1
