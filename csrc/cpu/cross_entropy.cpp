@@ -11,77 +11,35 @@
 #include <tuple>
 #include <vector>
 
-#include "cross_entropy_forward.h"
+#include "cross_entropy_kernels.h"
 
 namespace esper::cross_entropy {
 namespace {
 
 constexpr int64_t kParallelLogits = 256 * 1024;  // below this, waking threads costs more than it saves
+constexpr int kParts = 4;                        // parts of a float64 row, joined like the threads of the CUDA kernel
 constexpr int64_t kLogitsPerTask = 64 * 1024;
 
-// --- backward -----------------------------------------------------------------------------------------------------
-
-// Gradients of rows first.. that hold at most kBlock logits together, or of a part of one row: columns start..start+n.
-template <typename Type>
-ESPER_INLINE void backward_chunk(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                 int64_t first, int64_t rows, int64_t start, int64_t n,
-                                 typename Type::Storage* gradient) {
-    float values[kBlock + kLanes];
-    const int64_t offset = first * problem.classes + start;
-    read_many<Type>(static_cast<const typename Type::Storage*>(problem.logits) + offset, rows * n, 0.0f, values);
-    for (int64_t r = 0; r < rows; ++r) {
-        const float max = normaliser[2 * (first + r)];
-        const float log_sum_of = normaliser[2 * (first + r) + 1];
-        for (int64_t c = 0; c < n; ++c) values[r * n + c] = (values[r * n + c] - max) - log_sum_of;
-    }
-    Floats x;
-    Floats e;
-    for (int64_t i = 0; i < rows * n; i += kLanes) {
-        load(values + i, x);
-        exp_negative(x, e);
-        store((e - scale.uniform) * scale.scale, values + i);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t target = problem.targets[first + r];
-        if (target == problem.ignore_index) {
-            for (int64_t c = 0; c < n; ++c) values[r * n + c] = 0.0f;
-        } else if (target >= start && target < start + n) {
-            values[r * n + target - start] -= scale.target * scale.scale;
-        }
-    }
-    write_many<Type>(values, rows * n, gradient + offset);
-}
-
-template <typename Type>
-ESPER_INLINE void backward_rows(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                int64_t first, int64_t rows, typename Type::Storage* gradient) {
-    if (problem.classes <= kBlock) {
-        const int64_t together = kBlock / problem.classes;
-        for (int64_t r = 0; r < rows; r += together) {
-            backward_chunk<Type>(problem, normaliser, scale, first + r, std::min(together, rows - r), 0,
-                                 problem.classes, gradient);
-        }
-        return;
-    }
+void forward_float64(const Problem& problem, const RowOutputs<double>& out, int64_t first, int64_t rows,
+                     Totals& totals) {
     for (int64_t r = first; r < first + rows; ++r) {
-        for (int64_t start = 0; start < problem.classes; start += kBlock) {
-            backward_chunk<Type>(problem, normaliser, scale, r, 1, start, std::min(kBlock, problem.classes - start),
-                                 gradient);
+        const double* logits = static_cast<const double*>(problem.logits) + r * problem.classes;
+        const bool counted = problem.targets[r] != problem.ignore_index;
+        const int64_t target = counted ? problem.targets[r] : 0;
+        RowSums<double> parts[kParts];
+        for (int p = 0; p < kParts; ++p) {
+            parts[p] = empty_row<double>();
+            for (int64_t c = p; c < problem.classes; c += kParts) {
+                add_logit(parts[p], logits[c], logits[target], c < target, problem.smoothing != 0);
+            }
         }
+        for (int half = kParts / 2; half > 0; half /= 2) {
+            for (int p = 0; p < half; ++p) merge(parts[p], parts[p + half]);
+        }
+        const double log_sum_of = log_sum(parts[0]);
+        const double loss = row_loss(parts[0], log_sum_of, logits[target], problem.classes, problem.smoothing);
+        write_row(out, totals, r, counted, parts[0].max, log_sum_of, loss, !parts[0].beaten);
     }
-}
-
-ESPER_CLONES void backward_float32(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                   int64_t first, int64_t rows, float* gradient) {
-    backward_rows<Float32>(problem, normaliser, scale, first, rows, gradient);
-}
-ESPER_CLONES void backward_bfloat16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                    int64_t first, int64_t rows, uint16_t* gradient) {
-    backward_rows<BFloat16>(problem, normaliser, scale, first, rows, gradient);
-}
-ESPER_CLONES void backward_float16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                   int64_t first, int64_t rows, uint16_t* gradient) {
-    backward_rows<Float16>(problem, normaliser, scale, first, rows, gradient);
 }
 
 void backward_float64(const Problem& problem, const double* normaliser, const GradientScale<double>& scale,
@@ -137,16 +95,28 @@ Totals forward_tiles(const Problem& problem, uint8_t* correct, void* normaliser,
     return all;
 }
 
+// The float32 kernels for the machine that this runs on.
+const Kernels& kernels() {
+#if defined(ESPER_CPU_CLONES)
+    static const Kernels& best = __builtin_cpu_supports("avx512f")                                 ? kAvx512Kernels
+                                 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? kAvx2Kernels
+                                                                                                   : kPlainKernels;
+    return best;
+#else
+    return kPlainKernels;
+#endif
+}
+
 // All rows; `correct` and `normaliser` may be null.
 Totals forward(const Problem& problem, uint8_t* correct, void* normaliser) {
     check_targets(problem);
     switch (problem.dtype) {
         case ScalarType::Float:
-            return forward_tiles<float>(problem, correct, normaliser, forward_float32);
+            return forward_tiles<float>(problem, correct, normaliser, kernels().forward_float32);
         case ScalarType::BFloat16:
-            return forward_tiles<float>(problem, correct, normaliser, forward_bfloat16);
+            return forward_tiles<float>(problem, correct, normaliser, kernels().forward_bfloat16);
         case ScalarType::Half:
-            return forward_tiles<float>(problem, correct, normaliser, forward_float16);
+            return forward_tiles<float>(problem, correct, normaliser, kernels().forward_float16);
         default:
             return forward_tiles<double>(problem, correct, normaliser, forward_float64);
     }
@@ -189,15 +159,11 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits, con
     const auto scale = gradient_scale<float>(static_cast<double>(*static_cast<const float*>(saved.grad_loss)),
                                              saved.stats[kCount], problem.classes, label_smoothing);
     const auto* pairs = static_cast<const float*>(saved.normaliser);
-    for_tiles(problem, [&](int64_t, int64_t first, int64_t rows) {
-        if (problem.dtype == ScalarType::Float) {
-            backward_float32(problem, pairs, scale, first, rows, static_cast<float*>(data));
-        } else if (problem.dtype == ScalarType::BFloat16) {
-            backward_bfloat16(problem, pairs, scale, first, rows, static_cast<uint16_t*>(data));
-        } else {
-            backward_float16(problem, pairs, scale, first, rows, static_cast<uint16_t*>(data));
-        }
-    });
+    const Backward backward = problem.dtype == ScalarType::Float      ? kernels().backward_float32
+                              : problem.dtype == ScalarType::BFloat16 ? kernels().backward_bfloat16
+                                                                      : kernels().backward_float16;
+    for_tiles(problem,
+              [&](int64_t, int64_t first, int64_t rows) { backward(problem, pairs, scale, first, rows, data); });
     return gradient;
 }
 

@@ -1,8 +1,9 @@
-// 16 float lanes: reading and writing them in each storage type, exp and log.
+// Float lanes, as many as a register holds: reading and writing them in each storage type, exp and log.
 //
-// The types are GCC's vectors, which compilers split where registers are narrower. Everything here is inlined into the
-// caller, so a caller marked ESPER_CLONES has one copy for each instruction set. Lanes travel by reference: how vectors
-// are passed by value differs between instruction sets.
+// The types are GCC's vectors of ESPER_WIDE_BYTES, which the file that includes this defines to be the width of the
+// registers it compiles for: wider ones are taken apart, and comparisons then element by element. Everything here is
+// inlined into the caller and its instruction set. Lanes travel by reference: how vectors are passed by value differs
+// between instruction sets.
 #pragma once
 
 #include <cmath>
@@ -11,13 +12,18 @@
 
 #include "clones.h"
 
-namespace esper::wide {
+#define ESPER_JOIN_(a, b) a##b
+#define ESPER_JOIN(a, b) ESPER_JOIN_(a, b)
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-constexpr int64_t kLanes = 16;
+// One namespace a width, so that the copies of different files are different functions to the linker.
+namespace esper::wide {
+inline namespace ESPER_JOIN(of_bytes_, ESPER_WIDE_BYTES) {
+
+typedef float Floats __attribute__((vector_size(ESPER_WIDE_BYTES)));
+typedef int32_t Ints __attribute__((vector_size(ESPER_WIDE_BYTES)));
+typedef uint32_t Bits __attribute__((vector_size(ESPER_WIDE_BYTES)));
+typedef uint16_t Halves __attribute__((vector_size(ESPER_WIDE_BYTES / 2)));
+constexpr int64_t kLanes = ESPER_WIDE_BYTES / sizeof(float);
 
 template <typename To, typename From>
 ESPER_INLINE void bits_as(const From& from, To& to) {
@@ -32,7 +38,7 @@ ESPER_INLINE void store(const Floats& lanes, float* x) {
     std::memcpy(x, &lanes, sizeof(lanes));
 }
 
-// One storage type: how 16 elements become float lanes, and lanes elements, rounded to nearest even.
+// One storage type: how kLanes elements become float lanes, and lanes elements, rounded to nearest even.
 struct Float32 {
     using Storage = float;
     static ESPER_INLINE void read(const Storage* x, Floats& lanes) { load(x, lanes); }
@@ -173,4 +179,5 @@ ESPER_INLINE void log_positive(const Floats& x, Floats& result) {
     result = x == x ? value : x;
 }
 
+}  // namespace ESPER_JOIN(of_bytes_,ESPER_WIDE_BYTES)
 }  // namespace esper::wide

@@ -1,11 +1,10 @@
-// Rows of logits to losses on the CPU: the forward half of cross_entropy.cpp, which alone includes this and states the
-// policy of both.
-#pragma once
-
+// The kernels of cross_entropy_kernels.h for one instruction set: included by one file for each, which defines
+// ESPER_TARGET (the function attribute that names the set), ESPER_WIDE_BYTES (the width of its registers) and
+// ESPER_KERNELS (the name of the table).
 #include <algorithm>
 #include <type_traits>
 
-#include "../cross_entropy_arguments.h"
+#include "cross_entropy_kernels.h"
 #include "wide_floats.h"
 
 namespace esper::cross_entropy {
@@ -13,29 +12,8 @@ namespace {
 
 using namespace esper::wide;
 
-constexpr int64_t kTile = kLanes;  // rows of one task
-constexpr int64_t kNarrow = 128;   // most classes for a lane a row
-constexpr int64_t kBlock = 1024;   // logits of a row looked at together
-constexpr int kParts = 4;          // parts of a float64 row, joined like the threads of the CUDA kernel
-
-// What the rows of one call are written to; null where nobody asked. T is float or double.
-template <typename Real>
-struct RowOutputs {
-    uint8_t* correct;  // [N]
-    Real* normaliser;  // [N, 2]
-};
-
-// Writes row r and adds it to its tile. An ignored row is not correct and not counted.
-template <typename Real>
-ESPER_INLINE void write_row(const RowOutputs<Real>& out, Totals& totals, int64_t r, bool counted, Real max,
-                            Real log_sum, Real loss, bool correct) {
-    if (out.correct != nullptr) out.correct[r] = counted && correct;
-    if (out.normaliser != nullptr) {
-        out.normaliser[2 * r] = max;
-        out.normaliser[2 * r + 1] = log_sum;
-    }
-    if (counted) add_row(totals, static_cast<double>(loss), correct);
-}
+constexpr int64_t kNarrow = 128;  // most classes for a lane a row
+constexpr int64_t kBlock = 1024;  // logits of a row looked at together
 
 // Whether no logit beats the target's. In a row that has a softmax, the target must have the largest, and none before
 // it may; a row that has none is looked at again, logit by logit. `before` is the largest before the target.
@@ -58,17 +36,17 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
                               Totals& totals) {
     const auto classes = static_cast<int32_t>(problem.classes);
     const auto* logits = static_cast<const typename Type::Storage*>(problem.logits) + first * classes;
-    float row_major[kTile * kNarrow];   // [rows, C]
-    float transposed[kNarrow * kTile];  // [C, rows]
+    float row_major[kLanes * kNarrow];   // [rows, C]
+    float transposed[kNarrow * kLanes];  // [C, rows]
     read_many<Type>(logits, rows * classes, 0.0f, row_major);
-    for (int64_t i = rows * classes; i < kTile * classes; ++i) row_major[i] = 0.0f;  // rows past the end
+    for (int64_t i = rows * classes; i < kLanes * classes; ++i) row_major[i] = 0.0f;  // rows past the end
     for (int64_t c = 0; c < classes; ++c) {
-        for (int64_t l = 0; l < kTile; ++l) transposed[c * kTile + l] = row_major[l * classes + c];
+        for (int64_t l = 0; l < kLanes; ++l) transposed[c * kLanes + l] = row_major[l * classes + c];
     }
 
-    int32_t target[kTile];
-    float target_logit[kTile];
-    for (int64_t l = 0; l < kTile; ++l) {
+    int32_t target[kLanes];
+    float target_logit[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l) {
         const int64_t t = l < rows ? problem.targets[first + l] : problem.ignore_index;
         target[l] = t == problem.ignore_index ? -1 : static_cast<int32_t>(t);
         target_logit[l] = target[l] < 0 ? 0.0f : row_major[l * classes + target[l]];
@@ -83,7 +61,7 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
     Floats max = nothing;
     Floats before = nothing;  // largest of the logits before the target's
     for (int32_t c = 0; c < classes; ++c) {
-        load(transposed + c * kTile, x);
+        load(transposed + c * kLanes, x);
         max = x > max ? x : max;
         const Floats candidate = t > c ? x : nothing;
         before = candidate > before ? candidate : before;
@@ -92,7 +70,7 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
     Floats total = {};
     Floats e;
     for (int32_t c = 0; c < classes; ++c) {
-        load(transposed + c * kTile, x);
+        load(transposed + c * kLanes, x);
         const Floats below = x - max;  // NaN where the largest is infinite: such a row has no distribution
         exp_negative(below, e);
         sum += e;
@@ -106,10 +84,10 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
         loss = (1 - smoothing) * loss + smoothing * (log_sums - total / static_cast<float>(classes));
     }
 
-    float max_of[kTile];
-    float before_of[kTile];
-    float log_sum_of[kTile];
-    float loss_of[kTile];
+    float max_of[kLanes];
+    float before_of[kLanes];
+    float log_sum_of[kLanes];
+    float loss_of[kLanes];
     store(max, max_of);
     store(before, before_of);
     store(log_sums, log_sum_of);
@@ -174,14 +152,17 @@ ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t n,
         }
         block.sum = sum_of[0];
     }
-    if (smooth) {
+    if (smooth && block.max == -INFINITY) {
+        block.total = -INFINITY;
+    } else if (smooth) {
         const int64_t whole = n / kLanes * kLanes;
         Floats sums = {};
         for (int64_t i = 0; i < whole; i += kLanes) {
             load(values + i, x);
-            sums += x;
+            sums += x - block.max;  // small where all logits are large
         }
         for (int l = 0; l < kLanes; ++l) block.total += static_cast<double>(sums[l]);
+        block.total += static_cast<double>(whole) * static_cast<double>(block.max);
         for (int64_t i = whole; i < n; ++i) block.total += static_cast<double>(values[i]);
     }
     merge(row, block);
@@ -223,46 +204,97 @@ template <typename Type>
 ESPER_INLINE void forward_tile(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
                                Totals& totals) {
     if (problem.classes <= kNarrow) {
-        narrow_tile<Type>(problem, out, first, rows, totals);
+        for (int64_t r = 0; r < rows; r += kLanes) {
+            narrow_tile<Type>(problem, out, first + r, std::min(kLanes, rows - r), totals);
+        }
     } else {
         for (int64_t r = first; r < first + rows; ++r) wide_row<Type>(problem, out, r, totals);
     }
 }
 
-ESPER_CLONES void forward_float32(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
-                                  Totals& totals) {
-    forward_tile<Float32>(problem, out, first, rows, totals);
-}
-ESPER_CLONES void forward_bfloat16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
-                                   Totals& totals) {
-    forward_tile<BFloat16>(problem, out, first, rows, totals);
-}
-ESPER_CLONES void forward_float16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
-                                  Totals& totals) {
-    forward_tile<Float16>(problem, out, first, rows, totals);
+// --- backward -----------------------------------------------------------------------------------------------------
+
+// Gradients of rows first.. that hold at most kBlock logits together, or of a part of one row: columns start..start+n.
+template <typename Type>
+ESPER_INLINE void backward_chunk(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                 int64_t first, int64_t rows, int64_t start, int64_t n,
+                                 typename Type::Storage* gradient) {
+    float values[kBlock + kLanes];
+    const int64_t offset = first * problem.classes + start;
+    read_many<Type>(static_cast<const typename Type::Storage*>(problem.logits) + offset, rows * n, 0.0f, values);
+    for (int64_t r = 0; r < rows; ++r) {
+        const float max = normaliser[2 * (first + r)];
+        const float log_sum_of = normaliser[2 * (first + r) + 1];
+        for (int64_t c = 0; c < n; ++c) values[r * n + c] = (values[r * n + c] - max) - log_sum_of;
+    }
+    Floats x;
+    Floats e;
+    for (int64_t i = 0; i < rows * n; i += kLanes) {
+        load(values + i, x);
+        exp_negative(x, e);
+        store((e - scale.uniform) * scale.scale, values + i);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t target = problem.targets[first + r];
+        if (target == problem.ignore_index) {
+            for (int64_t c = 0; c < n; ++c) values[r * n + c] = 0.0f;
+        } else if (target >= start && target < start + n) {
+            values[r * n + target - start] -= scale.target * scale.scale;
+        }
+    }
+    write_many<Type>(values, rows * n, gradient + offset);
 }
 
-void forward_float64(const Problem& problem, const RowOutputs<double>& out, int64_t first, int64_t rows,
-                     Totals& totals) {
+template <typename Type>
+ESPER_INLINE void backward_rows(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                int64_t first, int64_t rows, typename Type::Storage* gradient) {
+    if (problem.classes <= kBlock) {
+        const int64_t together = kBlock / problem.classes;
+        for (int64_t r = 0; r < rows; r += together) {
+            backward_chunk<Type>(problem, normaliser, scale, first + r, std::min(together, rows - r), 0,
+                                 problem.classes, gradient);
+        }
+        return;
+    }
     for (int64_t r = first; r < first + rows; ++r) {
-        const double* logits = static_cast<const double*>(problem.logits) + r * problem.classes;
-        const bool counted = problem.targets[r] != problem.ignore_index;
-        const int64_t target = counted ? problem.targets[r] : 0;
-        RowSums<double> parts[kParts];
-        for (int p = 0; p < kParts; ++p) {
-            parts[p] = empty_row<double>();
-            for (int64_t c = p; c < problem.classes; c += kParts) {
-                add_logit(parts[p], logits[c], logits[target], c < target, problem.smoothing != 0);
-            }
+        for (int64_t start = 0; start < problem.classes; start += kBlock) {
+            backward_chunk<Type>(problem, normaliser, scale, r, 1, start, std::min(kBlock, problem.classes - start),
+                                 gradient);
         }
-        for (int half = kParts / 2; half > 0; half /= 2) {
-            for (int p = 0; p < half; ++p) merge(parts[p], parts[p + half]);
-        }
-        const double log_sum_of = log_sum(parts[0]);
-        const double loss = row_loss(parts[0], log_sum_of, logits[target], problem.classes, problem.smoothing);
-        write_row(out, totals, r, counted, parts[0].max, log_sum_of, loss, !parts[0].beaten);
     }
 }
 
+// --- the table ----------------------------------------------------------------------------------------------------
+
+ESPER_TARGET void forward_float32(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                                  Totals& totals) {
+    forward_tile<Float32>(problem, out, first, rows, totals);
+}
+ESPER_TARGET void backward_float32(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                   int64_t first, int64_t rows, void* gradient) {
+    backward_rows<Float32>(problem, normaliser, scale, first, rows, static_cast<Float32::Storage*>(gradient));
+}
+ESPER_TARGET void forward_bfloat16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                                   Totals& totals) {
+    forward_tile<BFloat16>(problem, out, first, rows, totals);
+}
+ESPER_TARGET void backward_bfloat16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                    int64_t first, int64_t rows, void* gradient) {
+    backward_rows<BFloat16>(problem, normaliser, scale, first, rows, static_cast<BFloat16::Storage*>(gradient));
+}
+ESPER_TARGET void forward_float16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                                  Totals& totals) {
+    forward_tile<Float16>(problem, out, first, rows, totals);
+}
+ESPER_TARGET void backward_float16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                   int64_t first, int64_t rows, void* gradient) {
+    backward_rows<Float16>(problem, normaliser, scale, first, rows, static_cast<Float16::Storage*>(gradient));
+}
+
 }  // namespace
+
+extern const Kernels ESPER_KERNELS;
+const Kernels ESPER_KERNELS = {forward_float32,  forward_bfloat16,  forward_float16,
+                               backward_float32, backward_bfloat16, backward_float16};
+
 }  // namespace esper::cross_entropy
