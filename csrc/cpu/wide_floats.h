@@ -14,10 +14,11 @@
 
 #define ESPER_JOIN_(a, b) a##b
 #define ESPER_JOIN(a, b) ESPER_JOIN_(a, b)
+#define ESPER_WIDE_NAMESPACE ESPER_JOIN(of_bytes_, ESPER_WIDE_BYTES)
 
 // One namespace a width, so that the copies of different files are different functions to the linker.
 namespace esper::wide {
-inline namespace ESPER_JOIN(of_bytes_, ESPER_WIDE_BYTES) {
+inline namespace ESPER_WIDE_NAMESPACE {
 
 typedef float Floats __attribute__((vector_size(ESPER_WIDE_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(ESPER_WIDE_BYTES)));
@@ -179,5 +180,5 @@ ESPER_INLINE void log_positive(const Floats& x, Floats& result) {
     result = x == x ? value : x;
 }
 
-}  // namespace ESPER_JOIN(of_bytes_,ESPER_WIDE_BYTES)
+}  // namespace ESPER_WIDE_NAMESPACE
 }  // namespace esper::wide
