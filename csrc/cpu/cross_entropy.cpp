@@ -1,10 +1,11 @@
 // Cross-entropy on the CPU.
 //
-// Policy: logits are read once forward and once backward, converted to float32 lanes on the way. Few classes: 16 rows
-// at a time, a lane a row, so that no row pays for reducing across lanes. Many classes: a row in blocks that stay in
-// the nearest cache, each reduced to (largest, sum) and joined. float64 takes the plain path of cross_entropy.h, which
-// is also the CUDA kernel's. Rows are independent and their sums are added tile by tile in order, so the result has the
-// same bits for any number of threads.
+// Policy: logits are read once forward and once backward, converted to float32 lanes on the way. Few classes: as many
+// rows at a time as a register has lanes, so that no row pays for reducing across lanes. Many classes: a row in blocks
+// that stay in the nearest cache, each reduced to (largest, sum) and joined. The float32 kernels are compiled for three
+// instruction sets, each with lanes of its own width, and chosen here. float64 takes the plain path of cross_entropy.h,
+// which is also the CUDA kernel's. Rows are independent and their sums are added tile by tile in order, so the result
+// has the same bits for any number of threads.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
