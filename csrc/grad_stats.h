@@ -5,11 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define ESPER_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define ESPER_HOST_DEVICE inline
-#endif
+#include "host_device.h"
 
 namespace esper::grad_stats {
 

@@ -37,6 +37,36 @@ STABLE_TORCH_LIBRARY(esper, m) {
     m.def(
         "grad_stats.out(Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm, *, "
         "Tensor(a!) fields, Tensor(b!) norms, Tensor(c!) scratch) -> ()");
+
+    // Mean loss [], correct per target uint8, statistics float64 [5], and of each row (largest logit, log of the sum
+    // of exponentials) [N, 2], from which backward makes the gradient. See csrc/cross_entropy.h.
+    m.def(
+        "cross_entropy(Tensor logits, Tensor targets, int ignore_index, float label_smoothing) "
+        "-> (Tensor loss, Tensor correct, Tensor stats, Tensor normaliser)");
+    // cross_entropy_forward is the same kernel without autograd, for a caller that has its own.
+    m.def(
+        "cross_entropy_forward(Tensor logits, Tensor targets, int ignore_index, float label_smoothing) "
+        "-> (Tensor loss, Tensor correct, Tensor stats, Tensor normaliser)");
+    m.def(
+        "cross_entropy_backward(Tensor grad_loss, Tensor logits, Tensor targets, Tensor normaliser, Tensor stats, "
+        "int ignore_index, float label_smoothing) -> Tensor");
+    // The same without a gradient, into row (env, configuration) of the accumulators: statistics are added to block
+    // float64 [E, K, 5], samples first.. of correct [E, K, samples] (uint8, or int16 counts per sequence) are written.
+    m.def(
+        "cross_entropy_into(Tensor logits, Tensor targets, Tensor(a!) block, Tensor(b!)? correct, int env, "
+        "int configuration, int first, int ignore_index, float label_smoothing) -> ()");
+    // Adds the statistics of one cross_entropy to its row of the accumulators.
+    m.def("accumulate_(Tensor(a!) block, int env, int configuration, Tensor stats) -> ()");
+
+    // A batch from a dataset on the device, into tensors that are there: images uint8 [N, H, W, C] cropped, mirrored,
+    // looked up in table float32 [C, 256] and laid out channels_last; rows of tokens [N, L]. `cursor` int64 [2] holds
+    // (epoch, first) on the device. See csrc/stage_batch.h for what is drawn.
+    m.def(
+        "stage_images(Tensor images, Tensor indices, Tensor table, Tensor? targets, int seed, int epoch, int first, "
+        "Tensor? cursor, int padding, bool flip, Tensor(a!) out, Tensor(b!)? targets_out) -> ()");
+    m.def(
+        "stage_tokens(Tensor tokens, Tensor indices, int first, Tensor? cursor, Tensor(a!) out, "
+        "Tensor(b!)? targets_out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

@@ -15,6 +15,7 @@
 
 #include "../grad_stats_arguments.h"
 #include "elements.cuh"
+#include "reduce.cuh"
 #include "stream.h"
 
 namespace esper::grad_stats {
@@ -139,19 +140,6 @@ __device__ Totals thread_totals(const typename Type::Storage* x, int n) {
 
 // --- reducing in a fixed order --------------------------------------------------------------------------------------
 
-// The value that lane + offset holds; T is made of doubles.
-template <typename T>
-__device__ T from_lane_below(const T& mine, int offset) {
-    static_assert(sizeof(T) % sizeof(double) == 0);
-    T theirs;
-    const double* source = reinterpret_cast<const double*>(&mine);
-    double* target = reinterpret_cast<double*>(&theirs);
-#pragma unroll
-    for (size_t i = 0; i < sizeof(T) / sizeof(double); ++i)
-        target[i] = __shfl_down_sync(0xffffffffu, source[i], offset);
-    return theirs;
-}
-
 // Complete in lane 0 only.
 __device__ Totals warp_sum(Totals mine) {
     for (int offset = 16; offset > 0; offset /= 2) add(mine, from_lane_below(mine, offset));
@@ -210,19 +198,6 @@ __device__ int64_t first_of_group(const Row* rows, int64_t count, double group) 
         }
     }
     return low;
-}
-
-// True in exactly one block: the last to come here. What all blocks wrote before is then visible to it.
-__device__ bool is_last_block(unsigned int* counter) {
-    __shared__ bool last;
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(counter, 1u) == gridDim.x - 1;
-        if (last) *counter = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
 }
 
 // --- kernel ---------------------------------------------------------------------------------------------------------

@@ -7,23 +7,30 @@ from pathlib import Path
 import click
 
 # Command -> module with NAME and comparisons(sizes, seed). Imported only when it runs: --help must not load torch.
-CASES = {"grad-stats": "esper.bench.grad_stats"}
+CASES = {
+    "cross-entropy": "esper.bench.cross_entropy",
+    "grad-stats": "esper.bench.grad_stats",
+    "stage-batch": "esper.bench.stage_batch",
+}
 
 # Columns of the table where there is no terminal to fit into: no cell is broken.
 WIDE = 160
 
 
+SIZE_HELP = "Tensors x elements, samples x classes, or images x side, as the case has it; may be repeated."
+
+
 def parse_size(text: str) -> tuple[int, int]:
-    """``"100x48"`` -> ``(100, 48)``: 100 tensors of 48 elements."""
+    """``"100x48"`` -> ``(100, 48)``."""
     tensors, separator, elements = text.partition("x")
     if not (separator and tensors.isdigit() and elements.isdigit() and int(tensors) and int(elements)):
-        raise click.BadParameter(f"{text!r} is not TENSORSxELEMENTS, for example 100x48")
+        raise click.BadParameter(f"{text!r} is not two numbers NxK, for example 100x48")
     return int(tensors), int(elements)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
-@click.option("--size", "sizes", multiple=True, metavar="NxK", help="N tensors of K elements; may be repeated.")
+@click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
 @click.option("--threads", default=1, show_default=True, help="Threads inside an operator; the bars are for one.")
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Turns of each side.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
@@ -45,17 +52,22 @@ def main(
     from rich.console import Console
 
     from esper.bench import runner, table
+    from esper.config import ConfigError
     from esper.experiment.environment import summary_lines
 
     torch.set_num_threads(threads)
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
-    results = [
-        runner.measure(comparison, rounds)
-        for case in cases or sorted(CASES)
-        for comparison in importlib.import_module(CASES[case]).comparisons(parsed or None)
-    ]
+    results: list[runner.Result] = []
+    for case in cases or sorted(CASES):
+        try:
+            comparisons = importlib.import_module(CASES[case]).comparisons(parsed or None)
+            results += [runner.measure(comparison, rounds) for comparison in comparisons]
+        except ConfigError as error:  # what the case compares with is not installed
+            if cases:
+                raise click.ClickException(str(error)) from error
+            console.print(f"{case} is left out: {error}")
     table.print_results(results, console)
     if json_file is not None:
         json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")

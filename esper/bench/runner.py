@@ -4,12 +4,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways to do the same work. Both callables must wait for their result (a CUDA one synchronizes)."""
+    """Two ways to do the same work. Both callables must wait for their result (a CUDA one synchronizes).
+
+    Their time is taken, in ``unit`` "us"; with another unit they return the number that is compared.
+    """
 
     case: str
     size: str
@@ -18,11 +21,12 @@ class Comparison:
     run: Callable[[], object]
     run_baseline: Callable[[], object]
     bar: float | None  # the ratio it must reach; None where it is only reported
+    unit: str = "us"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured comparison. ``ratio`` is baseline time / own time: above 1 is faster."""
+    """One measured comparison. ``ratio`` is baseline / own: above 1 is faster, or smaller."""
 
     case: str
     size: str
@@ -33,7 +37,7 @@ class Result:
     ratio_high: float  # 90th percentile
     bar: float | None
     unit: str
-    value: float  # own median time
+    value: float  # own median
     value_low: float
     value_high: float
     baseline_value: float
@@ -57,6 +61,19 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
+    """``run``, followed by a wait for the GPU where the work is there."""
+    if device == "cpu":
+        return run
+    import torch
+
+    def run_and_wait() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return run_and_wait
+
+
 def _seconds(run: Callable[[], object], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
@@ -73,13 +90,19 @@ def _calls_for(run: Callable[[], object], round_seconds: float) -> int:
 
 def measure(comparison: Comparison, rounds: int = 15, round_seconds: float = 0.02) -> Result:
     """Time both sides in turns, ``rounds`` times, so that a slow moment of the machine hits both."""
+    if comparison.unit != "us":
+        return _result(comparison, [cast(float, comparison.run())], [cast(float, comparison.run_baseline())])
     calls = _calls_for(comparison.run, round_seconds)
     baseline_calls = _calls_for(comparison.run_baseline, round_seconds)
     own: list[float] = []
     other: list[float] = []
     for _ in range(rounds):
-        own.append(_seconds(comparison.run, calls))
-        other.append(_seconds(comparison.run_baseline, baseline_calls))
+        own.append(_seconds(comparison.run, calls) * 1e6)
+        other.append(_seconds(comparison.run_baseline, baseline_calls) * 1e6)
+    return _result(comparison, own, other)
+
+
+def _result(comparison: Comparison, own: list[float], other: list[float]) -> Result:
     ratios = [b / a for a, b in zip(own, other, strict=True)]
     return Result(
         case=comparison.case,
@@ -90,9 +113,9 @@ def measure(comparison: Comparison, rounds: int = 15, round_seconds: float = 0.0
         ratio_low=percentile(ratios, 0.1),
         ratio_high=percentile(ratios, 0.9),
         bar=comparison.bar,
-        unit="us",
-        value=statistics.median(own) * 1e6,
-        value_low=percentile(own, 0.1) * 1e6,
-        value_high=percentile(own, 0.9) * 1e6,
-        baseline_value=statistics.median(other) * 1e6,
+        unit=comparison.unit,
+        value=statistics.median(own),
+        value_low=percentile(own, 0.1),
+        value_high=percentile(own, 0.9),
+        baseline_value=statistics.median(other),
     )

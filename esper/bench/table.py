@@ -5,10 +5,18 @@ from rich.table import Table
 
 from esper.bench.runner import Result
 
+UNITS = {"us": "µs"}
+
+
+def own_amount(result: Result) -> str:
+    """``"6.3 µs (6.1 to 7.0)"``."""
+    spread = f"({result.value_low:.1f} to {result.value_high:.1f})"
+    return f"{result.value:.1f} {UNITS.get(result.unit, result.unit)} {spread}"
+
 
 def print_results(results: list[Result], console: Console) -> None:
-    """One row a comparison; ratio and time as median (10 % to 90 %)."""
-    table = Table("case", "size", "device", "baseline", "own time, µs", "baseline, µs", "ratio", "bar", "")
+    """One row a comparison; ratio and own amount as median (10 % to 90 %)."""
+    table = Table("case", "size", "device", "baseline", "own", "baseline's", "ratio", "bar", "")
     for result in results:
         verdict = {None: "", True: "[green]met[/]", False: "[red]MISSED[/]"}[result.met]
         table.add_row(
@@ -16,7 +24,7 @@ def print_results(results: list[Result], console: Console) -> None:
             result.size,
             result.device,
             result.baseline,
-            f"{result.value:.1f} ({result.value_low:.1f} to {result.value_high:.1f})",
+            own_amount(result),
             f"{result.baseline_value:.1f}",
             f"{result.ratio:.2f} ({result.ratio_low:.2f} to {result.ratio_high:.2f})",
             "" if result.bar is None else f"{result.bar:g}",
@@ -28,12 +36,12 @@ def print_results(results: list[Result], console: Console) -> None:
 def markdown(results: list[Result], heading: list[str]) -> str:
     """The same as a Markdown page, for `benchmarks/results`."""
     lines = ["# esper-bench", "", "```", *heading, "```", ""]
-    lines.append("| case | size | device | baseline | own time, µs | baseline, µs | ratio (10 % to 90 %) | bar | |")
+    lines.append("| case | size | device | baseline | own | baseline's | ratio (10 % to 90 %) | bar | |")
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for r in results:
         verdict = {None: "", True: "met", False: "MISSED"}[r.met]
         lines.append(
-            f"| {r.case} | {r.size} | {r.device} | {r.baseline} | {r.value:.1f} | {r.baseline_value:.1f} "
+            f"| {r.case} | {r.size} | {r.device} | {r.baseline} | {own_amount(r)} | {r.baseline_value:.1f} "
             f"| {r.ratio:.2f} ({r.ratio_low:.2f} to {r.ratio_high:.2f}) | {'' if r.bar is None else f'{r.bar:g}'} "
             f"| {verdict} |"
         )

@@ -1,5 +1,21 @@
 """Compiled operators, one file each. Importing this loads them."""
 
+from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators, accumulate_
+from esper.ops.cross_entropy import CrossEntropy, cross_entropy, cross_entropy_into
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
+from esper.ops.stage_batch import normalisation_table, stage_images, stage_tokens
 
-__all__ = ["FIELDS", "GradStats", "grad_stats"]
+__all__ = [
+    "ACCUMULATOR_FIELDS",
+    "FIELDS",
+    "Accumulators",
+    "CrossEntropy",
+    "GradStats",
+    "accumulate_",
+    "cross_entropy",
+    "cross_entropy_into",
+    "grad_stats",
+    "normalisation_table",
+    "stage_images",
+    "stage_tokens",
+]

@@ -1,0 +1,261 @@
+// Cross-entropy on CUDA.
+//
+// Policy: one launch forward, one backward. Forward, a group of threads takes a row: one thread for few classes, a warp
+// for some, a block for many. Each looks once at every kth logit with the arithmetic of cross_entropy.h, and parts are
+// joined in a fixed order. Blocks leave a row of partial sums in scratch memory; the one that finishes last adds them
+// in a fixed order and writes loss and statistics, so results are the same bits every time. A problem that fits one
+// block needs no scratch memory. Scratch memory comes from torch's allocator, which is safe in a graph capture. A
+// target that is no class cannot be reported from here without a sync: its loss and gradient are NaN.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/macros.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "../cross_entropy_arguments.h"
+#include "cross_entropy_forward.cuh"
+#include "stream.h"
+
+namespace esper::cross_entropy {
+namespace {
+
+constexpr int64_t kOneThread = 64;         // most classes for a thread a row,
+constexpr int64_t kOneWarp = 4096;         // and for a warp a row
+constexpr int64_t kOneBlockLogits = 8192;  // most logits that one block takes alone
+constexpr int64_t kMaxBlocks = 1024;       // blocks forward, and rows of partial sums
+constexpr int64_t kMaxBackwardBlocks = 65536;
+constexpr int64_t kChunk = 2048;  // columns of a row that a block takes backward
+
+// --- backward -------------------------------------------------------------------------------------------------------
+
+struct BackwardLaunch {
+    const void* logits;      // [N, C]
+    const int64_t* targets;  // [N]
+    const void* normaliser;  // [N, 2]
+    const void* grad_loss;   // []
+    const double* stats;     // [kFieldCount]
+    void* gradient;          // [N, C]
+    int64_t rows;
+    int64_t classes;
+    int64_t ignore_index;
+    double smoothing;
+};
+
+template <typename Type>
+__device__ void backward_element(const BackwardLaunch& launch, const GradientScale<typename Type::Real>& scale,
+                                 int64_t row, int64_t column) {
+    using Real = typename Type::Real;
+    const int64_t target = launch.targets[row];
+    const int64_t i = row * launch.classes + column;
+    Real gradient = 0;
+    if (target != launch.ignore_index) {
+        const Real* pair = static_cast<const Real*>(launch.normaliser) + 2 * row;
+        const Real x = Type::value(static_cast<const typename Type::Storage*>(launch.logits)[i]);
+        const bool is_class = target >= 0 && target < launch.classes;
+        gradient = is_class ? gradient_of(x, pair[0], pair[1], column == target, scale) : static_cast<Real>(NAN);
+    }
+    static_cast<typename Type::Storage*>(launch.gradient)[i] = Type::rounded(gradient);
+}
+
+// kWide: a block takes kChunk columns of a row at a time; else a thread takes an element, whatever its row.
+template <typename Type, bool kWide>
+__global__ void __launch_bounds__(kThreads) backward_kernel(const BackwardLaunch launch) {
+    using Real = typename Type::Real;
+    __shared__ GradientScale<Real> scale;
+    if (threadIdx.x == 0) {
+        scale = gradient_scale<Real>(static_cast<double>(*static_cast<const Real*>(launch.grad_loss)),
+                                     launch.stats[kCount], launch.classes, launch.smoothing);
+    }
+    __syncthreads();
+    if constexpr (kWide) {
+        const int64_t chunks = (launch.classes + kChunk - 1) / kChunk;
+        for (int64_t item = blockIdx.x; item < launch.rows * chunks; item += gridDim.x) {
+            const int64_t row = item / chunks;
+            const int64_t start = (item - row * chunks) * kChunk;
+            const int64_t end = start + kChunk < launch.classes ? start + kChunk : launch.classes;
+#pragma unroll kUnroll
+            for (int64_t c = start + threadIdx.x; c < end; c += kThreads) {
+                backward_element<Type>(launch, scale, row, c);
+            }
+        }
+    } else {
+        const int64_t elements = launch.rows * launch.classes;
+        for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < elements;
+             i += static_cast<int64_t>(gridDim.x) * kThreads) {
+            const int64_t row = i / launch.classes;
+            backward_element<Type>(launch, scale, row, i - row * launch.classes);
+        }
+    }
+}
+
+__global__ void accumulate_kernel(double* row, const double* stats) {  // both [kFieldCount]
+    if (threadIdx.x < static_cast<unsigned int>(kFieldCount)) row[threadIdx.x] += stats[threadIdx.x];
+}
+
+// --- launchers ------------------------------------------------------------------------------------------------------
+
+Device device_of(const Tensor& tensor) {
+    return esper::device_of(tensor.get());
+}
+
+int64_t divided_up(int64_t value, int64_t by) {
+    return (value + by - 1) / by;
+}
+
+int threads_per_row(int64_t classes) {
+    if (classes <= kOneThread) return 1;
+    return classes <= kOneWarp ? 32 : kThreads;
+}
+
+int64_t forward_blocks(const Problem& problem) {
+    if (problem.rows * problem.classes <= kOneBlockLogits) return 1;
+    return std::min(kMaxBlocks, divided_up(problem.rows, kThreads / threads_per_row(problem.classes)));
+}
+
+template <typename Type>
+void launch_forward(const Launch& launch, unsigned int blocks, cudaStream_t stream) {
+    switch (threads_per_row(launch.classes)) {
+        case 1:
+            forward_kernel<Type, 1><<<blocks, kThreads, 0, stream>>>(launch);
+            break;
+        case 32:
+            forward_kernel<Type, 32><<<blocks, kThreads, 0, stream>>>(launch);
+            break;
+        default:
+            forward_kernel<Type, kThreads><<<blocks, kThreads, 0, stream>>>(launch);
+    }
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// Fills in the problem and the scratch memory, and launches. An empty problem is launched too: it has statistics.
+void forward(const Problem& problem, Launch launch) {
+    const Device device = device_of(problem.held_logits);
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t blocks = forward_blocks(problem);
+    launch.logits = problem.logits;
+    launch.targets = problem.targets;
+    launch.rows = problem.rows;
+    launch.classes = problem.classes;
+    launch.ignore_index = problem.ignore_index;
+    launch.smoothing = problem.smoothing;
+    launch.samples = problem.samples();
+    launch.sequence = problem.sequence;
+
+    // Scratch in doubles: the counter and the partial sums of many blocks, then a byte a token for `counts`.
+    constexpr int64_t kColumns = sizeof(Totals) / sizeof(double);
+    const int64_t head = blocks > 1 ? (1 + blocks) * kColumns : 0;
+    const int64_t tokens = launch.counts != nullptr ? divided_up(problem.rows, sizeof(double)) : 0;
+    OwnedTensor scratch;
+    if (head + tokens > 0) {
+        scratch = empty_float64(device, head + tokens);
+        void* data = nullptr;
+        TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(scratch.get(), &data));
+        if (blocks > 1) {
+            launch.counter = static_cast<unsigned int*>(data);
+            launch.partials = static_cast<Totals*>(data) + 1;
+            STD_CUDA_CHECK(cudaMemsetAsync(launch.counter, 0, sizeof(Totals), stream));
+        }
+        if (launch.counts != nullptr) launch.correct = reinterpret_cast<uint8_t*>(static_cast<double*>(data) + head);
+    }
+    const auto grid = static_cast<unsigned int>(blocks);
+    switch (problem.dtype) {
+        case ScalarType::Float:
+            return launch_forward<Float32Logit>(launch, grid, stream);
+        case ScalarType::BFloat16:
+            return launch_forward<BFloat16Logit>(launch, grid, stream);
+        case ScalarType::Half:
+            return launch_forward<Float16Logit>(launch, grid, stream);
+        default:
+            return launch_forward<Float64Logit>(launch, grid, stream);
+    }
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& targets,
+                                                         int64_t ignore_index, double label_smoothing) {
+    const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
+    Outputs out = make_outputs(problem);
+    Launch launch{};
+    launch.correct = static_cast<uint8_t*>(out.correct.mutable_data_ptr());
+    launch.normaliser = out.normaliser.mutable_data_ptr();
+    launch.loss = out.loss.mutable_data_ptr();
+    launch.stats = static_cast<double*>(out.stats.mutable_data_ptr());
+    forward(problem, launch);
+    return {out.loss, out.correct, out.stats, out.normaliser};
+}
+
+template <typename Type>
+void launch_backward(const BackwardLaunch& launch, cudaStream_t stream) {
+    if (launch.classes > kThreads) {
+        const int64_t blocks = std::min(kMaxBackwardBlocks, launch.rows * divided_up(launch.classes, kChunk));
+        backward_kernel<Type, true><<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(launch);
+    } else {
+        const int64_t blocks = std::min(kMaxBackwardBlocks, divided_up(launch.rows * launch.classes, kThreads));
+        backward_kernel<Type, false><<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(launch);
+    }
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& targets,
+                              const Tensor& normaliser, const Tensor& stats, int64_t ignore_index,
+                              double label_smoothing) {
+    const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
+    const Saved saved = read_saved(problem, grad_loss, normaliser, stats);
+    Tensor gradient = torch::stable::empty_like(problem.held_logits);
+    if (problem.rows == 0) return gradient;
+    const BackwardLaunch launch{problem.logits,   problem.targets, saved.normaliser,
+                                saved.grad_loss,  saved.stats,     gradient.mutable_data_ptr(),
+                                problem.rows,     problem.classes, problem.ignore_index,
+                                problem.smoothing};
+    const Device device = device_of(problem.held_logits);
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const cudaStream_t stream = current_stream(device);
+    switch (problem.dtype) {
+        case ScalarType::Float:
+            launch_backward<Float32Logit>(launch, stream);
+            break;
+        case ScalarType::BFloat16:
+            launch_backward<BFloat16Logit>(launch, stream);
+            break;
+        case ScalarType::Half:
+            launch_backward<Float16Logit>(launch, stream);
+            break;
+        default:
+            launch_backward<Float64Logit>(launch, stream);
+    }
+    return gradient;
+}
+
+void cross_entropy_into(const Tensor& logits, const Tensor& targets, const Tensor& block,
+                        const std::optional<Tensor>& correct, int64_t env, int64_t configuration, int64_t first,
+                        int64_t ignore_index, double label_smoothing) {
+    const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
+    Launch launch{};
+    launch.row = block_row(block, problem.held_logits.device(), env, configuration);
+    const Results results = results_row(problem, correct, block, env, configuration, first);
+    launch.correct = results.correct;
+    launch.counts = results.counts;
+    forward(problem, launch);
+}
+
+void accumulate_(const Tensor& block, int64_t env, int64_t configuration, const Tensor& stats) {
+    const double* from = stats_row(stats);
+    double* row = block_row(block, stats.device(), env, configuration);
+    const Device device = device_of(block);
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    accumulate_kernel<<<1, 32, 0, current_stream(device)>>>(row, from);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+}  // namespace esper::cross_entropy
+
+STABLE_TORCH_LIBRARY_IMPL(esper, CUDA, m) {
+    m.impl("cross_entropy", TORCH_BOX(&esper::cross_entropy::cross_entropy));
+    m.impl("cross_entropy_forward", TORCH_BOX(&esper::cross_entropy::cross_entropy));
+    m.impl("cross_entropy_backward", TORCH_BOX(&esper::cross_entropy::cross_entropy_backward));
+    m.impl("cross_entropy_into", TORCH_BOX(&esper::cross_entropy::cross_entropy_into));
+    m.impl("accumulate_", TORCH_BOX(&esper::cross_entropy::accumulate_));
+}

@@ -1,0 +1,205 @@
+// Rows of logits to losses on CUDA: the forward half of cross_entropy.cu, which alone includes this and states the
+// policy of both.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "../cross_entropy.h"
+#include "elements.cuh"
+#include "reduce.cuh"
+
+namespace esper::cross_entropy {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kUnroll = 4;  // logits a thread has in flight
+
+// The storage types of elements.cuh with the type computed in, and the way back.
+struct Float32Logit : Float32 {
+    using Real = float;
+    static __device__ float rounded(float x) { return x; }
+};
+struct BFloat16Logit : BFloat16 {
+    using Real = float;
+    static __device__ uint16_t rounded(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+};
+struct Float16Logit : Float16 {
+    using Real = float;
+    static __device__ uint16_t rounded(float x) { return __half_as_ushort(__float2half_rn(x)); }
+};
+struct Float64Logit : Float64 {
+    using Real = double;
+    static __device__ double value(double x) { return x; }
+    static __device__ double rounded(double x) { return x; }
+};
+
+// What a forward launch reads and writes; a null output is not wanted.
+struct Launch {
+    const void* logits;      // [N, C]
+    const int64_t* targets;  // [N]
+    int64_t rows;            // N
+    int64_t classes;         // C
+    int64_t ignore_index;
+    double smoothing;
+    uint8_t* correct;       // [N]
+    void* normaliser;       // [N, 2]
+    void* loss;             // []
+    double* stats;          // [kFieldCount], written
+    double* row;            // [kFieldCount], added to
+    int16_t* counts;        // [B] from `correct`, B sequences of T
+    int64_t samples;        // B
+    int64_t sequence;       // T
+    unsigned int* counter;  // zero; unused by a single block
+    Totals* partials;       // [blocks], likewise
+};
+
+// --- reducing -------------------------------------------------------------------------------------------------------
+
+template <typename Real>
+__device__ RowSums<Real> row_from_lane_below(const RowSums<Real>& mine, int offset) {
+    constexpr unsigned int kAll = 0xffffffffu;
+    return RowSums<Real>{__shfl_down_sync(kAll, mine.max, offset), __shfl_down_sync(kAll, mine.sum, offset),
+                         __shfl_down_sync(kAll, mine.total, offset),
+                         __shfl_down_sync(kAll, static_cast<int>(mine.beaten), offset) != 0};
+}
+
+// Joins the parts that kPerRow threads hold of one row; complete in the first of them.
+template <int kPerRow, typename Real>
+__device__ RowSums<Real> join_row(RowSums<Real> mine) {
+    if constexpr (kPerRow >= 32) {
+        for (int offset = 16; offset > 0; offset /= 2) merge(mine, row_from_lane_below(mine, offset));
+    }
+    if constexpr (kPerRow == kThreads) {
+        __shared__ RowSums<Real> warps[kWarps];
+        __syncthreads();  // the row before has been read
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int w = 1; w < kWarps; ++w) merge(mine, warps[w]);
+        }
+    }
+    return mine;
+}
+
+// The sum over all threads of the block; complete in thread 0 only.
+__device__ Totals block_sum(Totals mine) {
+    __shared__ Totals warps[kWarps];
+    for (int offset = 16; offset > 0; offset /= 2) add(mine, from_lane_below(mine, offset));
+    __syncthreads();  // an earlier sum has been read
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < kWarps; ++w) add(mine, warps[w]);
+    }
+    return mine;
+}
+
+// A row of partial sums that another block may have written.
+__device__ Totals fresh(const Totals* partial) {
+    return Totals{__ldcg(&partial->loss), __ldcg(&partial->correct), __ldcg(&partial->count),
+                  __ldcg(&partial->not_finite)};
+}
+
+// --- forward --------------------------------------------------------------------------------------------------------
+
+// This thread's part of a row: every kPerRow-th logit from `lane` on.
+template <typename Type, int kPerRow>
+__device__ RowSums<typename Type::Real> part_of_row(const typename Type::Storage* logits, int64_t classes, int lane,
+                                                    int64_t target, typename Type::Real target_logit, bool smooth) {
+    RowSums<typename Type::Real> part = empty_row<typename Type::Real>();
+    for (int64_t start = lane; start < classes; start += kUnroll * kPerRow) {
+        typename Type::Storage x[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+            const int64_t c = start + u * kPerRow;
+            if (c < classes) x[u] = logits[c];
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+            const int64_t c = start + u * kPerRow;
+            if (c < classes) add_logit(part, Type::value(x[u]), target_logit, c < target, smooth);
+        }
+    }
+    return part;
+}
+
+// Looks at one row; complete in the first of its threads, which writes what is wanted of it and adds it to `totals`.
+template <typename Type, int kPerRow>
+__device__ void forward_row(const Launch& launch, int64_t row, int lane, Totals& totals) {
+    using Real = typename Type::Real;
+    const auto* logits = static_cast<const typename Type::Storage*>(launch.logits) + row * launch.classes;
+    const int64_t given = launch.targets[row];
+    const bool counted = given != launch.ignore_index;
+    const bool is_class = given >= 0 && given < launch.classes;
+    const int64_t target = is_class ? given : 0;
+    const Real target_logit = Type::value(logits[target]);
+    const RowSums<Real> sums = join_row<kPerRow>(
+        part_of_row<Type, kPerRow>(logits, launch.classes, lane, target, target_logit, launch.smoothing != 0));
+    if (lane != 0) return;
+    const Real log_sum_of = log_sum(sums);
+    const bool right = is_class && !sums.beaten;
+    if (launch.correct != nullptr) launch.correct[row] = counted && right;
+    if (launch.normaliser != nullptr) {
+        static_cast<Real*>(launch.normaliser)[2 * row] = sums.max;
+        static_cast<Real*>(launch.normaliser)[2 * row + 1] = log_sum_of;
+    }
+    if (!counted) return;
+    const Real loss = row_loss(sums, log_sum_of, target_logit, launch.classes, launch.smoothing);
+    add_row(totals, is_class ? static_cast<double>(loss) : static_cast<double>(NAN), right);
+}
+
+// Writes what is known once all rows are; one thread.
+template <typename Real>
+__device__ void finish(const Launch& launch, const Totals& totals) {
+    if (launch.loss != nullptr) *static_cast<Real*>(launch.loss) = static_cast<Real>(mean_loss(totals));
+    if (launch.stats != nullptr) {
+        for (int field = 0; field < kFieldCount; ++field) launch.stats[field] = 0;
+        accumulate(totals, launch.stats);
+    }
+    if (launch.row != nullptr) accumulate(totals, launch.row);
+}
+
+// Right tokens of each sequence, a warp a sequence.
+__device__ void count_sequences(const Launch& launch) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int64_t b = threadIdx.x / 32; b < launch.samples; b += kWarps) {
+        int count = 0;
+        for (int64_t t = lane; t < launch.sequence; t += 32) count += __ldcg(launch.correct + b * launch.sequence + t);
+        for (int offset = 16; offset > 0; offset /= 2) count += __shfl_down_sync(0xffffffffu, count, offset);
+        if (lane == 0) launch.counts[b] = static_cast<int16_t>(count);
+    }
+}
+
+template <typename Type, int kPerRow>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const Launch launch) {
+    constexpr int kRows = kThreads / kPerRow;  // rows of a block at a time
+    const int lane = static_cast<int>(threadIdx.x) % kPerRow;
+    Totals mine{0, 0, 0, 0};
+    // All threads of a row leave this loop together, so they may wait for each other in it.
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kPerRow; row < launch.rows;
+         row += static_cast<int64_t>(gridDim.x) * kRows) {
+        forward_row<Type, kPerRow>(launch, row, lane, mine);
+    }
+    Totals total = block_sum(mine);
+    if (gridDim.x > 1) {
+        if (threadIdx.x == 0) launch.partials[blockIdx.x] = total;
+        __syncthreads();  // what all threads wrote of their rows comes before the count
+        if (!is_last_block(launch.counter)) return;
+        Totals sum{0, 0, 0, 0};
+        for (int p = static_cast<int>(threadIdx.x); p < static_cast<int>(gridDim.x); p += kThreads) {
+            add(sum, fresh(launch.partials + p));
+        }
+        total = block_sum(sum);
+    }
+    if (threadIdx.x == 0) finish<typename Type::Real>(launch, total);
+    if (launch.counts != nullptr) {
+        __syncthreads();
+        count_sequences(launch);
+    }
+}
+
+}  // namespace
+}  // namespace esper::cross_entropy

@@ -1,0 +1,98 @@
+"""Cases of `stage_batch`: a training batch of images, against torchvision's transforms and a copy of the same bytes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.bench.runner import Comparison, waiting
+from esper.hosts.torchvision_shim import import_torchvision
+from esper.ops import normalisation_table, stage_images
+
+NAME = "stage-batch"
+
+# (images of a batch, their side)
+DEFAULT_SIZES = ((128, 32), (512, 32))
+CUDA_SIZES = ((512, 32), (16_384, 32))
+
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.247, 0.2435, 0.2616)
+PADDING = 4
+_DATASET = 2000
+
+_BAR_CPU = 4.0  # over torchvision a sample at a time, one thread
+_BAR_CUDA = 0.7  # of the speed of a copy, from _LARGE bytes on; below, launching is what is measured
+_LARGE = 64_000_000
+
+
+def torchvision_pipeline(side: int) -> Any:
+    """Random crop, flip, cast and normalisation by torchvision's v2 transforms, for one image or a batch of them."""
+    v2 = import_torchvision("torchvision.transforms.v2")
+    return v2.Compose(
+        [
+            v2.RandomCrop(side, padding=PADDING),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def comparisons(sizes: Sequence[tuple[int, int]] | None = None, seed: int = 0) -> Iterator[Comparison]:
+    """All comparisons, CPU first, then CUDA where there is a GPU. Needs torchvision."""
+    for batch, side in sizes or DEFAULT_SIZES:
+        for dtype in (torch.float32, torch.bfloat16):
+            yield from _on_cpu(batch, side, dtype, seed)
+    if torch.cuda.is_available():
+        for batch, side in sizes or CUDA_SIZES:
+            for dtype in (torch.float32, torch.bfloat16):
+                yield _on_cuda(batch, side, dtype, seed)
+
+
+def _dataset(side: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (_DATASET, side, side, 3), dtype=torch.uint8, generator=generator).to(device)
+    return images, normalisation_table(MEAN, STD, device=device)
+
+
+def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
+    images, table = _dataset(side, seed, "cpu")
+    planes = images.permute(0, 3, 1, 2).contiguous()  # [N, C, H, W], which torchvision works on
+    indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed))
+    out = torch.empty((batch, 3, side, side), dtype=dtype, memory_format=torch.channels_last)
+    pipeline = torchvision_pipeline(side)
+
+    def ours() -> None:
+        stage_images(images, indices, table, seed=seed, padding=PADDING, flip=True, out=out)
+
+    def each() -> None:
+        out.copy_(torch.stack([pipeline(planes[index]) for index in indices.tolist()]))
+
+    def together() -> None:
+        out.copy_(pipeline(planes[indices]))
+
+    size = f"{batch} x 3 x {side} x {side} {str(dtype).removeprefix('torch.')}"
+    case = f"{NAME}: crop, flip, normalise"
+    yield Comparison(case, size, "cpu", "torchvision v2, each sample", ours, each, _BAR_CPU)
+    yield Comparison(case, size, "cpu", "torchvision v2, one crop for all", ours, together, None)
+
+
+def _on_cuda(batch: int, side: int, dtype: torch.dtype, seed: int) -> Comparison:
+    images, table = _dataset(side, seed, "cuda")
+    indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed)).cuda()
+    out = torch.empty((batch, 3, side, side), dtype=dtype, device="cuda", memory_format=torch.channels_last)
+    moved = out.numel() * (1 + out.element_size())  # read and written
+    source = torch.zeros(moved // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def ours() -> None:
+        stage_images(images, indices, table, seed=seed, padding=PADDING, flip=True, out=out)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    size = f"{batch} x 3 x {side} x {side} {str(dtype).removeprefix('torch.')}"
+    bar = _BAR_CUDA if moved >= _LARGE else None
+    case = f"{NAME}: crop, flip, normalise"
+    return Comparison(case, size, "cuda", "copy of the same bytes", waiting(ours, "cuda"), waiting(copy, "cuda"), bar)

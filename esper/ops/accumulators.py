@@ -1,0 +1,130 @@
+"""What an epoch adds up, for all envs and configurations in one buffer: zeroed at once, read in one transfer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from esper.ops import _native
+
+assert _native  # loading it registers the operators
+
+# Last dimension of `Accumulators.block`, in the order of csrc/cross_entropy.h.
+ACCUMULATOR_FIELDS = ("loss_sum", "correct", "count", "batches", "not_finite")
+
+_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
+_library.impl("accumulate_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+
+_accumulate = torch.ops.esper.accumulate_.default
+
+
+class Accumulators:
+    """Statistics of E envs in K configurations, and the correctness of every sample.
+
+    A lane writes the rows of its own env and no others, so lanes need no lock. A training pass uses one configuration
+    and no samples.
+
+    Attributes:
+        block: float64 ``[E, K, 5]``, last dimension named by ``ACCUMULATOR_FIELDS``:
+
+            ============== ============================================================================================
+            ``loss_sum``   sum of the losses of the counted samples (tokens, for language); not finite once one was not
+            ``correct``    counted samples whose target has the largest logit
+            ``count``      counted samples: those whose target is not ``ignore_index``
+            ``batches``    calls
+            ``not_finite`` counted samples whose loss is NaN or infinite
+            ============== ============================================================================================
+
+        correct: ``[E, K, samples]``: uint8, 1 where a sample was right; for language int16, the number of right tokens
+            of each sequence (int16 because torch computes with it, and hardly with uint16).
+    """
+
+    __slots__ = ("_buffer", "block", "correct")
+
+    def __init__(
+        self,
+        envs: int,
+        configurations: int = 1,
+        samples: int = 0,
+        language: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Make zeroed accumulators on ``device``.
+
+        Raises:
+            ValueError: fewer than one env or configuration, or a negative number of samples.
+        """
+        if envs < 1 or configurations < 1 or samples < 0:
+            raise ValueError(
+                "accumulators need envs >= 1, configurations >= 1 and samples >= 0, "
+                f"got {envs}, {configurations} and {samples}"
+            )
+        dtype = torch.int16 if language else torch.uint8
+        rows = envs * configurations
+        head = rows * len(ACCUMULATOR_FIELDS) * torch.float64.itemsize
+        buffer = torch.zeros(head + rows * samples * dtype.itemsize, dtype=torch.uint8, device=device)
+        self._split(buffer, (envs, configurations, samples), dtype)
+
+    def _split(self, buffer: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        envs, configurations, samples = shape
+        head = envs * configurations * len(ACCUMULATOR_FIELDS) * torch.float64.itemsize
+        self._buffer = buffer  # uint8 [bytes]
+        self.block = buffer[:head].view(torch.float64).view(envs, configurations, len(ACCUMULATOR_FIELDS))
+        self.correct = buffer[head:].view(dtype).view(envs, configurations, samples)
+
+    def zero_(self) -> None:
+        """Zero everything, with one memset."""
+        self._buffer.zero_()
+
+    def read(self) -> Accumulators:
+        """Return a copy on the host, made by one transfer; on a GPU this waits for the device."""
+        copy = object.__new__(Accumulators)
+        envs, configurations, samples = self.correct.shape
+        buffer = self._buffer.clone() if self._buffer.device.type == "cpu" else self._buffer.cpu()
+        copy._split(buffer, (envs, configurations, samples), self.correct.dtype)
+        return copy
+
+    def field(self, name: str) -> Tensor:
+        """Return one column of the block as a float64 ``[E, K]`` view.
+
+        Raises:
+            ValueError: ``name`` is not one of ``ACCUMULATOR_FIELDS``.
+        """
+        if name not in ACCUMULATOR_FIELDS:
+            raise ValueError(f"{name!r} is not a field of the accumulators; there are: {', '.join(ACCUMULATOR_FIELDS)}")
+        return self.block[:, :, ACCUMULATOR_FIELDS.index(name)]
+
+    @property
+    def mean_loss(self) -> Tensor:
+        """``loss_sum / count``, float64 ``[E, K]``; NaN where nothing was counted."""
+        return self.field("loss_sum") / self.field("count")
+
+    @property
+    def accuracy(self) -> Tensor:
+        """``correct / count``, float64 ``[E, K]``; NaN where nothing was counted."""
+        return self.field("correct") / self.field("count")
+
+    def __repr__(self) -> str:
+        envs, configurations, samples = self.correct.shape
+        sizes = f"envs={envs}, configurations={configurations}, samples={samples}"
+        return f"Accumulators({sizes}, device={self.block.device})"
+
+
+def accumulate_(accumulators: Accumulators, env: int, stats: Tensor, configuration: int = 0) -> None:
+    """Add the statistics of one :func:`esper.ops.cross_entropy` to the row of an env.
+
+    Args:
+        accumulators: where to add.
+        env: first index of the row.
+        stats: float64 ``[5]``, on the accumulators' device.
+        configuration: second index of the row.
+
+    Raises:
+        RuntimeError: a row that is not there, or ``stats`` of another kind, size or device.
+    """
+    _accumulate(accumulators.block, env, configuration, stats)
+
+
+@torch.library.register_fake("esper::accumulate_")  # type: ignore[untyped-decorator]
+def _fake(block: Tensor, env: int, configuration: int, stats: Tensor) -> None:
+    return None
