@@ -37,6 +37,19 @@ STABLE_TORCH_LIBRARY(esper, m) {
     m.def(
         "grad_stats.out(Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm, *, "
         "Tensor(a!) fields, Tensor(b!) norms, Tensor(c!) scratch) -> ()");
+
+    // BatchNorm2d, ReLU and optional 2x2 max-pool in channels_last: the output, statistics float32 [3, C] and, where
+    // pooled, a uint8 choice per output. Statistics of the batch where no running ones are given. See
+    // csrc/norm_relu_pool.h.
+    m.def(
+        "norm_relu_pool(Tensor input, Tensor weight, Tensor bias, Tensor? running_mean, Tensor? running_var, "
+        "float eps, bool pool) -> (Tensor output, Tensor statistics, Tensor choice)");
+    m.def(
+        "norm_relu_pool_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor bias, Tensor statistics, "
+        "Tensor choice, bool batch_statistics, bool pool) -> (Tensor, Tensor, Tensor)");
+    m.def(
+        "norm_relu_pool_update_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) num_batches_tracked, "
+        "Tensor statistics, float? momentum) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {
