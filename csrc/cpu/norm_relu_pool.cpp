@@ -88,9 +88,12 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, const Tensor& we
     const bool batch = parameters.running_mean == nullptr;
     if (batch) run(Pass::kStatistics, dtype, work);
     for (int64_t c = 0; c < shape.channels; ++c) {
-        const Statistics row =
-            batch ? statistics_of(moments_of_channel(channels, dtype, c, shape.pixels()), parameters.eps)
-                  : running_statistics(parameters.running_mean[c], parameters.running_variance[c], parameters.eps);
+        Statistics row{};  // of an empty input
+        if (!batch) {
+            row = running_statistics(parameters.running_mean[c], parameters.running_variance[c], parameters.eps);
+        } else if (shape.pixels() > 0) {
+            row = statistics_of(moments_of_channel(channels, dtype, c, shape.pixels()), parameters.eps);
+        }
         statistics[kMean * shape.channels + c] = row.mean;
         statistics[kInvStd * shape.channels + c] = row.inv_std;
         statistics[kVariance * shape.channels + c] = row.variance;

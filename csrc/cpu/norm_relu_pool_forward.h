@@ -44,22 +44,24 @@ ESPER_INLINE void join_block(Channels& channels, double n, double before) {
     }
 }
 
-// Mean and m2 of every lane into `total` and `total_other`.
+// Mean and m2 of every lane into `total` and `total_other`. The first block is read twice: for its pivot, and with it.
 template <typename Type>
 ESPER_INLINE void statistics_pass(const Work& work) {
     Channels& channels = *work.channels;
     const int64_t pixels = work.shape.pixels();
-    for_tiles(
-        work.shape, ESPER_TILE_BODY {
-            const auto* x = static_cast<const typename Type::Storage*>(work.input) + tile.first;
-            tile.write(channels.pivot, Type::load(x, tile.where));
-        });
     const int64_t pixels_per_group = channels.flat ? 2 : 1;
-    for (int64_t begin = 0; begin < pixels; begin += kBlock) {
+    const auto block = [&](int64_t begin) __attribute__((always_inline)) {
         const int64_t count = std::min(kBlock, pixels - begin);
         for_tiles(work.shape, ESPER_TILE_BODY { block_moments<Type>(work, tile, begin, count); });
-        join_block(channels, static_cast<double>(count / pixels_per_group),
-                   static_cast<double>(begin / pixels_per_group));
+        return static_cast<double>(count / pixels_per_group);
+    };
+    const double first = block(0);
+    for (size_t lane = 0; lane < channels.count; ++lane) {
+        channels.pivot[lane] = static_cast<float>(channels.sum[lane] / first);
+    }
+    for (int64_t begin = 0; begin < pixels; begin += kBlock) {
+        const double count = block(begin);
+        join_block(channels, count, static_cast<double>(begin / pixels_per_group));
     }
 }
 

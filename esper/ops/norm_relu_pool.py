@@ -155,7 +155,7 @@ class NormReluPool(nn.BatchNorm2d):
             return "the input is not [N, C, H, W] in channels_last"
         if input.dtype not in _DTYPES:
             return f"the input is {input.dtype}, not float32 or bfloat16"
-        if not self.affine or self.weight.dtype != torch.float32:
+        if self.weight is None or self.bias is None or self.weight.dtype != torch.float32:
             return "the module has no float32 weight and bias"
         if input.numel() == 0:
             return "the input is empty"
