@@ -50,6 +50,12 @@ STABLE_TORCH_LIBRARY(esper, m) {
     m.def(
         "norm_relu_pool_update_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) num_batches_tracked, "
         "Tensor statistics, float? momentum) -> ()");
+
+    // One SGD step of many tensors in G groups: lr [G] numbers and coef [G] are read from the device. See csrc/sgd.h.
+    m.def(
+        "sgd_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, int[] group_of, Tensor[] lr, "
+        "float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, float momentum, bool nesterov) "
+        "-> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

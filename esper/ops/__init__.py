@@ -2,5 +2,6 @@
 
 from esper.ops.grad_stats import FIELDS, GradStats, grad_stats
 from esper.ops.norm_relu_pool import NormReluPool, norm_relu_pool
+from esper.ops.sgd import SGD, sgd_step
 
-__all__ = ["FIELDS", "GradStats", "NormReluPool", "grad_stats", "norm_relu_pool"]
+__all__ = ["FIELDS", "SGD", "GradStats", "NormReluPool", "grad_stats", "norm_relu_pool", "sgd_step"]

@@ -52,9 +52,7 @@ def case(
     if not batch:
         mean = torch.randn(channels, generator=generator)
         running = (mean.to(device), (torch.rand(channels, generator=generator) + 0.5).to(device))
-    return Case(
-        x.to(device, dtype).to(memory_format=torch.channels_last), weight.to(device), bias.to(device), running
-    )
+    return Case(x.to(device, dtype).to(memory_format=torch.channels_last), weight.to(device), bias.to(device), running)
 
 
 class Results(NamedTuple):

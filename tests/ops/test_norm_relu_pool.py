@@ -151,7 +151,9 @@ def test_float32_is_as_near_to_float64_as_pytorch(pool: bool) -> None:
         return float(far.median()), float(far.flatten().quantile(0.99))
 
     for name in ("output", "x", "weight", "bias"):
-        for own, other in zip(distances(getattr(mine, name), name), distances(getattr(theirs, name), name), strict=True):
+        for own, other in zip(
+            distances(getattr(mine, name), name), distances(getattr(theirs, name), name), strict=True
+        ):
             assert own <= 2 * other + 1e-9, name
 
 
@@ -230,6 +232,7 @@ def test_an_empty_input() -> None:
 
 
 X = torch.zeros(2, 8, 4, 4).to(memory_format=torch.channels_last)
+ROW = torch.zeros(2, 8, 1, 4).to(memory_format=torch.channels_last)
 ONES = torch.ones(8)
 
 
@@ -239,7 +242,7 @@ ONES = torch.ones(8)
         ((X[0], ONES, ONES), r"input must be \[N, C, H, W\], and has 3 dimensions"),
         ((X.double(), ONES, ONES), "input must be float32 or bfloat16"),
         ((X.contiguous(), ONES, ONES), "input must be contiguous in channels_last"),
-        ((X[:, :, :1].to(memory_format=torch.channels_last), ONES, ONES), "a 2x2 pool needs an input of at least 2x2, got 1x4"),
+        ((ROW, ONES, ONES), "a 2x2 pool needs an input of at least 2x2, got 1x4"),
         ((X, torch.ones(7), ONES), r"weight must be contiguous float32 \[8\] on the input's device"),
         ((X, ONES, torch.ones(8).bfloat16()), r"bias must be contiguous float32 \[8\]"),
         ((X, ONES, torch.ones(16)[::2]), r"bias must be contiguous float32 \[8\]"),
@@ -282,9 +285,7 @@ def test_opcheck(pool: bool, dtype: torch.dtype) -> None:
     torch.library.opcheck(backward, arguments)
     running = (torch.zeros(8), torch.ones(8), torch.zeros((), dtype=torch.int64))
     for momentum in (0.1, None):
-        torch.library.opcheck(
-            torch.ops.esper.norm_relu_pool_update_.default, (*running, statistics.detach(), momentum)
-        )
+        torch.library.opcheck(torch.ops.esper.norm_relu_pool_update_.default, (*running, statistics.detach(), momentum))
 
 
 def test_works_under_torch_compile() -> None:
