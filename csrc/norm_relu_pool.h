@@ -37,8 +37,19 @@ struct Moments {
     double m2;
 };
 
-// Moments of `count` values from float32 sums of their distances to a pivot. The pivot is a value near them, so that
-// nothing is lost where the mean is large against the spread.
+// Sums of distances to a pivot, and of their squares.
+struct PivotSums {
+    double sum;
+    double sum_sq;
+};
+
+// The same of `count` values for another pivot, `distance` below the one of the sums.
+ESPER_ELEMENT PivotSums rebased(double count, double distance, double sum, double sum_sq) {
+    return PivotSums{sum + count * distance, sum_sq + 2 * distance * sum + count * distance * distance};
+}
+
+// Moments of `count` values from sums of their distances to a pivot. Where the sums are float32 the pivot is a value
+// near them, so that nothing is lost where the mean is large against the spread.
 ESPER_ELEMENT Moments moments_of(double count, double pivot, double sum, double sum_sq) {
     const double shift = sum / count;
     const double m2 = sum_sq - sum * shift;
@@ -94,8 +105,17 @@ ESPER_ELEMENT Slope slope_of(double sum, double dot, double count, float inv_std
 // -------------------------------------------------------------------------------------------------------
 
 template <typename F>
+ESPER_ELEMENT F multiply_add(F a, F b, F c) {
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(a, b, c);  // said, so that every kernel rounds alike
+#else
+    return a * b + c;
+#endif
+}
+
+template <typename F>
 ESPER_ELEMENT F normalised(F x, F scale, F shift) {
-    return x * scale + shift;
+    return multiply_add(x, scale, shift);
 }
 
 // max(y, 0); NaN stays, and -0 becomes 0.
@@ -133,7 +153,7 @@ ESPER_ELEMENT F routed(F g, I choice, int place) {
 // dx of a batch that was normalised with its own statistics.
 template <typename F>
 ESPER_ELEMENT F input_gradient(F g, F x, F mean, F scale, F slope, F offset) {
-    return g * scale + ((x - mean) * slope + offset);
+    return multiply_add(g, scale, multiply_add(x - mean, slope, offset));
 }
 
 }  // namespace esper::norm_relu_pool
