@@ -25,7 +25,9 @@ struct Float16 {
     static __device__ float value(Storage x) { return __half2float(__ushort_as_half(x)); }
 };
 struct Float64 {
-    using Storage = double;  // summed as it is
+    using Storage = double;
+    static __device__ double value(Storage x) { return x; }
+    static __device__ Storage storage(double x) { return x; }
 };
 
 }  // namespace esper
