@@ -1,11 +1,11 @@
 """Cases of `grad_stats`: all statistics, and the norm alone, against public PyTorch calls."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from esper.bench.runner import Comparison
+from esper.bench.runner import Comparison, waiting
 from esper.ops import grad_stats
 
 NAME = "grad-stats"
@@ -52,17 +52,6 @@ def public_statistics(
     return torch.stack([value.double() for value in rows])
 
 
-def _waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
-    if device == "cpu":
-        return run
-
-    def run_and_wait() -> None:
-        run()
-        torch.cuda.synchronize()
-
-    return run_and_wait
-
-
 def comparisons(sizes: Sequence[tuple[int, int]] | None = None, seed: int = 0) -> Iterator[Comparison]:
     """All comparisons, CPU first, then CUDA where there is a GPU. Bars hold for the CPU on one thread."""
     yield from _on("cpu", sizes or DEFAULT_SIZES, seed)
@@ -106,5 +95,5 @@ def _on(device: str, sizes: Sequence[tuple[int, int]], seed: int) -> Iterator[Co
             ("all statistics", "get_total_norm (norm only)", ours, norm_only, bar_norm),
         ):
             yield Comparison(
-                f"{NAME}: {case}", size, device, baseline, _waiting(own, device), _waiting(other, device), bar
+                f"{NAME}: {case}", size, device, baseline, waiting(own, device), waiting(other, device), bar
             )

@@ -7,7 +7,11 @@ from pathlib import Path
 import click
 
 # Command -> module with NAME and comparisons(sizes, seed). Imported only when it runs: --help must not load torch.
-CASES = {"grad-stats": "esper.bench.grad_stats"}
+CASES = {
+    "grad-stats": "esper.bench.grad_stats",
+    "norm-relu-pool": "esper.bench.norm_relu_pool",
+    "sgd": "esper.bench.sgd",
+}
 
 # Columns of the table where there is no terminal to fit into: no cell is broken.
 WIDE = 160
@@ -23,7 +27,13 @@ def parse_size(text: str) -> tuple[int, int]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
-@click.option("--size", "sizes", multiple=True, metavar="NxK", help="N tensors of K elements; may be repeated.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="NxK",
+    help="N tensors of K elements (norm-relu-pool: N channels, K x K); may be repeated.",
+)
 @click.option("--threads", default=1, show_default=True, help="Threads inside an operator; the bars are for one.")
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Turns of each side.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")

@@ -181,4 +181,4 @@ class NormReluPool(nn.BatchNorm2d):
 
     def extra_repr(self) -> str:
         """The line of ``nn.BatchNorm2d``, and ``pool``."""
-        return f"{super().extra_repr()}, pool={self.pool}"
+        return f"{super().extra_repr()}, pool={self.pool}"  # type: ignore[no-untyped-call]

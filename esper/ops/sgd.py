@@ -111,10 +111,10 @@ class SGD(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As every optimizer's; numbers that live on the device are plain floats, which waits for it."""
-        state = super().state_dict()
+        state: dict[str, Any] = super().state_dict()
         for group in state["param_groups"]:
             group.update({name: value.item() for name, value in group.items() if isinstance(value, Tensor)})
-        return cast(dict[str, Any], state)
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what this optimizer or ``torch.optim.SGD`` saved. Learning rate tensors stay the same ones.

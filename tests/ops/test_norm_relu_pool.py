@@ -267,7 +267,7 @@ def test_wrong_arguments_of_backward_and_update() -> None:
         backward(output, X, ONES, ONES, statistics[:2], choice, True, True)
     update = torch.ops.esper.norm_relu_pool_update_.default
     count = torch.zeros((), dtype=torch.int64)
-    with pytest.raises(RuntimeError, match="momentum must be from 0 to 1, or None, got 1.5"):
+    with pytest.raises(RuntimeError, match=r"momentum must be from 0 to 1, or None, got 1\.5"):
         update(ONES.clone(), ONES.clone(), count, statistics, 1.5)
     with pytest.raises(RuntimeError, match="num_batches_tracked must be one int64"):
         update(ONES.clone(), ONES.clone(), count.float(), statistics, 0.1)
