@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "clones.h"
 
@@ -113,6 +112,33 @@ struct Columns {
     Group right;
 };
 
+// Floats vector by vector: one copy of both would be made in smaller parts, and reading those as a vector stalls.
+ESPER_INLINE Group load_floats(const float* x, const Whole&) {
+    Group group;
+    std::memcpy(&group.a, x, sizeof(group.a));
+    std::memcpy(&group.b, x + kHalf, sizeof(group.b));
+    return group;
+}
+ESPER_INLINE Group load_floats(const float* x, const First8&) {
+    Group group{};
+    std::memcpy(&group.a, x, sizeof(group.a));
+    return group;
+}
+ESPER_INLINE Group load_floats(const float* x, const Some& where) {
+    return load_raw<Group>(x, where);
+}
+
+ESPER_INLINE void store_floats(float* x, const Group& group, const Whole&) {
+    std::memcpy(x, &group.a, sizeof(group.a));
+    std::memcpy(x + kHalf, &group.b, sizeof(group.b));
+}
+ESPER_INLINE void store_floats(float* x, const Group& group, const First8&) {
+    std::memcpy(x, &group.a, sizeof(group.a));
+}
+ESPER_INLINE void store_floats(float* x, const Group& group, const Some& where) {
+    store_raw(x, group, where);
+}
+
 struct Float32Lanes {
     using Storage = float;
     static constexpr float kRoundsToZero = 0;  // the largest value that becomes zero in storage
@@ -120,21 +146,11 @@ struct Float32Lanes {
 
     template <typename Where>
     static ESPER_INLINE Group load(const Storage* x, const Where& where) {
-        if constexpr (std::is_same_v<Where, First8>) {
-            Group group{};
-            std::memcpy(&group.a, x, sizeof(group.a));
-            return group;
-        } else {
-            return load_raw<Group>(x, where);
-        }
+        return load_floats(x, where);
     }
     template <typename Where>
     static ESPER_INLINE void store(Storage* x, const Group& group, const Where& where) {
-        if constexpr (std::is_same_v<Where, First8>) {
-            std::memcpy(x, &group.a, sizeof(group.a));
-        } else {
-            store_raw(x, group, where);
-        }
+        store_floats(x, group, where);
     }
     template <typename Where>
     static ESPER_INLINE void store_rounded(Storage* x, const Group& group, const Where& where) {

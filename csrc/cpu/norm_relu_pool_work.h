@@ -40,10 +40,10 @@ struct Tile {
     }
     // Per-channel floats of this tile, which are kept in lanes.
     ESPER_INLINE Group read(const std::vector<float>& channels) const {
-        return load_raw<Group>(channels.data() + first, Whole{});
+        return load_floats(channels.data() + first, Whole{});
     }
     ESPER_INLINE void write(std::vector<float>& channels, const Group& group) const {
-        store_raw(channels.data() + first, group, Whole{});
+        store_floats(channels.data() + first, group, Whole{});
     }
 };
 
