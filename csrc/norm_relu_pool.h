@@ -7,11 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define ESPER_ELEMENT __host__ __device__ __forceinline__
-#else
-#define ESPER_ELEMENT inline __attribute__((always_inline))
-#endif
+#include "element.h"
 
 namespace esper::norm_relu_pool {
 
@@ -27,8 +23,7 @@ enum Statistic : int {
 // made it zero, so that no gradient passes.
 constexpr int kDead = 4;
 
-// --- a channel
-// --------------------------------------------------------------------------------------------------------
+// --- a channel -----------------------------------------------------------------------------------------------------
 
 // Mean and sum of squared distances from it of `count` values. Doubles: a channel can have millions of values.
 struct Moments {
@@ -101,8 +96,7 @@ ESPER_ELEMENT Slope slope_of(double sum, double dot, double count, float inv_std
     return Slope{static_cast<float>(-variance_part * scale), static_cast<float>(-sum / count * scale)};
 }
 
-// --- an element
-// -------------------------------------------------------------------------------------------------------
+// --- an element ----------------------------------------------------------------------------------------------------
 
 template <typename F>
 ESPER_ELEMENT F multiply_add(F a, F b, F c) {

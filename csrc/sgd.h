@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define ESPER_ELEMENT __host__ __device__ __forceinline__
-#else
-#define ESPER_ELEMENT inline __attribute__((always_inline))
-#endif
+#include "element.h"
 
 namespace esper::sgd {
 

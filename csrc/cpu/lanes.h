@@ -12,7 +12,7 @@
 
 #include "clones.h"
 
-namespace esper {
+namespace esper::lanes {
 
 constexpr int64_t kHalf = 8;    // floats in a vector
 constexpr int64_t kGroup = 16;  // elements in a group
@@ -251,4 +251,4 @@ struct BFloat16Lanes {
     }
 };
 
-}  // namespace esper
+}  // namespace esper::lanes

@@ -15,7 +15,7 @@
 namespace esper::norm_relu_pool {
 namespace {
 
-// --- instruction sets and storage types ---
+// --- instruction sets and storage types ----------------------------------------------------------------------------
 
 enum class Pass { kStatistics, kForward, kSums, kInputGradient };
 
@@ -51,7 +51,7 @@ void run(Pass pass, Dtype dtype, const Work& work) {
     }
 }
 
-// --- operators ---
+// --- operators -----------------------------------------------------------------------------------------------------
 
 // A channel's moments from those of its lanes.
 Moments moments_of_channel(const Channels& channels, Dtype dtype, int64_t channel, int64_t pixels) {

@@ -7,7 +7,7 @@
 
 namespace esper::norm_relu_pool {
 
-// --- sums ---
+// --- sums ----------------------------------------------------------------------------------------------------------
 
 // g where there is no pool: what of the output's gradient passes ReLU.
 template <typename Type>
@@ -127,7 +127,7 @@ ESPER_INLINE void sums_pass(const Work& work) {
     }
 }
 
-// --- the input's gradient ---
+// --- the input's gradient ------------------------------------------------------------------------------------------
 
 // kBatch: the statistics were those of the batch, so they pass gradients too.
 template <bool kBatch>

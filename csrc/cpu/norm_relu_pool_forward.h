@@ -7,7 +7,7 @@
 
 namespace esper::norm_relu_pool {
 
-// --- statistics ---
+// --- statistics ----------------------------------------------------------------------------------------------------
 
 // Sums of the distances to the pivot, and of their squares, over `count` pixels; in a flat tile over count / 2 of each
 // kind.
@@ -65,7 +65,7 @@ ESPER_INLINE void statistics_pass(const Work& work) {
     }
 }
 
-// --- normalisation, ReLU and pool ---
+// --- normalisation, ReLU and pool ----------------------------------------------------------------------------------
 
 ESPER_INLINE Group activated(const Group& value, const Group& scale, const Group& shift) {
     return Group{relu(normalised(value.a, scale.a, shift.a)), relu(normalised(value.b, scale.b, shift.b))};

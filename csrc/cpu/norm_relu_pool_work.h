@@ -8,6 +8,8 @@
 
 namespace esper::norm_relu_pool {
 
+using namespace lanes;
+
 constexpr int64_t kBlock = 256;  // pixels of a float32 sum, about
 constexpr int kChains = 2;       // sums kept apart, to hide the latency of additions
 

@@ -23,8 +23,7 @@
 namespace esper::norm_relu_pool {
 namespace {
 
-// --- launchers
-// --------------------------------------------------------------------------------------------------------
+// --- launchers -----------------------------------------------------------------------------------------------------
 
 bool is_aligned(const void* data, size_t bytes) {
     return reinterpret_cast<uintptr_t>(data) % bytes == 0;
@@ -126,8 +125,7 @@ Launch make_launch(const Tensor& input, const Shape& shape, const Tensor& result
     return launch;
 }
 
-// --- operators
-// --------------------------------------------------------------------------------------------------------
+// --- operators -----------------------------------------------------------------------------------------------------
 
 std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
                                            std::optional<Tensor> running_mean, std::optional<Tensor> running_var,

@@ -67,8 +67,7 @@ __device__ Thread this_thread(const Launch& launch) {
     return mine;
 }
 
-// --- elements
-// ---------------------------------------------------------------------------------------------------------
+// --- elements ------------------------------------------------------------------------------------------------------
 
 template <typename Type, int V>
 __device__ void load(const void* base, int64_t at, float (&value)[V]) {
@@ -143,8 +142,7 @@ __device__ int64_t offset_of(const Launch& launch, int place) {
     return place % 2 + (place < 2 ? 0 : launch.width);
 }
 
-// --- sums in a fixed order
-// --------------------------------------------------------------------------------------------
+// --- sums in a fixed order -----------------------------------------------------------------------------------------
 
 // Adds the two sums of each channel over the block and writes them as this block's row. All threads take part.
 template <int V>
