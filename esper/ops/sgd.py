@@ -59,7 +59,7 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        """As ``torch.optim.SGD``. A tensor ``lr``, 0-d on the parameters' device, is used as it is.
+        """As ``torch.optim.SGD``. A tensor ``lr``, 0-d on the parameters' device, is used as it is by the first group.
 
         Raises:
             ValueError: a negative number, or nesterov without momentum.
@@ -79,6 +79,8 @@ class SGD(Optimizer):
         device = group["params"][0].device if group["params"] else torch.device("cpu")
         if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
             group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
+        elif any(group["lr"] is other["lr"] for other in self.param_groups[:-1]):
+            group["lr"] = group["lr"].clone()  # or a scheduler would fill one number once for each group
 
     @overload
     def step(self, closure: None = None, *, clip_coef: Tensor | None = None) -> None: ...

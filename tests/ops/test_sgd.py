@@ -215,6 +215,17 @@ def test_schedulers_fill_the_rate(scheduler: int) -> None:
     assert_same(mine, theirs)
 
 
+def test_a_tensor_as_the_rate_is_used_and_not_shared() -> None:
+    rate = torch.tensor(0.5)
+    groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    optimizer = SGD(groups, lr=rate)
+    assert optimizer.param_groups[0]["lr"] is rate
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    schedule.step()
+    assert [group["lr"].item() for group in optimizer.param_groups] == [0.25, 0.25]
+
+
 def test_state_goes_to_and_from_torch() -> None:
     mine, theirs = parameters(), parameters()
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
