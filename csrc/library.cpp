@@ -67,6 +67,25 @@ STABLE_TORCH_LIBRARY(esper, m) {
     m.def(
         "stage_tokens(Tensor tokens, Tensor indices, int first, Tensor? cursor, Tensor(a!) out, "
         "Tensor(b!)? targets_out) -> ()");
+
+    // BatchNorm2d, ReLU and optional 2x2 max-pool in channels_last: the output, statistics float32 [3, C] and, where
+    // pooled, a uint8 choice per output. Statistics of the batch where no running ones are given. See
+    // csrc/norm_relu_pool.h.
+    m.def(
+        "norm_relu_pool(Tensor input, Tensor weight, Tensor bias, Tensor? running_mean, Tensor? running_var, "
+        "float eps, bool pool) -> (Tensor output, Tensor statistics, Tensor choice)");
+    m.def(
+        "norm_relu_pool_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor bias, Tensor statistics, "
+        "Tensor choice, bool batch_statistics, bool pool) -> (Tensor, Tensor, Tensor)");
+    m.def(
+        "norm_relu_pool_update_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) num_batches_tracked, "
+        "Tensor statistics, float? momentum) -> ()");
+
+    // One SGD step of many tensors in G groups: lr [G] numbers and coef [G] are read from the device. See csrc/sgd.h.
+    m.def(
+        "sgd_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momenta, int[] group_of, Tensor[] lr, "
+        "float[] weight_decay, Tensor? coef, Tensor? grad_scale, Tensor? found_inf, float momentum, bool nesterov) "
+        "-> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(esper, CompositeExplicitAutograd, m) {

@@ -10,6 +10,8 @@ import click
 CASES = {
     "cross-entropy": "esper.bench.cross_entropy",
     "grad-stats": "esper.bench.grad_stats",
+    "norm-relu-pool": "esper.bench.norm_relu_pool",
+    "sgd": "esper.bench.sgd",
     "stage-batch": "esper.bench.stage_batch",
 }
 
@@ -17,7 +19,7 @@ CASES = {
 WIDE = 160
 
 
-SIZE_HELP = "Tensors x elements, samples x classes, or images x side, as the case has it; may be repeated."
+SIZE_HELP = "Tensors x elements, samples x classes, images or channels x side, as the case has it; may be repeated."
 
 
 def parse_size(text: str) -> tuple[int, int]:

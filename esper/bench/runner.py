@@ -6,6 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+import torch
+
+
+def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
+    """``run``, and on CUDA a wait for its result."""
+    if device == "cpu":
+        return run
+
+    def run_and_wait() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return run_and_wait
+
 
 @dataclass(frozen=True)
 class Comparison:

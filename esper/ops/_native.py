@@ -100,6 +100,11 @@ _CUDA = _load_cuda()
 require_native(dict(os.environ), _CUDA, torch.cuda.is_available())
 
 
+def cuda_loaded() -> bool:
+    """Whether the operators have CUDA kernels."""
+    return _CUDA.loaded
+
+
 def _host_report() -> ModuleReport:
     """Load the pybind11 module by name, only to tell whether that works; nothing of it is used here."""
     name = "esper._host"

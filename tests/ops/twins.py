@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def grad_stats_twin(
@@ -59,3 +60,12 @@ def _row(present: list[Tensor], measured: list[Tensor], max_norm: float, explodi
             clip,
         ]
     )
+
+
+def norm_relu_pool_twin(
+    x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor] | None, eps: float, pool: bool
+) -> Tensor:
+    """The three PyTorch functions; statistics of the batch where none are given."""
+    mean, variance = (None, None) if running is None else running
+    y = F.relu(F.batch_norm(x, mean, variance, weight, bias, training=running is None, eps=eps))
+    return F.max_pool2d(y, 2) if pool else y

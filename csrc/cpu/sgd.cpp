@@ -1,0 +1,120 @@
+// Fused SGD on the CPU.
+//
+// Policy: every parameter, gradient and momentum is read once and written once, by plain loops that the compiler turns
+// into vectors; one thread, since the tensors of a host are small and an env has one thread.
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+
+#include "../sgd_arguments.h"
+#include "clones.h"
+
+namespace esper::sgd {
+namespace {
+
+struct Float32 {
+    using Storage = float;
+    using Math = float;
+    static ESPER_INLINE float value(float x) { return x; }
+    static ESPER_INLINE float storage(float x) { return x; }
+};
+
+struct Float64 {
+    using Storage = double;
+    using Math = double;
+    static ESPER_INLINE double value(double x) { return x; }
+    static ESPER_INLINE double storage(double x) { return x; }
+};
+
+struct BFloat16 {
+    using Storage = uint16_t;
+    using Math = float;
+    static ESPER_INLINE float value(uint16_t x) {
+        const uint32_t bits = static_cast<uint32_t>(x) << 16;  // the upper half of a float32
+        float value;
+        std::memcpy(&value, &bits, sizeof(value));
+        return value;
+    }
+    // To the nearest, ties to even.
+    static ESPER_INLINE uint16_t storage(float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof(bits));
+        const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        return static_cast<uint16_t>(x != x ? 0x7fc0u : nearest);
+    }
+};
+
+// Steps `n` elements of one storage type.
+template <typename Type>
+ESPER_INLINE void step_elements(const Tensor& tensor, const Factors<typename Type::Math>& factors, int64_t n) {
+    using Math = typename Type::Math;
+    auto* __restrict__ p = static_cast<typename Type::Storage*>(tensor.parameter);
+    const auto* __restrict__ g = static_cast<const typename Type::Storage*>(tensor.gradient);
+    auto* __restrict__ m = static_cast<typename Type::Storage*>(tensor.buffer);
+    if (m == nullptr) {
+        for (int64_t i = 0; i < n; ++i) {
+            Math parameter = Type::value(p[i]);
+            step(parameter, Type::value(g[i]), factors);
+            p[i] = Type::storage(parameter);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        Math parameter = Type::value(p[i]);
+        Math buffer = Type::value(m[i]);
+        step(parameter, Type::value(g[i]), buffer, factors);
+        p[i] = Type::storage(parameter);
+        m[i] = Type::storage(buffer);
+    }
+}
+
+ESPER_CLONES void step_float32(const Tensor& tensor, const Factors<float>& factors) {
+    step_elements<Float32>(tensor, factors, tensor.elements);
+}
+ESPER_CLONES void step_bfloat16(const Tensor& tensor, const Factors<float>& factors) {
+    step_elements<BFloat16>(tensor, factors, tensor.elements);
+}
+ESPER_CLONES void step_float64(const Tensor& tensor, const Factors<double>& factors) {
+    step_elements<Float64>(tensor, factors, tensor.elements);
+}
+
+double read(const Number& number, double otherwise) {
+    if (number.data == nullptr) return otherwise;
+    if (number.is_double) return *static_cast<const double*>(number.data);
+    return *static_cast<const float*>(number.data);
+}
+
+template <typename T>
+Factors<T> factors_of(const Arguments& arguments, const Group& group, double scale) {
+    return Factors<T>{static_cast<T>(read(group.lr, 0)), static_cast<T>(scale), static_cast<T>(group.weight_decay),
+                      static_cast<T>(arguments.momentum), arguments.nesterov};
+}
+
+void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
+    const Arguments arguments = read_arguments(stack);
+    const double loss_scale = read(arguments.loss_scale, 1);
+    const double found_inf = read(arguments.found_inf, 0);
+    for (const Tensor& tensor : arguments.tensors) {
+        const Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
+        const double scale = gradient_scale(read(group.coefficient, 1), loss_scale, found_inf);
+        if (scale == 0) continue;
+        switch (tensor.dtype) {
+            case Dtype::kFloat32:
+                step_float32(tensor, factors_of<float>(arguments, group, scale));
+                break;
+            case Dtype::kBFloat16:
+                step_bfloat16(tensor, factors_of<float>(arguments, group, scale));
+                break;
+            case Dtype::kFloat64:
+                step_float64(tensor, factors_of<double>(arguments, group, scale));
+                break;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace esper::sgd
+
+STABLE_TORCH_LIBRARY_IMPL(esper, CPU, m) {
+    m.impl("sgd_step_", &esper::sgd::sgd_step);
+}

@@ -1,0 +1,163 @@
+// Fused SGD on CUDA.
+//
+// Policy: one launch for up to kLargeCapacity tensors, of as many groups as there are. The table of pointers travels by
+// value among the kernel's arguments, so there is nothing to upload and a captured graph holds its own copy. A block
+// steps one chunk of 8192 elements of one tensor; learning rate, coefficient, loss scale and found_inf are read from
+// device memory by every block. More tensors take more launches, one table each.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/macros.h>
+
+#include <limits>
+
+#include "../sgd_arguments.h"
+#include "elements.cuh"
+#include "stream.h"
+
+namespace esper::sgd {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kUnroll = 4;           // elements of each kind in flight per thread
+constexpr int64_t kChunk = 8192;     // elements a block steps
+constexpr int kSmallCapacity = 40;   // fits the 4 KB of arguments that every launch has
+constexpr int kLargeCapacity = 352;  // fits the 32 KB of CUDA 12.1 and later
+
+// Tensors of one launch, T = count. What belongs to a group is repeated for each of its tensors.
+template <int Capacity>
+struct Table {
+    Tensor tensor[Capacity];            // [T]
+    const void* lr[Capacity];           // [T]
+    const void* coefficient[Capacity];  // [T]
+    double weight_decay[Capacity];      // [T]
+    int32_t first_chunk[Capacity];      // [T]
+    bool lr_is_double[Capacity];        // [T]
+    bool coefficient_is_double[Capacity];
+    int32_t count;
+};
+
+// What all tensors have in common.
+struct Launch {
+    Number loss_scale;
+    Number found_inf;
+    double momentum;
+    bool nesterov;
+};
+static_assert(sizeof(Table<kSmallCapacity>) + sizeof(Launch) <= 4096);
+static_assert(sizeof(Table<kLargeCapacity>) + sizeof(Launch) <= 32764);
+
+__device__ double read(const void* data, bool is_double, double otherwise) {
+    if (data == nullptr) return otherwise;
+    return is_double ? *static_cast<const double*>(data) : static_cast<double>(*static_cast<const float*>(data));
+}
+
+// The tensor that a chunk belongs to: the last that starts at or before it. There are no empty tensors.
+template <int Capacity>
+__device__ int tensor_of_chunk(const Table<Capacity>& table, int chunk) {
+    int low = 0;
+    int high = table.count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (table.first_chunk[middle] <= chunk) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Steps elements `start` to `end`.
+template <typename Type, typename T>
+__device__ void step_elements(const Tensor& tensor, int64_t start, int64_t end, const Factors<T>& factors) {
+    using Storage = typename Type::Storage;
+    auto* __restrict__ p = static_cast<Storage*>(tensor.parameter);
+    const auto* __restrict__ g = static_cast<const Storage*>(tensor.gradient);
+    auto* __restrict__ m = static_cast<Storage*>(tensor.buffer);
+#pragma unroll kUnroll
+    for (int64_t i = start + threadIdx.x; i < end; i += kThreads) {
+        T parameter = Type::value(p[i]);
+        const T gradient = Type::value(g[i]);
+        if (m == nullptr) {
+            step(parameter, gradient, factors);
+        } else {
+            T buffer = Type::value(m[i]);
+            step(parameter, gradient, buffer, factors);
+            m[i] = Type::storage(buffer);
+        }
+        p[i] = Type::storage(parameter);
+    }
+}
+
+template <int Capacity>
+__global__ void __launch_bounds__(kThreads)
+    sgd_kernel(const __grid_constant__ Table<Capacity> table, const __grid_constant__ Launch launch) {
+    const int chunk = static_cast<int>(blockIdx.x);
+    const int n = tensor_of_chunk(table, chunk);
+    const Tensor tensor = table.tensor[n];
+    const double scale = gradient_scale(read(table.coefficient[n], table.coefficient_is_double[n], 1),
+                                        read(launch.loss_scale.data, launch.loss_scale.is_double, 1),
+                                        read(launch.found_inf.data, launch.found_inf.is_double, 0));
+    if (scale == 0) return;
+    const double lr = read(table.lr[n], table.lr_is_double[n], 0);
+    const int64_t start = (chunk - table.first_chunk[n]) * kChunk;
+    const int64_t end = min(start + kChunk, tensor.elements);
+    if (tensor.dtype == Dtype::kFloat64) {
+        const Factors<double> factors{lr, scale, table.weight_decay[n], launch.momentum, launch.nesterov};
+        step_elements<Float64>(tensor, start, end, factors);
+        return;
+    }
+    const Factors<float> factors{static_cast<float>(lr), static_cast<float>(scale),
+                                 static_cast<float>(table.weight_decay[n]), static_cast<float>(launch.momentum),
+                                 launch.nesterov};
+    if (tensor.dtype == Dtype::kFloat32) {
+        step_elements<Float32>(tensor, start, end, factors);
+    } else {
+        step_elements<BFloat16>(tensor, start, end, factors);
+    }
+}
+
+template <int Capacity>
+void launch_all(const Arguments& arguments, cudaStream_t stream) {
+    const Launch launch{arguments.loss_scale, arguments.found_inf, arguments.momentum, arguments.nesterov};
+    for (size_t first = 0; first < arguments.tensors.size(); first += Capacity) {
+        Table<Capacity> table;
+        table.count = static_cast<int32_t>(std::min<size_t>(Capacity, arguments.tensors.size() - first));
+        int64_t chunks = 0;
+        for (int32_t i = 0; i < table.count; ++i) {
+            const Tensor& tensor = arguments.tensors[first + static_cast<size_t>(i)];
+            const Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
+            table.tensor[i] = tensor;
+            table.lr[i] = group.lr.data;
+            table.lr_is_double[i] = group.lr.is_double;
+            table.coefficient[i] = group.coefficient.data;
+            table.coefficient_is_double[i] = group.coefficient.is_double;
+            table.weight_decay[i] = group.weight_decay;
+            table.first_chunk[i] = static_cast<int32_t>(chunks);
+            chunks += (tensor.elements + kChunk - 1) / kChunk;
+            check(chunks < std::numeric_limits<int32_t>::max(), "sgd_step_: too many elements");
+        }
+        sgd_kernel<Capacity><<<static_cast<unsigned int>(chunks), kThreads, 0, stream>>>(table, launch);
+        STD_CUDA_KERNEL_LAUNCH_CHECK();
+    }
+}
+
+void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
+    const Arguments arguments = read_arguments(stack);
+    if (arguments.tensors.empty()) return;
+    const torch::stable::accelerator::DeviceGuard guard(arguments.device.index);
+    const cudaStream_t stream = current_stream(arguments.device);
+    if (arguments.tensors.size() <= static_cast<size_t>(kSmallCapacity)) {
+        launch_all<kSmallCapacity>(arguments, stream);
+    } else {
+        launch_all<kLargeCapacity>(arguments, stream);
+    }
+}
+
+}  // namespace
+}  // namespace esper::sgd
+
+STABLE_TORCH_LIBRARY_IMPL(esper, CUDA, m) {
+    m.impl("sgd_step_", &esper::sgd::sgd_step);
+}

@@ -1,0 +1,153 @@
+// The arithmetic of norm_relu_pool that the CPU and the CUDA kernel share. Plain C++ without torch.
+//
+// Per-element functions are templates: F is float on CUDA and a vector of floats on the CPU, I the integer of the same
+// width. A comparison of vectors is a vector, which `?:` takes as it takes a bool.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "element.h"
+
+namespace esper::norm_relu_pool {
+
+// Rows of `statistics` [kStatistics, C], float32. esper/ops/norm_relu_pool.py names them in the same order.
+enum Statistic : int {
+    kMean = 0,  // of the batch, or the running one
+    kInvStd,    // 1 / sqrt(variance + eps), of the biased variance
+    kVariance,  // unbiased: what the running variance is made of
+    kStatistics,
+};
+
+// `choice` of a pooled output: 0 to 3, the place in its window (row-major) that it was taken from, or kDead where ReLU
+// made it zero, so that no gradient passes.
+constexpr int kDead = 4;
+
+// --- a channel -----------------------------------------------------------------------------------------------------
+
+// Mean and sum of squared distances from it of `count` values. Doubles: a channel can have millions of values.
+struct Moments {
+    double count;
+    double mean;
+    double m2;
+};
+
+// Sums of distances to a pivot, and of their squares.
+struct PivotSums {
+    double sum;
+    double sum_sq;
+};
+
+// The same of `count` values for another pivot, `distance` below the one of the sums.
+ESPER_ELEMENT PivotSums rebased(double count, double distance, double sum, double sum_sq) {
+    return PivotSums{sum + count * distance, sum_sq + 2 * distance * sum + count * distance * distance};
+}
+
+// Moments of `count` values from sums of their distances to a pivot. Where the sums are float32 the pivot is a value
+// near them, so that nothing is lost where the mean is large against the spread.
+ESPER_ELEMENT Moments moments_of(double count, double pivot, double sum, double sum_sq) {
+    const double shift = sum / count;
+    const double m2 = sum_sq - sum * shift;
+    return Moments{count, pivot + shift, m2 < 0 ? 0 : m2};  // a NaN stays
+}
+
+struct Statistics {
+    float mean;
+    float inv_std;
+    float variance;
+};
+
+ESPER_ELEMENT Statistics statistics_of(const Moments& moments, double eps) {
+    const double inv_std = 1 / sqrt(moments.m2 / moments.count + eps);
+    return Statistics{static_cast<float>(moments.mean), static_cast<float>(inv_std),
+                      static_cast<float>(moments.m2 / (moments.count - 1))};
+}
+
+ESPER_ELEMENT Statistics running_statistics(float mean, float variance, double eps) {
+    return Statistics{mean, static_cast<float>(1 / sqrt(static_cast<double>(variance) + eps)), variance};
+}
+
+// The running value after a batch, the `count`th; a negative momentum averages all batches.
+ESPER_ELEMENT float updated(float running, float batch, double momentum, int64_t count) {
+    const auto part = static_cast<float>(momentum < 0 ? 1.0 / static_cast<double>(count) : momentum);
+    return (1 - part) * running + part * batch;
+}
+
+// y = x * scale + shift
+struct Affine {
+    float scale;
+    float shift;
+};
+
+ESPER_ELEMENT Affine affine_of(float mean, float inv_std, float weight, float bias) {
+    const float scale = inv_std * weight;
+    return Affine{scale, bias - mean * scale};
+}
+
+// dx = g * scale + (x - mean) * slope + offset, with g the gradient behind the normalisation.
+struct Slope {
+    float slope;
+    float offset;
+};
+
+// From the sums over the channel of g and of g * (x - mean).
+ESPER_ELEMENT Slope slope_of(double sum, double dot, double count, float inv_std, float scale) {
+    const double variance_part = dot * inv_std * inv_std / count;
+    return Slope{static_cast<float>(-variance_part * scale), static_cast<float>(-sum / count * scale)};
+}
+
+// --- an element ----------------------------------------------------------------------------------------------------
+
+template <typename F>
+ESPER_ELEMENT F multiply_add(F a, F b, F c) {
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(a, b, c);  // said, so that every kernel rounds alike
+#else
+    return a * b + c;
+#endif
+}
+
+template <typename F>
+ESPER_ELEMENT F normalised(F x, F scale, F shift) {
+    return multiply_add(x, scale, shift);
+}
+
+// max(y, 0); NaN stays, and -0 becomes 0.
+template <typename F>
+ESPER_ELEMENT F relu(F y) {
+    return y <= 0.0f ? F{} : y;
+}
+
+// The gradient g where relu(y), rounded to storage, is not zero. `rounds_to_zero` is the largest y that is.
+template <typename F>
+ESPER_ELEMENT F relu_gradient(F g, F y, float rounds_to_zero) {
+    return y <= rounds_to_zero ? F{} : g;
+}
+
+// Looks at place `place` of a window. As in PyTorch, the first of equal values wins, and the last NaN.
+template <typename F, typename I>
+ESPER_ELEMENT void choose(F& best, I& choice, F value, int place) {
+    const auto wins = (value > best) | (value != value);
+    best = wins ? value : best;
+    choice = wins ? I{} + place : choice;
+}
+
+// The choice as it is stored.
+template <typename F, typename I>
+ESPER_ELEMENT I alive_choice(F best, I choice) {
+    return best <= 0.0f ? I{} + kDead : choice;
+}
+
+// The gradient that place `place` of a window gets.
+template <typename F, typename I>
+ESPER_ELEMENT F routed(F g, I choice, int place) {
+    return choice == place ? g : F{};
+}
+
+// dx of a batch that was normalised with its own statistics.
+template <typename F>
+ESPER_ELEMENT F input_gradient(F g, F x, F mean, F scale, F slope, F offset) {
+    return multiply_add(g, scale, multiply_add(x - mean, slope, offset));
+}
+
+}  // namespace esper::norm_relu_pool

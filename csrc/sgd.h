@@ -1,0 +1,43 @@
+// The arithmetic of sgd_step_ that the CPU and the CUDA kernel share. Plain C++ without torch.
+#pragma once
+
+#include <cstdint>
+
+#include "element.h"
+
+namespace esper::sgd {
+
+enum class Dtype : uint8_t { kFloat32, kBFloat16, kFloat64 };
+
+// What all elements of a tensor have in common. T is double for float64 and float for all else.
+template <typename T>
+struct Factors {
+    T lr;
+    T scale;  // of the gradient
+    T weight_decay;
+    T momentum;
+    bool nesterov;
+};
+
+// The scale of a group's gradient, from its clip coefficient and the scale that the loss was multiplied with; 0 for no
+// step, which is what a coefficient of 0 or NaN and an infinity found by the gradient scaler ask for.
+ESPER_ELEMENT double gradient_scale(double coefficient, double loss_scale, double found_inf) {
+    const bool usable = coefficient > 0 && found_inf == 0;
+    return usable ? coefficient / loss_scale : 0.0;
+}
+
+// One element, as torch.optim.SGD steps it with dampening 0.
+template <typename T>
+ESPER_ELEMENT void step(T& parameter, T gradient, T& buffer, const Factors<T>& factors) {
+    const T g = gradient * factors.scale + factors.weight_decay * parameter;
+    buffer = factors.momentum * buffer + g;
+    parameter -= factors.lr * (factors.nesterov ? g + factors.momentum * buffer : buffer);
+}
+
+// The same without momentum, and so without a buffer.
+template <typename T>
+ESPER_ELEMENT void step(T& parameter, T gradient, const Factors<T>& factors) {
+    parameter -= factors.lr * (gradient * factors.scale + factors.weight_decay * parameter);
+}
+
+}  // namespace esper::sgd

@@ -1,0 +1,231 @@
+// Arguments of sgd_step_, read and checked once for both devices.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "boxed.h"
+#include "sgd.h"
+
+namespace esper::sgd {
+
+// A number in the device's memory, of float32 or float64.
+struct Number {
+    const void* data;
+    bool is_double;
+};
+
+// One parameter with all that its step reads.
+struct Tensor {
+    void* parameter;
+    const void* gradient;
+    void* buffer;  // null without momentum
+    int64_t elements;
+    int64_t group;
+    Dtype dtype;
+};
+
+struct Group {
+    Number lr;
+    Number coefficient;  // null for 1
+    double weight_decay;
+};
+
+struct Arguments {
+    std::vector<Tensor> tensors;  // [N]
+    std::vector<Group> groups;    // [G]
+    Number loss_scale;            // null where there is none
+    Number found_inf;             // likewise
+    double momentum;
+    bool nesterov;
+    Device device;
+
+    // Owners of the memory that is pointed into.
+    std::vector<OwnedTensor> owned;
+    std::vector<torch::stable::Tensor> copies;
+};
+
+inline int32_t dtype_code(AtenTensorHandle tensor) {
+    int32_t code = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &code));
+    return code;
+}
+
+inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
+    static const std::array<int32_t, 3> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
+                                                 aoti_torch_dtype_float64()};
+    const auto found = std::find(known.begin(), known.end(), dtype_code(tensor));
+    check(found != known.end(), "sgd_step_: parameter ", position, " must be float32, bfloat16 or float64");
+    return static_cast<Dtype>(found - known.begin());
+}
+
+// Sizes and strides of a tensor; they live as long as it does.
+struct Layout {
+    explicit Layout(AtenTensorHandle tensor) {
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+    }
+    int64_t dims = 0;
+    int64_t* sizes = nullptr;
+    int64_t* strides = nullptr;
+
+    bool same_sizes(const Layout& other) const {
+        return dims == other.dims && std::equal(sizes, sizes + dims, other.sizes);
+    }
+    // Whether an element is at the same place in both. The stride of a single place means nothing.
+    bool same_places(const Layout& other) const {
+        for (int64_t d = 0; d < dims; ++d) {
+            if (sizes[d] != 1 && strides[d] != other.strides[d]) return false;
+        }
+        return true;
+    }
+    // Whether the elements fill consecutive places, in whatever order.
+    bool is_dense() const {
+        std::vector<std::pair<int64_t, int64_t>> axes;  // (stride, size)
+        for (int64_t d = 0; d < dims; ++d) {
+            if (sizes[d] != 1) axes.emplace_back(strides[d], sizes[d]);
+        }
+        std::sort(axes.begin(), axes.end());
+        int64_t expected = 1;
+        for (const auto& [stride, size] : axes) {
+            if (stride != expected) return false;
+            expected *= size;
+        }
+        return true;
+    }
+};
+
+inline Number checked_number(AtenTensorHandle tensor, const char* name, Device device, int64_t count = 1) {
+    const int32_t code = dtype_code(tensor);
+    check((code == aoti_torch_dtype_float64() || code == aoti_torch_dtype_float32()) && numel_of(tensor) == count &&
+              device_of(tensor) == device,
+          "sgd_step_: ", name, " must be ", count, " float32 or float64 on the parameters' device");
+    Number number{nullptr, code == aoti_torch_dtype_float64()};
+    TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor, &number.data));
+    return number;
+}
+
+// Takes a `Tensor?`.
+inline OwnedTensor take_optional_tensor(StableIValue value) {
+    const auto tensor = torch::stable::detail::to<std::optional<torch::stable::Tensor>>(value);
+    if (!tensor.has_value()) return nullptr;
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor->get(), &handle));
+    return OwnedTensor(handle);
+}
+
+inline void read_tensor(Arguments& arguments, OwnedTensor parameter, OwnedTensor gradient, OwnedTensor buffer,
+                        int64_t group, int64_t position) {
+    Tensor tensor{};
+    tensor.dtype = dtype_of(parameter.get(), position);
+    tensor.elements = numel_of(parameter.get());
+    tensor.group = group;
+    check(group >= 0 && group < static_cast<int64_t>(arguments.groups.size()), "sgd_step_: group_of[", position,
+          "] is ", group, ", and there are ", arguments.groups.size(), " groups");
+    const Layout layout(parameter.get());
+    const Layout gradient_layout(gradient.get());
+    check(device_of(parameter.get()) == arguments.device, "sgd_step_: parameter ", position,
+          " is on another device than the rest of this call");
+    check(tensor.elements == 0 || layout.is_dense(), "sgd_step_: parameter ", position, " has holes or repeats");
+    check(dtype_code(gradient.get()) == dtype_code(parameter.get()) && device_of(gradient.get()) == arguments.device &&
+              gradient_layout.same_sizes(layout),
+          "sgd_step_: gradient ", position, " differs from its parameter in shape, dtype or device");
+    if (tensor.elements == 0) return;
+    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(parameter.get(), &tensor.parameter));
+    if (buffer) {
+        const Layout buffer_layout(buffer.get());
+        check(dtype_code(buffer.get()) == dtype_code(parameter.get()) && device_of(buffer.get()) == arguments.device &&
+                  buffer_layout.same_sizes(layout) && buffer_layout.same_places(layout),
+              "sgd_step_: momentum ", position, " differs from its parameter in shape, strides, dtype or device");
+        TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(buffer.get(), &tensor.buffer));
+        arguments.owned.push_back(std::move(buffer));
+    }
+    if (gradient_layout.same_places(layout)) {
+        TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(gradient.get(), &tensor.gradient));
+        arguments.owned.push_back(std::move(gradient));
+    } else {
+        // Laid out otherwise than its parameter (autograd gives no promise): rare enough for a copy.
+        AtenTensorHandle like = nullptr;
+        TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(parameter.get(), &like));
+        torch::stable::Tensor copy = torch::stable::empty_like(torch::stable::Tensor(like));
+        torch::stable::copy_(copy, torch::stable::Tensor(gradient.release()));
+        tensor.gradient = copy.const_data_ptr();
+        arguments.copies.push_back(std::move(copy));
+    }
+    arguments.owned.push_back(std::move(parameter));
+    arguments.tensors.push_back(tensor);
+}
+
+// Reads the groups: learning rates, weight decays and, unless null, coefficients.
+inline void read_groups(Arguments& arguments, const OwnedList& lr, const OwnedList& weight_decay, OwnedTensor coef) {
+    const int64_t groups = list_size(lr);
+    check(list_size(weight_decay) == groups, "sgd_step_: there are ", groups, " learning rates but ",
+          list_size(weight_decay), " weight decays");
+    Number coefficient{};
+    int64_t step = 0;  // bytes from one coefficient to the next
+    if (coef) {
+        const Layout layout(coef.get());
+        check(layout.dims == 1, "sgd_step_: coef must have one dimension, and has ", layout.dims);
+        coefficient = checked_number(coef.get(), "coef", arguments.device, groups);
+        step = layout.strides[0] * (coefficient.is_double ? 8 : 4);
+        arguments.owned.push_back(std::move(coef));
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+        OwnedTensor rate = take_tensor(list_item(lr, g));
+        arguments.groups.push_back(Group{checked_number(rate.get(), "lr", arguments.device), coefficient,
+                                         torch::stable::detail::to<double>(list_item(weight_decay, g))});
+        arguments.owned.push_back(std::move(rate));
+        if (coefficient.data != nullptr) coefficient.data = static_cast<const char*>(coefficient.data) + step;
+    }
+}
+
+// Reads (Tensor[] params, Tensor[] grads, Tensor[] momenta, int[] group_of, Tensor[] lr, float[] weight_decay,
+// Tensor? coef, Tensor? grad_scale, Tensor? found_inf, float momentum, bool nesterov) from the stack.
+inline Arguments read_arguments(StableIValue* stack) {
+    Arguments arguments{};
+    const OwnedList parameters = take_list(stack[0]);
+    const OwnedList gradients = take_list(stack[1]);
+    const OwnedList buffers = take_list(stack[2]);
+    const OwnedList group_of = take_list(stack[3]);
+    const OwnedList lr = take_list(stack[4]);
+    const OwnedList weight_decay = take_list(stack[5]);
+    OwnedTensor coef = take_optional_tensor(stack[6]);
+    OwnedTensor loss_scale = take_optional_tensor(stack[7]);
+    OwnedTensor found_inf = take_optional_tensor(stack[8]);
+    arguments.momentum = torch::stable::detail::to<double>(stack[9]);
+    arguments.nesterov = torch::stable::detail::to<bool>(stack[10]);
+
+    const int64_t count = list_size(parameters);
+    const bool has_momentum = arguments.momentum != 0;
+    check(arguments.momentum >= 0, "sgd_step_: momentum must not be negative, got ", arguments.momentum);
+    check(has_momentum || !arguments.nesterov, "sgd_step_: nesterov needs momentum");
+    check(list_size(gradients) == count && list_size(group_of) == count &&
+              list_size(buffers) == (has_momentum ? count : 0),
+          "sgd_step_: there are ", count, " parameters, ", list_size(gradients), " gradients, ", list_size(group_of),
+          " group numbers and ", list_size(buffers), " momenta (as many with momentum, none without)");
+    arguments.tensors.reserve(static_cast<size_t>(count));
+    for (int64_t n = 0; n < count; ++n) {
+        OwnedTensor parameter = take_tensor(list_item(parameters, n));
+        if (n == 0) {
+            arguments.device = device_of(parameter.get());
+            read_groups(arguments, lr, weight_decay, std::move(coef));
+            if (loss_scale) arguments.loss_scale = checked_number(loss_scale.get(), "grad_scale", arguments.device);
+            if (found_inf) arguments.found_inf = checked_number(found_inf.get(), "found_inf", arguments.device);
+        }
+        read_tensor(arguments, std::move(parameter), take_tensor(list_item(gradients, n)),
+                    has_momentum ? take_tensor(list_item(buffers, n)) : nullptr,
+                    torch::stable::detail::to<int64_t>(list_item(group_of, n)), n);
+    }
+    if (loss_scale) arguments.owned.push_back(std::move(loss_scale));
+    if (found_inf) arguments.owned.push_back(std::move(found_inf));
+    return arguments;
+}
+
+}  // namespace esper::sgd

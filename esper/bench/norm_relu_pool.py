@@ -1,0 +1,87 @@
+"""Cases of `norm_relu_pool`: forward and backward of the blocks of a small host, against the three PyTorch modules."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.bench.runner import Comparison, waiting
+from esper.ops import NormReluPool
+
+NAME = "norm-relu-pool"
+
+BATCH = 128
+
+# (channels, height and width) of the three blocks; what is measured alone as `--size 8x32`.
+BLOCKS = ((8, 32), (16, 16), (32, 8))
+CUDA_BATCH = 4096  # the first block is then 64 MB of bfloat16
+
+# Least ratio of all blocks together on one CPU thread.
+_BARS = {torch.bfloat16: 4.0, torch.float32: 1.8}
+
+
+class ThreeModules(nn.BatchNorm2d):
+    """What `NormReluPool` stands in for."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[N, C, H, W]`` to ``[N, C, H // 2, W // 2]``."""
+        return F.max_pool2d(F.relu(super().forward(input)), 2)
+
+
+def _training_step(
+    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
+) -> Callable[[], None]:
+    """One forward and backward in training, on the same values for every module."""
+    generator = torch.Generator().manual_seed(0)
+    module = module.to(device)
+    x = torch.randn(shape, generator=generator).to(device, dtype).to(memory_format=torch.channels_last).requires_grad_()
+    pooled = (shape[0], shape[1], shape[2] // 2, shape[3] // 2)
+    gradient = torch.randn(pooled, generator=generator).to(device, dtype).to(memory_format=torch.channels_last)
+
+    def step() -> None:
+        x.grad = None
+        module.zero_grad(set_to_none=True)
+        module(x).backward(gradient)
+
+    return step
+
+
+def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+def comparisons(sizes: Sequence[tuple[int, int]] | None = None) -> Iterator[Comparison]:
+    """Each block and all together, CPU first, then CUDA where there is a GPU. Bars hold for the CPU on one thread."""
+    yield from _on("cpu", sizes or BLOCKS, BATCH)
+    if torch.cuda.is_available():
+        yield from _on("cuda", sizes or BLOCKS, CUDA_BATCH)
+
+
+def _on(device: str, sizes: Sequence[tuple[int, int]], batch: int) -> Iterator[Comparison]:
+    for dtype, bar in _BARS.items():
+        name = f"{NAME}: forward + backward, {str(dtype).removeprefix('torch.')}"
+        own: list[Callable[[], None]] = []
+        other: list[Callable[[], None]] = []
+        for channels, side in sizes:
+            shape = (batch, channels, side, side)
+            own.append(_training_step(NormReluPool(channels, pool=True), shape, dtype, device))
+            other.append(_training_step(ThreeModules(channels), shape, dtype, device))
+            size = f"{batch} x {channels} x {side} x {side}"
+            yield Comparison(
+                name, size, device, "three modules", waiting(own[-1], device), waiting(other[-1], device), None
+            )
+        if tuple(sizes) == BLOCKS:
+            yield Comparison(
+                name,
+                "the three blocks",
+                device,
+                "three modules",
+                waiting(_all(own), device),
+                waiting(_all(other), device),
+                bar if device == "cpu" else None,
+            )

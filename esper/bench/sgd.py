@@ -1,0 +1,61 @@
+"""Cases of `sgd`: the step of a host and its seeds in one call, against `torch.optim.SGD(fused=True)` for each."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.bench.runner import Comparison, waiting
+from esper.ops import SGD, grad_stats, sgd_step
+
+NAME = "sgd"
+
+# (tensors, elements of each) of every one of the optimizers
+DEFAULT_SIZES = ((11, 48), (11, 2304), (20, 100_000))
+OPTIMIZERS = 4  # a host and three seeds
+MAX_NORM = 1.0
+LR, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
+
+
+def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    made = [nn.Parameter(torch.randn(elements, generator=generator).to(device)) for _ in range(count)]
+    for parameter in made:
+        parameter.grad = torch.randn(elements, generator=generator).to(device)
+    return made
+
+
+def comparisons(sizes: Sequence[tuple[int, int]] | None = None) -> Iterator[Comparison]:
+    """CPU first, then CUDA where there is a GPU. Both sides read the clip coefficients of one `grad_stats`."""
+    yield from _on("cpu", sizes or DEFAULT_SIZES)
+    if torch.cuda.is_available():
+        yield from _on("cuda", sizes or DEFAULT_SIZES)
+
+
+def _on(device: str, sizes: Sequence[tuple[int, int]]) -> Iterator[Comparison]:
+    for count, elements in sizes:
+        own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
+        other = [
+            torch.optim.SGD(_parameters(count, elements, device), LR, MOMENTUM, weight_decay=DECAY, fused=True)
+            for _ in own
+        ]
+        groups = [[p.grad for p in optimizer.param_groups[0]["params"]] for optimizer in own]
+        coefficient = grad_stats(groups, MAX_NORM).clip_coef
+
+        def ours(own: list[SGD] = own, coefficient: Tensor = coefficient) -> None:
+            sgd_step(own, coefficient)
+
+        def each(other: list[torch.optim.SGD] = other, coefficient: Tensor = coefficient) -> None:
+            usable = coefficient > 0
+            scale = torch.where(usable, 1 / coefficient, 1.0).float()
+            found_inf = (~usable).float()
+            for index, optimizer in enumerate(other):
+                optimizer.grad_scale = scale[index]  # type: ignore[attr-defined]
+                optimizer.found_inf = found_inf[index]  # type: ignore[attr-defined]
+                optimizer.step()
+
+        size = f"{OPTIMIZERS} x {count} x {elements:,}"
+        baseline = "torch.optim.SGD, fused, each"
+        yield Comparison(
+            f"{NAME}: clipped step", size, device, baseline, waiting(ours, device), waiting(each, device), None
+        )

@@ -1,0 +1,184 @@
+"""BatchNorm2d, ReLU and an optional 2x2 max-pool as one operator: two passes over the input each way.
+
+``torch.ops.esper.norm_relu_pool`` is functional: the running statistics are updated by a second operator from the
+statistics that it returns. :class:`NormReluPool` is both of them as a module.
+"""
+
+import os
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.ops import _native
+
+# Rows of `statistics`, float32 [3, C], in the order of csrc/norm_relu_pool.h: mean and 1 / sqrt(biased variance + eps)
+# that were used, and the unbiased variance.
+STATISTICS = ("mean", "inv_std", "variance")
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+# Statistics are stored, not differentiated.
+_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
+_library.impl("norm_relu_pool_update_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+
+_forward = torch.ops.esper.norm_relu_pool.default
+_backward = torch.ops.esper.norm_relu_pool_backward.default
+_update = torch.ops.esper.norm_relu_pool_update_.default
+
+
+def norm_relu_pool(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    eps: float = 1e-5,
+    pool: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``max_pool2d(relu(batch_norm(input)), 2)``, or without the pool.
+
+    Sums are taken in float32 and joined in float64. The same bits come out whether the pool is inside or is a
+    ``max_pool2d`` that follows, forward and backward, and for any number of threads.
+
+    Args:
+        input: ``[N, C, H, W]``, contiguous in channels_last, float32 or bfloat16. Differentiable once.
+        weight: float32 ``[C]``; differentiable.
+        bias: float32 ``[C]``; differentiable.
+        running_mean: float32 ``[C]`` to normalise with; None for the statistics of this batch.
+        running_var: likewise.
+        eps: added to the variance.
+        pool: whether to pool; odd last rows and columns are dropped, as ``max_pool2d`` does.
+
+    Returns:
+        output ``[N, C, H, W]`` or ``[N, C, H // 2, W // 2]`` of the input's dtype and layout; statistics, float32
+        ``[3, C]``, rows named by ``STATISTICS`` (0 for an empty input); choice, uint8 as output: the place in the
+        window that it was taken from, or 4 where ReLU made it zero (``[0]`` without the pool).
+
+    Raises:
+        RuntimeError: another layout, dtype, shape or device; batch statistics of a single value per channel.
+    """
+    return cast(
+        tuple[Tensor, Tensor, Tensor], _forward(input, weight, bias, running_mean, running_var, float(eps), pool)
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    input, weight, bias, running_mean, _, _, ctx.pool = inputs
+    _, statistics, choice = output
+    ctx.batch_statistics = running_mean is None
+    ctx.save_for_backward(input, weight, bias, statistics, choice)
+    ctx.mark_non_differentiable(statistics, choice)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad_output is None:
+        return (None,) * 7
+    input, weight, bias, statistics, choice = ctx.saved_tensors
+    gradient = grad_output.contiguous(memory_format=torch.channels_last)
+    gradients = _backward(gradient, input, weight, bias, statistics, choice, ctx.batch_statistics, ctx.pool)
+    return (*gradients, None, None, None, None)
+
+
+def _no_second_gradient(ctx: Any, *_: Any) -> None:
+    raise RuntimeError("norm_relu_pool can be differentiated once; use the three modules for higher derivatives")
+
+
+torch.library.register_autograd("esper::norm_relu_pool", _gradients, setup_context=_setup_context)
+torch.library.register_autograd("esper::norm_relu_pool_backward", _no_second_gradient)
+
+
+@torch.library.register_fake("esper::norm_relu_pool")  # type: ignore[untyped-decorator]
+def _fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    eps: float,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, channels, height, width = input.shape
+    shape = (batch, channels, height // 2, width // 2) if pool else (batch, channels, height, width)
+    output = torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=torch.channels_last)
+    statistics = input.new_empty((len(STATISTICS), channels), dtype=torch.float32)
+    choice = torch.empty_like(output, dtype=torch.uint8) if pool else input.new_empty((0,), dtype=torch.uint8)
+    return output, statistics, choice
+
+
+@torch.library.register_fake("esper::norm_relu_pool_backward")  # type: ignore[untyped-decorator]
+def _fake_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+    choice: Tensor,
+    batch_statistics: bool,
+    pool: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradient = torch.empty_like(input, memory_format=torch.channels_last)
+    return gradient, torch.empty_like(weight), torch.empty_like(bias)
+
+
+@torch.library.register_fake("esper::norm_relu_pool_update_")  # type: ignore[untyped-decorator]
+def _fake_update(
+    running_mean: Tensor, running_var: Tensor, num_batches_tracked: Tensor, statistics: Tensor, momentum: float | None
+) -> None:
+    return None
+
+
+class NormReluPool(nn.BatchNorm2d):
+    """Stands in for ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
+
+    Parameters, buffers and state_dict are those of the ``nn.BatchNorm2d``. ``pool`` may be set at any time: where
+    something is put between ReLU and the pool, it is set to False and the pool follows outside, with the same bits.
+
+    The operator serves float32 and bfloat16 inputs in channels_last with float32 parameters; everything else goes
+    through the three PyTorch functions, which with ``ESPER_REQUIRE_NATIVE=1`` is an error. :meth:`unserved` says why.
+    """
+
+    def __init__(self, num_features: int, *args: Any, pool: bool = False, **kwargs: Any) -> None:
+        """The arguments of ``nn.BatchNorm2d``, and ``pool``."""
+        super().__init__(num_features, *args, **kwargs)
+        self.pool = pool
+
+    def unserved(self, input: Tensor) -> str | None:
+        """Why the operator cannot take this input ``[N, C, H, W]``; None where it can."""
+        if input.device.type == "cuda" and not _native.cuda_loaded():
+            return "esper._C_cuda is missing; `esper info` tells why"
+        if input.device.type not in ("cpu", "cuda", "meta"):
+            return f"there is no kernel for {input.device.type}"
+        if input.dim() != 4 or not input.is_contiguous(memory_format=torch.channels_last):
+            return "the input is not [N, C, H, W] in channels_last"
+        if input.dtype not in _DTYPES:
+            return f"the input is {input.dtype}, not float32 or bfloat16"
+        if self.weight is None or self.bias is None or self.weight.dtype != torch.float32:
+            return "the module has no float32 weight and bias"
+        if input.numel() == 0:
+            return "the input is empty"
+        return None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[N, C, H, W]`` to the same, or with ``pool`` to ``[N, C, H // 2, W // 2]``, of the input's dtype."""
+        reason = self.unserved(input)
+        if reason is not None:
+            return self._by_torch(input, reason)
+        batch = self.training or self.running_mean is None
+        mean, variance = (None, None) if batch else (self.running_mean, self.running_var)
+        output, statistics, _ = norm_relu_pool(input, self.weight, self.bias, mean, variance, self.eps, self.pool)
+        if self.training and self.running_mean is not None:
+            _update(self.running_mean, self.running_var, self.num_batches_tracked, statistics, self.momentum)
+        return output
+
+    def _by_torch(self, input: Tensor, reason: str) -> Tensor:
+        if os.environ.get("ESPER_REQUIRE_NATIVE", "0") == "1":
+            raise RuntimeError(f"ESPER_REQUIRE_NATIVE=1, but NormReluPool cannot use its operator: {reason}")
+        output = F.relu(super().forward(input))
+        return F.max_pool2d(output, 2) if self.pool else output
+
+    def extra_repr(self) -> str:
+        """The line of ``nn.BatchNorm2d``, and ``pool``."""
+        return f"{super().extra_repr()}, pool={self.pool}"  # type: ignore[no-untyped-call]

@@ -1,0 +1,205 @@
+"""SGD whose step is one operator over all tensors: of one optimizer, or of many at once."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from esper.ops import _native
+
+assert _native  # loading it registers the operators
+
+# A step is not differentiated.
+_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
+_library.impl("sgd_step_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+
+_step = torch.ops.esper.sgd_step_.default
+
+# Options of torch.optim.SGD that this one does not have, with the value that means the same; its state has them all.
+_FIXED = {"dampening": 0, "maximize": False, "differentiable": False}
+_IGNORED = {"foreach": None, "fused": None}
+
+
+@torch.library.register_fake("esper::sgd_step_")  # type: ignore[untyped-decorator]
+def _fake(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    group_of: Sequence[int],
+    lr: Sequence[Tensor],
+    weight_decay: Sequence[float],
+    coef: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    return None
+
+
+class SGD(Optimizer):
+    """``torch.optim.SGD`` with dampening 0, stepped by one operator that reads all that changes from device memory.
+
+    The learning rate of each group is a 0-d float64 tensor on the device of its parameters, which learning rate
+    schedulers fill in place; a captured step sees the new value. Momentum buffers start at zero. Parameters, which must
+    be on one device and float32, bfloat16 or float64, are skipped while their gradient is None.
+
+    ``state_dict`` is that of ``torch.optim.SGD``: either loads the other's.
+    """
+
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scale and found_inf to `step`, without a sync
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        """As ``torch.optim.SGD``. A tensor ``lr``, 0-d on the parameters' device, is used as it is by the first group.
+
+        Raises:
+            ValueError: a negative number, or nesterov without momentum.
+        """
+        for name, value in (("lr", float(lr)), ("momentum", momentum), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if nesterov and momentum == 0:
+            raise ValueError("nesterov needs momentum")
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, {**options, **_FIXED, **_IGNORED})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As every optimizer's; the learning rate becomes a tensor of the group's own."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        device = group["params"][0].device if group["params"] else torch.device("cpu")
+        if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
+            group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
+        elif any(group["lr"] is other["lr"] for other in self.param_groups[:-1]):
+            group["lr"] = group["lr"].clone()  # or a scheduler would fill one number once for each group
+
+    @overload
+    def step(self, closure: None = None, *, clip_coef: Tensor | None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float], *, clip_coef: Tensor | None = None) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None) -> float | None:
+        """One step of all groups.
+
+        Args:
+            closure: computes the loss again; returned is what it returns.
+            clip_coef: float32 or float64 ``[groups]`` on the parameters' device, with which gradients are multiplied.
+                A group whose coefficient is 0 or NaN keeps its parameters and momentum.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        sgd_step(
+            [self], clip_coef, grad_scale=getattr(self, "grad_scale", None), found_inf=getattr(self, "found_inf", None)
+        )
+        return loss
+
+    def zero_momentum(self) -> None:
+        """Set all momentum buffers to zero, in their storage."""
+        for state in self.state.values():
+            if state.get("momentum_buffer") is not None:
+                state["momentum_buffer"].zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every optimizer's; numbers that live on the device are plain floats, which waits for it."""
+        state: dict[str, Any] = super().state_dict()
+        for group in state["param_groups"]:
+            group.update({name: value.item() for name, value in group.items() if isinstance(value, Tensor)})
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what this optimizer or ``torch.optim.SGD`` saved. Learning rate tensors stay the same ones.
+
+        Raises:
+            ValueError: other groups, or an option of ``torch.optim.SGD`` that this one does not have.
+        """
+        for saved in state_dict["param_groups"]:
+            for name, value in _FIXED.items():
+                if saved.get(name, value) != value:
+                    raise ValueError(f"saved with {name}={saved[name]!r}, and esper.ops.SGD only does {value!r}")
+        rates = [group["lr"] for group in self.param_groups]
+        super().load_state_dict(cast(dict[str, Any], state_dict))
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate.fill_(float(group["lr"]))
+            for parameter in group["params"]:
+                buffer = self.state.get(parameter, {}).get("momentum_buffer")
+                if buffer is not None and buffer.stride() != parameter.stride():
+                    self.state[parameter]["momentum_buffer"] = _zeros_like(parameter).copy_(buffer)
+
+    def _momentum_of(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = _zeros_like(parameter)
+        return cast(Tensor, state["momentum_buffer"])
+
+
+def _zeros_like(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
+
+
+@torch.no_grad()
+def sgd_step(
+    optimizers: Iterable[SGD],
+    clip_coef: Tensor | None = None,
+    *,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """One step of all groups of all optimizers, in one call of the operator, without a host sync.
+
+    Args:
+        optimizers: their parameters are on one device, and their momentum and nesterov are the same.
+        clip_coef: float32 or float64 ``[G]`` on that device: what the gradients of each parameter group, counted
+            through all optimizers, are multiplied with. None is 1. A group with 0 or NaN stays as it is.
+        grad_scale: one number on that device: what the loss was multiplied with.
+        found_inf: one number on that device: where it is not 0, nothing is stepped.
+
+    Raises:
+        ValueError: optimizers of different momentum or nesterov.
+        RuntimeError: tensors of other devices, shapes or dtypes than their parameters.
+    """
+    params: list[Tensor] = []
+    momenta: list[Tensor] = []
+    group_of: list[int] = []
+    groups: list[dict[str, Any]] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                params.append(parameter)
+                group_of.append(len(groups))
+                if group["momentum"] != 0:
+                    momenta.append(optimizer._momentum_of(parameter))
+            groups.append(group)
+    kinds = {(float(group["momentum"]), bool(group["nesterov"])) for group in groups}
+    if len(kinds) > 1:
+        raise ValueError(f"groups that are stepped together have one (momentum, nesterov), not {sorted(kinds)}")
+    if not params:
+        return
+    ((momentum, nesterov),) = kinds
+    _step(
+        params,
+        [parameter.grad for parameter in params],
+        momenta,
+        group_of,
+        [group["lr"] for group in groups],
+        [float(group["weight_decay"]) for group in groups],
+        clip_coef,
+        grad_scale,
+        found_inf,
+        momentum,
+        nesterov,
+    )
+    torch.autograd.graph.increment_version(params)

@@ -1,0 +1,390 @@
+"""`esper.ops.SGD` on the CPU: the steps of `torch.optim.SGD`, with clipping and skipping read from memory."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.ops import SGD, grad_stats, sgd_step
+
+OPTIONS: list[dict[str, Any]] = [
+    {"lr": 0.1},
+    {"lr": 0.05, "weight_decay": 0.01},
+    {"lr": 0.05, "momentum": 0.9},
+    {"lr": 0.03, "momentum": 0.9, "weight_decay": 5e-4},
+    {"lr": 0.02, "momentum": 0.8, "weight_decay": 5e-4, "nesterov": True},
+]
+SHAPES = ((1,), (7,), (16, 3, 3, 3), (33, 65), (), (0, 4), (1000,))
+
+
+def parameters(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    made[2].data = made[2].data.to(memory_format=torch.channels_last)
+    return made
+
+
+def set_gradients(params: list[nn.Parameter], seed: int) -> None:
+    """The same gradients for the same seed; one is None now and then."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for i, parameter in enumerate(params):
+        gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.grad = None if (seed + i) % 5 == 0 else gradient.contiguous()
+
+
+def assert_same(a: list[nn.Parameter], b: list[nn.Parameter], tolerance: float = 1e-6) -> None:
+    """Relative to the size of each tensor: single elements near zero have lost more, in both."""
+    for mine, theirs in zip(a, b, strict=True):
+        assert (mine - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_many_steps_equal_torch(options: dict[str, Any]) -> None:
+    mine, theirs = parameters(), parameters()
+    own, reference = SGD(mine, **options), torch.optim.SGD(theirs, **options)
+    for step in range(100):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        own.step()
+        reference.step()
+    assert_same(mine, theirs)
+
+
+def test_float64_and_bfloat16() -> None:
+    for dtype, tolerance in ((torch.float64, 1e-14), (torch.bfloat16, 1e-2)):
+        mine, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
+        own = SGD(mine, lr=0.01, momentum=0.9, weight_decay=0.01)
+        reference = torch.optim.SGD(theirs, lr=0.01, momentum=0.9, weight_decay=0.01)
+        for step in range(10):
+            set_gradients(mine, step)
+            set_gradients(theirs, step)
+            own.step()
+            reference.step()
+        assert_same(mine, theirs, tolerance)
+
+
+def test_known_numbers() -> None:
+    # g = 2 * 0.5 + 0.1 * 10 = 2; momentum 0 -> 2 -> 0.5 * 2 + 2 = 3 (the second g: 2 * 0.5 + 0.1 * 10 with p held).
+    p = nn.Parameter(torch.tensor([10.0]))
+    optimizer = SGD([p], lr=1.0, momentum=0.5, weight_decay=0.1)
+    p.grad = torch.tensor([2.0])
+    optimizer.step(clip_coef=torch.tensor([0.5]))
+    assert p.item() == 8
+    assert optimizer.state[p]["momentum_buffer"].item() == 2
+    optimizer.step(clip_coef=torch.tensor([0.5]))  # g = 1 + 0.8 = 1.8, momentum 1 + 1.8
+    assert p.item() == pytest.approx(8 - 2.8)
+
+
+def test_clipping_by_the_coefficient_equals_clip_grad_norm() -> None:
+    mine, theirs = parameters(), parameters()
+    own = SGD(mine, lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
+    for step in range(20):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        stats = grad_stats([[p.grad for p in mine]], max_norm=1.0)
+        own.step(clip_coef=stats.clip_coef)
+        nn.utils.clip_grad_norm_(theirs, 1.0)
+        reference.step()
+    assert_same(mine, theirs)
+
+
+def test_groups_have_their_own_rate_decay_and_coefficient() -> None:
+    mine, theirs = parameters(), parameters()
+    options = [{"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.01, "weight_decay": 0.1}]
+    own = SGD([{"params": mine[:3], **options[0]}, {"params": mine[3:], **options[1]}], momentum=0.9)
+    reference = torch.optim.SGD(
+        [{"params": theirs[:3], **options[0]}, {"params": theirs[3:], **options[1]}], momentum=0.9
+    )
+    coef = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    for step in range(10):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        for i, parameter in enumerate(theirs):
+            if parameter.grad is not None:
+                parameter.grad *= coef[0 if i < 3 else 1].item()
+        own.step(clip_coef=coef)
+        reference.step()
+    assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_many_optimizers_in_one_call(momentum: float) -> None:
+    rates, decays = (0.1, 0.05, 0.02), (0.0, 0.01, 0.1)
+
+    def three() -> list[list[nn.Parameter]]:
+        return [parameters(seed) for seed in range(3)]
+
+    mine, theirs = three(), three()
+    own = [SGD(p, lr=r, weight_decay=w, momentum=momentum) for p, r, w in zip(mine, rates, decays, strict=True)]
+    alone = [SGD(p, lr=r, weight_decay=w, momentum=momentum) for p, r, w in zip(theirs, rates, decays, strict=True)]
+    for step in range(5):
+        for i in range(3):
+            set_gradients(mine[i], step + i)
+            set_gradients(theirs[i], step + i)
+        # A column of a larger block, as grad_stats gives it.
+        coef = torch.rand(3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(step))[:, 4]
+        sgd_step(own, coef)
+        for i, optimizer in enumerate(alone):
+            optimizer.step(clip_coef=coef[i : i + 1])
+    for a, b in zip(mine, theirs, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("coefficient", [0.0, math.nan, -1.0])
+def test_a_group_without_a_usable_coefficient_stays_as_it_is(coefficient: float) -> None:
+    params = [parameters(1), parameters(2)]
+    optimizers = [SGD(p, lr=0.1, momentum=0.9) for p in params]
+    for p in params:
+        set_gradients(p, 1)
+    sgd_step(optimizers)
+    before = copy.deepcopy([p.data for p in params[0]])
+    momenta = copy.deepcopy([s["momentum_buffer"] for s in optimizers[0].state.values()])
+    other = params[1][1].detach().clone()
+    for parameter in params[0]:
+        if parameter.grad is not None:
+            parameter.grad.fill_(math.nan)
+    sgd_step(optimizers, torch.tensor([coefficient, 1.0]))
+    assert all(torch.equal(a, b) for a, b in zip(params[0], before, strict=True))
+    assert all(torch.equal(s["momentum_buffer"], m) for s, m in zip(optimizers[0].state.values(), momenta, strict=True))
+    assert not torch.equal(params[1][1], other)
+
+
+def test_loss_scale_and_found_inf() -> None:
+    mine, theirs = parameters(), parameters()
+    own, plain = SGD(mine, lr=0.1, momentum=0.9), SGD(theirs, lr=0.1, momentum=0.9)
+    set_gradients(mine, 1)
+    set_gradients(theirs, 1)
+    for parameter in mine:
+        if parameter.grad is not None:
+            parameter.grad *= 1024
+    own.grad_scale = torch.tensor(1024.0)  # type: ignore[attr-defined]
+    own.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    own.step()
+    plain.step()
+    assert_same(mine, theirs)
+    before = copy.deepcopy([p.data for p in mine])
+    own.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    own.step()
+    assert all(torch.equal(a, b) for a, b in zip(mine, before, strict=True))
+
+
+def test_a_gradient_scaler_leaves_its_scale_to_the_step() -> None:
+    model, twin = nn.Linear(4, 2), nn.Linear(4, 2)
+    twin.load_state_dict(model.state_dict())
+    own, reference = SGD(model.parameters(), lr=0.1), torch.optim.SGD(twin.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    scaler.scale(model(x).square().sum()).backward()
+    scaler.step(own)
+    scaler.update()
+    twin(x).square().sum().backward()
+    reference.step()
+    torch.testing.assert_close(model.weight, twin.weight)
+    assert own._step_supports_amp_scaling
+
+
+SCHEDULERS: list[Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = [
+    lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 6]),
+    lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
+    lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=12),
+]
+
+
+@pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)))
+def test_schedulers_fill_the_rate(scheduler: int) -> None:
+    mine, theirs = parameters(), parameters()
+    own = SGD(mine, lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
+    rate = own.param_groups[0]["lr"]
+    schedules = [SCHEDULERS[scheduler](own), SCHEDULERS[scheduler](reference)]
+    for step in range(10):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        own.step()
+        reference.step()
+        for schedule in schedules:
+            schedule.step()
+        assert own.param_groups[0]["lr"] is rate
+        assert rate.item() == pytest.approx(reference.param_groups[0]["lr"], rel=1e-9, abs=1e-12)
+    assert_same(mine, theirs)
+
+
+def test_a_tensor_as_the_rate_is_used_and_not_shared() -> None:
+    rate = torch.tensor(0.5)
+    groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    optimizer = SGD(groups, lr=rate)
+    assert optimizer.param_groups[0]["lr"] is rate
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    schedule.step()
+    assert [group["lr"].item() for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def test_state_goes_to_and_from_torch() -> None:
+    mine, theirs = parameters(), parameters()
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    own, reference = SGD(mine, **options), torch.optim.SGD(theirs, **options)
+    for step in range(3):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        own.step()
+        reference.step()
+    assert isinstance(own.state_dict()["param_groups"][0]["lr"], float)
+    swapped = SGD(mine, lr=5.0, momentum=0.1), torch.optim.SGD(theirs, lr=5.0)
+    rate = swapped[0].param_groups[0]["lr"]
+    swapped[0].load_state_dict(reference.state_dict())
+    swapped[1].load_state_dict(own.state_dict())
+    assert swapped[0].param_groups[0]["lr"] is rate
+    assert rate.item() == 0.1
+    for step in range(3, 6):
+        set_gradients(mine, step)
+        set_gradients(theirs, step)
+        swapped[0].step()
+        swapped[1].step()
+    assert_same(mine, theirs)
+
+
+def test_a_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
+    p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = SGD([p], lr=0.1, momentum=0.9)
+    momentum = torch.randn(4, 3, 2, 2)
+    state = {"state": {0: {"momentum_buffer": momentum}}, "param_groups": optimizer.state_dict()["param_groups"]}
+    optimizer.load_state_dict(state)
+    loaded = optimizer.state[p]["momentum_buffer"]
+    assert torch.equal(loaded, momentum)
+    assert loaded.stride() == p.stride()
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+
+
+def test_state_of_another_kind_of_sgd_is_refused() -> None:
+    p = nn.Parameter(torch.ones(2))
+    saved = torch.optim.SGD([p], lr=0.1, momentum=0.9, dampening=0.5).state_dict()
+    with pytest.raises(ValueError, match=r"saved with dampening=0.5, and esper.ops.SGD only does 0"):
+        SGD([p], lr=0.1).load_state_dict(saved)
+
+
+def test_zero_momentum_keeps_the_storage() -> None:
+    params = parameters()
+    optimizer = SGD(params, lr=0.1, momentum=0.9)
+    set_gradients(params, 1)
+    optimizer.step()
+    buffers = [state["momentum_buffer"] for state in optimizer.state.values()]
+    assert any(buffer.any() for buffer in buffers)
+    optimizer.zero_momentum()
+    assert not any(buffer.any() for buffer in buffers)
+
+
+def test_closures_and_graphs() -> None:
+    p = nn.Parameter(torch.tensor([3.0]))
+    optimizer = SGD([p], lr=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 9
+    assert p.item() == pytest.approx(2.4)
+    loss = p.square().sum()
+    optimizer.step(closure)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # autograd sees that the parameter is another one now
+
+
+def test_nothing_to_step() -> None:
+    SGD([nn.Parameter(torch.ones(2))], lr=0.1).step()
+    sgd_step([])
+
+
+def test_wrong_options() -> None:
+    p = nn.Parameter(torch.ones(2))
+    for options, message in (
+        ({"lr": -1.0}, "lr must not be negative, got -1"),
+        ({"momentum": -0.1}, "momentum must not be negative"),
+        ({"weight_decay": math.nan}, "weight_decay must not be negative, got nan"),
+        ({"nesterov": True}, "nesterov needs momentum"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SGD([p], **options)  # type: ignore[arg-type]
+    p.grad = torch.ones(2)
+    other = nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=r"have one \(momentum, nesterov\), not \[\(0.0, False\), \(0.9, False\)\]"):
+        sgd_step([SGD([p], momentum=0.9), SGD([other])])
+
+
+def call(**changes: object) -> None:
+    """The operator with right arguments, but for `changes`."""
+    arguments: dict[str, object] = {
+        "params": [torch.ones(3)],
+        "grads": [torch.ones(3)],
+        "momenta": [torch.zeros(3)],
+        "group_of": [0],
+        "lr": [torch.tensor(0.1)],
+        "weight_decay": [0.0],
+        "coef": torch.ones(1),
+        "grad_scale": None,
+        "found_inf": None,
+        "momentum": 0.9,
+        "nesterov": False,
+    }
+    torch.ops.esper.sgd_step_(*{**arguments, **changes}.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"params": [torch.ones(3, dtype=torch.int64)]}, "parameter 0 must be float32, bfloat16 or float64"),
+        ({"params": [torch.ones(6)[::2]]}, "parameter 0 has holes or repeats"),
+        ({"grads": []}, "there are 1 parameters, 0 gradients, 1 group numbers and 1 momenta"),
+        ({"grads": [torch.ones(4)]}, "gradient 0 differs from its parameter in shape, dtype or device"),
+        ({"grads": [torch.ones(3).double()]}, "gradient 0 differs from its parameter in shape, dtype or device"),
+        ({"momenta": [torch.ones(2)]}, "momentum 0 differs from its parameter"),
+        ({"momenta": [], "momentum": 0.9}, r"0 momenta \(as many with momentum, none without\)"),
+        ({"momentum": -0.5}, "momentum must not be negative, got -0.5"),
+        ({"momentum": 0.0, "momenta": [], "nesterov": True}, "nesterov needs momentum"),
+        ({"group_of": [1]}, r"group_of\[0\] is 1, and there are 1 groups"),
+        ({"weight_decay": [0.0, 0.1]}, "there are 1 learning rates but 2 weight decays"),
+        ({"lr": [torch.tensor([0.1, 0.2])]}, "lr must be 1 float32 or float64 on the parameters' device"),
+        ({"lr": [torch.tensor(1)]}, "lr must be 1 float32 or float64"),
+        ({"coef": torch.ones(2)}, "coef must be 1 float32 or float64"),
+        ({"coef": torch.ones(1, 1)}, "coef must have one dimension, and has 2"),
+        ({"found_inf": torch.ones(2)}, "found_inf must be 1 float32 or float64"),
+    ],
+)
+def test_wrong_arguments(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^sgd_step_: .*{message}"):
+        call(**changes)
+
+
+def test_gradients_of_any_layout() -> None:
+    weight = torch.randn(4, 3, 2, 2)
+    gradient = torch.randn(4, 3, 2, 2)
+    p = nn.Parameter(weight.to(memory_format=torch.channels_last, copy=True))
+    for layout in (gradient, gradient.to(memory_format=torch.channels_last), gradient[:, :1].expand(4, 3, 2, 2)):
+        with torch.no_grad():
+            p.copy_(weight)
+        p.grad = None
+        grads: list[Tensor] = [layout]
+        torch.ops.esper.sgd_step_([p.data], grads, [], [0], [torch.tensor(0.5)], [0.0], None, None, None, 0.0, False)
+        torch.testing.assert_close(p.data, weight - 0.5 * layout)
+
+
+def test_opcheck() -> None:
+    params = [torch.randn(3, 4), torch.randn(5), torch.randn(0)]
+    grads = [torch.randn_like(p) for p in params]
+    momenta = [torch.zeros_like(p) for p in params]
+    rates = [torch.tensor(0.1), torch.tensor(0.2, dtype=torch.float64)]
+    coef = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    for scale in (None, torch.tensor(2.0)):
+        arguments = (params, grads, momenta, [0, 1, 0], rates, [0.0, 0.1], coef, scale, None, 0.9, True)
+        torch.library.opcheck(torch.ops.esper.sgd_step_.default, arguments)
+    arguments = (params, grads, [], [0, 1, 0], rates, [0.0, 0.1], None, None, None, 0.0, False)
+    torch.library.opcheck(torch.ops.esper.sgd_step_.default, arguments)
