@@ -75,19 +75,6 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """``run``, followed by a wait for the GPU where the work is there."""
-    if device == "cpu":
-        return run
-    import torch
-
-    def run_and_wait() -> None:
-        run()
-        torch.cuda.synchronize()
-
-    return run_and_wait
-
-
 def _seconds(run: Callable[[], object], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
