@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper.cli.main import group
 from esper.config import TrainingConfig
+from esper.config_files import set_dotted
 from esper.control.names import make_controller
 from esper.data.task import resolve
 from esper.data.tasks import load_task
@@ -93,8 +95,9 @@ def test_the_commands_of_the_pages_parse(line: str) -> None:
     assert command is not None, f"{name} is no command"
     context = command.make_context(name, arguments)  # raises for an option or a value that cannot be
     for assignment in context.params.get("assignments", ()):
-        section, key, value = re.fullmatch(r"(\w+)\.(\w+)=(.*)", assignment).groups()  # type: ignore[union-attr]
-        TrainingConfig.parse({section: {key: tomllib.loads(f"v = {value}")["v"]}})
+        tables: dict[str, Any] = {}
+        set_dotted(tables, assignment)
+        TrainingConfig.parse(tables)
 
 
 def test_every_command_is_in_the_readme() -> None:
