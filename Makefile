@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all bench cuda-compiles clean
+.PHONY: all install format lint type test test-all bench gpu-check cuda-compiles clean
 
 all: lint type test
 
@@ -30,6 +30,9 @@ test-all:  ## the slow ones too
 
 bench:
 	esper-bench
+
+gpu-check:  ## everything that only a GPU can show
+	benchmarks/gpu_check.sh
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from esper.env.world import World
 from esper.seeds.alpha import AlphaCurve
 from esper.seeds.blend import STYLES
 from esper.seeds.gate import GATES, GateResult, evaluate_gate, germination_gate
@@ -14,9 +15,22 @@ from esper.seeds.slot import GerminationFailed, SeedSlot
 from esper.seeds.stage import ADVANCES, SeedStage
 from esper.spaces.action import Action, Op
 from esper.telemetry.event import ActionTaken, GateEvaluated
+from esper.training.env_state import ParallelEnvState
+from esper.training.governor import Governor
 
-if TYPE_CHECKING:
-    from esper.env.episode import Episode
+
+class Growing(Protocol):
+    """The parts of an episode that actions and gates have to do with."""
+
+    training: ParallelEnvState
+    world: World
+    slots: list[SeedSlot]
+    governor: Governor
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,7 @@ class Outcome:
     reason: str
 
 
-def apply_action(episode: Episode, action: Action) -> Outcome:
+def apply_action(episode: Growing, action: Action) -> Outcome:
     """Execute one legal action and report it."""
     if action.op is Op.WAIT:
         return Outcome(Op.WAIT, True, "")
@@ -51,7 +65,7 @@ def apply_action(episode: Episode, action: Action) -> Outcome:
     return Outcome(action.op, not reason, reason)
 
 
-def _germinate(episode: Episode, slot: SeedSlot, action: Action) -> str:
+def _germinate(episode: Growing, slot: SeedSlot, action: Action) -> str:
     name = episode.world.spec.blueprints[action.blueprint]
     left = episode.world.config.env.max_seeds - sum(s.living for s in episode.slots)
     gate = germination_gate(True, slot.stage is SeedStage.DORMANT, left)
@@ -66,7 +80,7 @@ def _germinate(episode: Episode, slot: SeedSlot, action: Action) -> str:
     return ""
 
 
-def _advance(episode: Episode, slot: SeedSlot, _action: Action) -> str:
+def _advance(episode: Growing, slot: SeedSlot, _action: Action) -> str:
     gate = next_gate(episode, slot)
     assert gate is not None
     _report(episode, slot, gate)
@@ -75,7 +89,7 @@ def _advance(episode: Episode, slot: SeedSlot, _action: Action) -> str:
     return gate.reason
 
 
-def _fossilize(episode: Episode, slot: SeedSlot, _action: Action) -> str:
+def _fossilize(episode: Growing, slot: SeedSlot, _action: Action) -> str:
     gate = next_gate(episode, slot)
     assert gate is not None
     _report(episode, slot, gate)
@@ -84,17 +98,17 @@ def _fossilize(episode: Episode, slot: SeedSlot, _action: Action) -> str:
     return gate.reason
 
 
-def _prune(_episode: Episode, slot: SeedSlot, action: Action) -> str:
+def _prune(_episode: Growing, slot: SeedSlot, action: Action) -> str:
     slot.prune(action.alpha_speed, AlphaCurve(action.alpha_curve), "prune")
     return ""
 
 
-def _set_alpha_target(_episode: Episode, slot: SeedSlot, action: Action) -> str:
+def _set_alpha_target(_episode: Growing, slot: SeedSlot, action: Action) -> str:
     slot.set_alpha_target(action.alpha_target, action.alpha_speed, AlphaCurve(action.alpha_curve))
     return ""
 
 
-_OPS: Mapping[Op, Callable[[Episode, SeedSlot, Action], str]] = MappingProxyType(
+_OPS: Mapping[Op, Callable[[Growing, SeedSlot, Action], str]] = MappingProxyType(
     {
         Op.GERMINATE: _germinate,
         Op.SET_ALPHA_TARGET: _set_alpha_target,
@@ -105,7 +119,7 @@ _OPS: Mapping[Op, Callable[[Episode, SeedSlot, Action], str]] = MappingProxyType
 )
 
 
-def next_gate(episode: Episode, slot: SeedSlot) -> GateResult | None:
+def next_gate(episode: Growing, slot: SeedSlot) -> GateResult | None:
     """The gate in front of the slot's next stage (ADVANCE, or FOSSILIZE from HOLDING), or None where there is none."""
     target = SeedStage.FOSSILIZED if slot.stage is SeedStage.HOLDING else ADVANCES.get(slot.stage)
     if target is None:
@@ -114,7 +128,7 @@ def next_gate(episode: Episode, slot: SeedSlot) -> GateResult | None:
     return evaluate_gate(target, evidence, episode.world.config.env.gates, episode.training.durations)
 
 
-def automatic_gates(episode: Episode) -> None:
+def automatic_gates(episode: Growing) -> None:
     """Open the gates that the config opens by themselves; prune a seed that blocks an automatic G2 for too long."""
     automatic = episode.world.config.env.auto_advance
     for slot in episode.slots:
@@ -130,7 +144,7 @@ def automatic_gates(episode: Episode) -> None:
             slot.cut("stuck in training")
 
 
-def _report(episode: Episode, slot: SeedSlot, gate: GateResult) -> None:
+def _report(episode: Growing, slot: SeedSlot, gate: GateResult) -> None:
     episode.world.emit(
         GateEvaluated(
             env=episode.index,

@@ -7,36 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
-from esper.config import TrainingConfig
 from esper.env.apply import Outcome, apply_action, automatic_gates
-from esper.env.baseline import Baseline
 from esper.env.signals import Measurement, SignalTracker
+from esper.env.world import World
 from esper.ops import grad_stats
-from esper.seeds.blueprints import BlueprintRegistry
-from esper.spaces.action import Action, ActionSpec, Op
+from esper.spaces.action import Action, Op
 from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
 from esper.training.env_state import HOST, ParallelEnvState
 from esper.training.evaluate import evaluate
 from esper.training.governor import Governor
 from esper.training.snapshot import ValidationRecord
-
-
-@dataclass(frozen=True)
-class World:
-    """What all envs of one vector env share, read-only."""
-
-    config: TrainingConfig
-    spec: ActionSpec
-    blueprints: BlueprintRegistry
-    baseline: Baseline
-    emit: Callable[[Event], None]
 
 
 class Episode:

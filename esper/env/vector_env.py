@@ -18,10 +18,11 @@ from esper.config import TrainingConfig
 from esper.data.fit import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline, measure_baseline
-from esper.env.episode import Episode, World, transfer
+from esper.env.episode import Episode, transfer
 from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
+from esper.env.world import World
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event

@@ -1,0 +1,23 @@
+"""What all envs of one vector env share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from esper.config import TrainingConfig
+from esper.env.baseline import Baseline
+from esper.seeds.blueprints import BlueprintRegistry
+from esper.spaces.action import ActionSpec
+from esper.telemetry.event import Event
+
+
+@dataclass(frozen=True)
+class World:
+    """Read-only."""
+
+    config: TrainingConfig
+    spec: ActionSpec
+    blueprints: BlueprintRegistry
+    baseline: Baseline
+    emit: Callable[[Event], None]
