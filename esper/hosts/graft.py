@@ -40,7 +40,7 @@ class GraftedHost(Host):
         self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
 
     def walk(self, x: Tensor, at: At) -> Tensor:
-        with self._hooked(lambda site, h: at(site, h)):
+        with self._hooked(at):
             return self.model(x.clone())  # type: ignore[no-any-return]  # it may write over its inputs, too
 
     def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:

@@ -92,9 +92,12 @@ _DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Drop
 
 
 def own_dropout(module: nn.Module, draws: Draws) -> None:
-    """Replace the dropout layers below ``module``, so that lanes that run side by side do not share their numbers."""
+    """Replace the dropout layers below ``module``, so that lanes that run side by side do not share their numbers.
+
+    One that is frozen, in eval mode in a module in train mode, stays as it is and drops nothing.
+    """
     for name, child in module.named_children():
-        if type(child) in _DROPOUTS:
+        if type(child) in _DROPOUTS and (child.training or not module.training):
             setattr(module, name, OwnedDropout(child.p, draws, _DROPOUTS[type(child)]))  # type: ignore[arg-type]
         else:
             own_dropout(child, draws)
