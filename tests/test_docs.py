@@ -93,7 +93,8 @@ def test_the_commands_of_the_pages_parse(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     command = group.get_command(None, name)  # type: ignore[arg-type]
     assert command is not None, f"{name} is no command"
-    context = command.make_context(name, arguments)  # raises for an option or a value that cannot be
+    parent = group.make_context("esper", [], resilient_parsing=True)  # its settings are the command's, too
+    context = command.make_context(name, arguments, parent=parent)  # raises for an option or a value that cannot be
     for assignment in context.params.get("assignments", ()):
         tables: dict[str, Any] = {}
         set_dotted(tables, assignment)
