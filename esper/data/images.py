@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -33,16 +33,10 @@ CIFAR10 = ImageSource(
     home=CIFAR_HOME,
     dataset=lambda: import_torchvision("torchvision.datasets").CIFAR10,
 )
-CIFAR100 = ImageSource(
+CIFAR100 = replace(
+    CIFAR10,
     title="CIFAR-100",
-    channels=3,
     classes=100,
-    side=32,
-    train=50_000,
-    held_out=5_000,
-    validation=2_500,
-    test=10_000,
-    home=CIFAR_HOME,
     dataset=lambda: import_torchvision("torchvision.datasets").CIFAR100,
 )
 FASHION_MNIST = ImageSource(

@@ -1,0 +1,50 @@
+"""What is compared is the same work: both sides of the cases of `esper-bench` compute alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.bench.cross_entropy import public_loss
+from esper.bench.grad_stats import public_statistics
+from esper.bench.memory import peak_bytes
+from esper.bench.stage_batch import MEAN, STD, torchvision_pipeline
+from esper.ops import cross_entropy, grad_stats, normalisation_table, stage_images
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_gradient_statistics(joined: bool) -> None:
+    gradients = [torch.randn(48, generator=torch.Generator().manual_seed(i)) for i in range(20)]
+    gradients[3][:5] = 0
+    torch.testing.assert_close(
+        grad_stats([gradients]).fields[0], public_statistics(gradients, joined), rtol=2e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy(dtype: torch.dtype) -> None:
+    logits = torch.randn(64, 10, generator=torch.Generator().manual_seed(0)).to(dtype)
+    targets = torch.arange(64) % 10
+    result = cross_entropy(logits, targets)
+    loss, correct, count = public_loss(logits, targets)
+    torch.testing.assert_close(result.loss, loss)
+    assert torch.equal(result.correct.bool(), correct)
+    assert result.stats[1] == count
+
+
+def test_staging_normalises_alike() -> None:
+    # What is drawn differs between the two, so only what comes after can be compared.
+    images = torch.randint(0, 256, (4, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    own, _ = stage_images(images, torch.arange(4), normalisation_table(MEAN, STD))
+    cast, normalise = torchvision_pipeline(8).transforms[2:]
+    torch.testing.assert_close(own, normalise(cast(images.permute(0, 3, 1, 2))), rtol=1e-5, atol=1e-6)
+
+
+def test_peak_memory_is_what_was_alive_at_a_time() -> None:
+    def run() -> None:
+        for _ in range(3):
+            first = torch.empty(1000, dtype=torch.float64)
+            second = torch.empty(500, dtype=torch.float64)
+            del first, second
+
+    assert peak_bytes(run, "cpu") == pytest.approx(12_000, rel=0.02)  # allocations are rounded up
