@@ -24,6 +24,8 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 
@@ -73,6 +75,12 @@ class TaskConfig(Section):
     """SGD momentum of hosts and seeds."""
     weight_decay: NonNegative = 5e-4
     """SGD weight decay of hosts; seeds have none."""
+    precision: Precision | None = None
+    """What passes compute with: float32, bfloat16, float16, or auto, which is bfloat16 where the device is good at it
+    and float32 elsewhere; None takes the task's default. Weights are float32 in any case."""
+    micro_batches: Count = 1
+    """Parts that a batch is computed in, one after another, so that less memory is needed; it stays one optimizer step,
+    and only BatchNorm sees the difference: its statistics are those of a part."""
     max_grad_norm: Positive = 1.0
     """Global L2 norm to which the host and each seed are clipped, apart from one another."""
 

@@ -27,8 +27,9 @@ from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from esper.telemetry.event import Event
-from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.env_state import ParallelEnvState
 from esper.training.host_step import train_epoch
+from esper.training.totals import make_totals
 
 Actions = Mapping[int, NDArray[np.int64]]
 
@@ -142,7 +143,7 @@ def make_training(config: TrainingConfig | None = None, index: int = 0, seed: in
     """One host in training, reset, without an env around it."""
     task = digits()
     training = ParallelEnvState(
-        index, task, resolve(config or tiny_config(), task), make_accumulators(1, torch.device("cpu"))[0]
+        index, task, resolve(config or tiny_config(), task), make_totals(1, torch.device("cpu"))[0]
     )
     training.reset(seed, 0)
     return training

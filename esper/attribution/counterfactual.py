@@ -5,6 +5,7 @@ All statistics are paired: configurations are evaluated on the same samples, and
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +20,15 @@ from esper.training.evaluate import Configuration
 ALL_ON = "all on"
 ALL_OFF = "all off"
 COMMITTED = "committed"
+
+PAIRED_SEEDS = (3, 4)
+"""Numbers of blended seeds whose pairs are measured. Of two, the pair is all on; of more there are too many pairs."""
+MOST_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
+
+
+def most_configurations(slots: int) -> int:
+    """The largest plan for so many slots: three that are always there, each off, each alone or on trial, and pairs."""
+    return 3 + 2 * slots + MOST_PAIRS
 
 
 class CounterfactualHelper:
@@ -61,7 +71,7 @@ class CounterfactualHelper:
         if costly:
             for site in on:
                 self._add(alone(slots[site].name), only((site,)))
-            if len(on) in (3, 4):
+            if len(on) in PAIRED_SEEDS:
                 for pair in combinations(on, 2):
                     self._add(both(*(slots[site].name for site in pair)), only(pair))
         return self.configurations

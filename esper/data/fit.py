@@ -14,8 +14,8 @@ from esper.data.task import Task
 from esper.hosts.host import Host
 
 
-def check_hosts(task: Task) -> None:
-    """Make two hosts of ``task`` and try a training step of one. The caller owns the random numbers.
+def check_hosts(task: Task) -> Host:
+    """Make two hosts of ``task`` and try a training step of one, which is returned. The caller owns the random numbers.
 
     Raises ConfigError for what is no host, for logits that are not the task's, for hosts that share weights, and for
     networks that cannot be grown: without parameters, with sparse gradients, with activation checkpointing, or with a
@@ -37,6 +37,7 @@ def check_hosts(task: Task) -> None:
         host.train(training)
         _check_logits(task, host)
     _check_gradients(task, host)
+    return host
 
 
 def _made(task: Task) -> Host:

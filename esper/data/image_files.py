@@ -43,7 +43,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels uint8 [N, C, side, side] and labels int64 [N]."""
+    """Pixels uint8 [N, side, side, C] and labels int64 [N]."""
 
     x: Tensor
     y: Tensor
@@ -140,9 +140,9 @@ def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> I
         raise ConfigError(f"{_unreadable(dataset, folder, train)} cannot be read as {source.title}: {error}") from None
     if pixels.ndim == 3:  # gray images come without a channel
         pixels = pixels.unsqueeze(-1)
-    pixels = pixels.permute(0, 3, 1, 2).contiguous()
+    pixels = pixels.contiguous()
     count = source.train if train else source.test
-    wanted = (count, source.channels, source.side, source.side)
+    wanted = (count, source.side, source.side, source.channels)
     what = f"{source.title} in {folder}: the {'training' if train else 'test'} images"
     if tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8:
         raise ConfigError(f"{what} are {pixels.dtype} {list(pixels.shape)}, not torch.uint8 {list(wanted)}")

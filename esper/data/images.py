@@ -12,11 +12,12 @@ from torch import Tensor
 
 from esper.data.entry import DataOptions, TaskEntry
 from esper.data.image_files import Images, ImageSource, read_images
-from esper.data.task import Split, Task
+from esper.data.task import Augmentation, Split, Task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.hosts.zoo import torchvision_host
+from esper.ops import normalisation_table
 
 SPLIT_SEED = 20_001
 
@@ -88,6 +89,8 @@ class ImagePreset:
             episode_length=75,
             rounds=4,
             learning_rounds=25,
+            augmentation=Augmentation(crop=4, flip=True),
+            precision="auto",
         )
 
     def entry(self) -> TaskEntry:
@@ -120,7 +123,7 @@ PRESETS = (
 
 
 def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split, Split]:
-    """Training, validation and test; normalised a channel by what training images look like, float32.
+    """Training, validation and test: bytes, with a table that normalises a channel by what training images look like.
 
     The split is random, and always the same. Validation is a fixed part of what is held out from training.
     """
@@ -129,19 +132,21 @@ def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split
     border = source.train - source.held_out
     train = _take(images, order[:border])
     validation = _take(images, order[border : border + source.validation])
-    x = train.x.float()
-    mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True)
-    return (
-        Split(x=_normalise(x, mean, std), y=train.y),
-        Split(x=_normalise(validation.x.float(), mean, std), y=validation.y),
-        Split(x=_normalise(test.x.float(), mean, std), y=test.y),
-    )
+    table = normalisation_table(*_mean_and_std(train.x))
+    return Split(train.x, train.y, table), Split(validation.x, validation.y, table), Split(test.x, test.y, table)
 
 
 def _take(images: Images, rows: Tensor) -> Images:
     return Images(images.x[rows], images.y[rows])
 
 
-def _normalise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """In place: the training images of CIFAR are half a gigabyte."""
-    return x.sub_(mean).div_(std)
+def _mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
+    """Of each channel of images uint8 [N, H, W, C], as parts of 255, from how often each value occurs."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in x.unbind(-1):
+        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        mean = (share * values).sum()
+        means.append(float(mean))
+        stds.append(float((share * (values - mean) ** 2).sum().sqrt()))
+    return means, stds

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError, Precision, TrainingConfig
 from esper.hosts.host import Host
+from esper.ops import stage_images
 
 Sample = tuple[Tensor, Tensor]
 
@@ -24,17 +25,48 @@ PAD = -100
 
 
 @dataclass(frozen=True)
+class Augmentation:
+    """How a training image is changed each time it is seen; only what leaves its meaning alone."""
+
+    crop: int = 0
+    """Pixels of value 0 put on every side, before a window of the image's size is cut out anywhere; 0 cuts nothing."""
+    flip: bool = False
+    """Whether half of them are mirrored left to right."""
+
+
+@dataclass(frozen=True)
 class Split:
-    """Samples resident in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens."""
+    """Samples resident in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
+
+    With a ``table``, float32 [C, 256], inputs are images of bytes, x uint8 [N, H, W, C], and networks see
+    ``table[c, pixel]`` as float32 [B, C, H, W] in channels_last.
+    """
 
     x: Tensor
     y: Tensor
+    table: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def to(self, device: torch.device) -> Split:
-        return Split(self.x.to(device), self.y.to(device))
+        table = None if self.table is None else self.table.to(device)
+        return Split(self.x.to(device), self.y.to(device), table)
+
+    def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Samples ``first`` to ``last`` − 1 as networks see them; ``dtype`` is for those made from bytes."""
+        if self.table is None:
+            return self.x[first:last]
+        rows = torch.arange(first, min(last, len(self)), device=self.x.device)
+        return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
+
+    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Room for ``count`` inputs, not filled."""
+        if self.table is None:
+            return self.x.new_empty((count, *self.x.shape[1:]))
+        _, height, width, channels = self.x.shape
+        shape = (count, channels, height, width)
+        return torch.empty(shape, dtype=dtype, device=self.x.device, memory_format=torch.channels_last)
 
     @cached_property
     def counts(self) -> NDArray[np.float64]:
@@ -47,6 +79,7 @@ class Split:
         """Raises ConfigError for what cannot be trained on."""
         if len(self.x) != len(self.y) or not len(self.y):
             raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; it wants as many, and some")
+        self._check_table(name)
         if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
             raise ConfigError(
                 f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; it wants int64, [N] or [N, T]"
@@ -56,6 +89,21 @@ class Split:
             raise ConfigError(f"{name}: targets must lie between 0 and {classes - 1}; padding of tokens is {PAD}")
         if not self.counts.all():
             raise ConfigError(f"{name}: sample {int(self.counts.argmin())} is nothing but padding")
+
+    def _check_table(self, name: str) -> None:
+        if self.table is None:
+            return
+        wanted = (self.x.shape[-1], 256)
+        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.y.dim() != 1:
+            raise ConfigError(
+                f"{name}: with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape "
+                f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
+            )
+        if self.table.dtype != torch.float32 or tuple(self.table.shape) != wanted:
+            raise ConfigError(
+                f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
+                f"channels want float32 {wanted}, see esper.ops.normalisation_table"
+            )
 
 
 @dataclass(frozen=True)
@@ -89,8 +137,15 @@ class Task:
     """Samples that are evaluated at once, as memory allows."""
     workers: int = 2
     """Processes that read training data which is not in memory."""
+    augmentation: Augmentation = Augmentation()
+    """What is done to training images that lie in memory as bytes."""
+    precision: Precision = "float32"
+    """What passes compute with, see ``TaskConfig.precision``."""
 
     def __post_init__(self) -> None:
+        of_bytes = isinstance(self.train, Split) and self.train.table is not None
+        if self.augmentation != Augmentation() and not of_bytes:
+            raise ConfigError(f"{self.name}: only training images of bytes with a table are augmented, and it has none")
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
         if not isinstance(self.train, Split) and not len(self.train):  # type: ignore[arg-type]
@@ -110,7 +165,7 @@ class Task:
         """The first training inputs, at most ``count``, on the task's device."""
         count = min(count, self.samples)
         if isinstance(self.train, Split):
-            return self.train.x[:count]
+            return self.train.inputs(0, count)
         return torch.stack([self.train[row][0] for row in range(count)]).to(self.device)
 
     @property
@@ -125,7 +180,7 @@ class Task:
     @property
     def sample(self) -> Tensor:
         """A few inputs that networks are tried on."""
-        return self.validation.x[:SAMPLE]
+        return self.validation.inputs(0, SAMPLE)
 
 
 def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
@@ -135,6 +190,8 @@ def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
     batch = chosen.batch_size or task.batch_size
     if samples > task.samples:
         raise ConfigError(f"task.samples_per_epoch is {samples}, but {task.name} has {task.samples} training samples")
+    if chosen.micro_batches > batch:
+        raise ConfigError(f"task.micro_batches is {chosen.micro_batches}, more than the {batch} samples of a batch")
     if batch > samples:
         raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
     return config.with_values(
@@ -142,6 +199,7 @@ def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
             "samples_per_epoch": samples,
             "batch_size": batch,
             "learning_rate": chosen.learning_rate or task.learning_rate,
+            "precision": chosen.precision or task.precision,
         },
         env={
             "n_envs": config.env.n_envs or task.n_envs,

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.data.task import Task
-from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
 from esper.training.lanes import Lanes
+from esper.training.totals import make_totals
 
 Floats = NDArray[np.float64]
 
@@ -52,8 +53,8 @@ def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes, run_seed:
     """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch."""
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None
-    rows = make_accumulators(count, task.device)
-    envs = [ParallelEnvState(FIRST_INDEX + i, task, config, rows[i]) for i in range(count)]
+    totals = make_totals(count, task.device)
+    envs = [ParallelEnvState(FIRST_INDEX + i, task, config, totals[i]) for i in range(count)]
     curves = {env.index: np.zeros((2, horizon + 1)) for env in envs}
 
     def validate(env: ParallelEnvState) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +19,10 @@ from esper.ops import grad_stats
 from esper.spaces.action import Action, Op
 from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
 from esper.training.env_state import HOST, ParallelEnvState
-from esper.training.evaluate import evaluate
+from esper.training.evaluate import Evaluation, evaluate
 from esper.training.governor import Governor
 from esper.training.snapshot import ValidationRecord
+from esper.training.totals import EpochTotals
 
 
 class Episode:
@@ -87,12 +87,11 @@ class Episode:
 
     # Phase 3, on a lane
     def validate(self) -> None:
-        """Evaluate all configurations; results wait on the device, packed for one transfer."""
+        """Evaluate all configurations; results wait on the device: in the env's totals, and here what else there is."""
         env = self.training
         every = self.world.config.env.counterfactual_every
         plan = self.counterfactual.plan(env.slots, costly=env.epoch % every == 0)
-        result = evaluate(env, env.task.validation, plan, env.calibration)
-        self.correct = result.correct  # [K, n]
+        evaluate(env, env.task.validation, plan, env.calibration, env.totals)
         committed = [env.host_group.parameters, *(env.seed_groups[slot.name].parameters for slot in env.fossils())]
         weights = [[p.detach() for p in parameters if p.is_floating_point()] for parameters in committed]
         buffers = [buffer for name, buffer in env.host.named_buffers() if name in env.finite_buffers]
@@ -100,22 +99,20 @@ class Episode:
         finite = [slot.finite if slot.finite is not None else torch.ones((), device=env.device) for slot in self.slots]
         self.packed = torch.cat(
             (
-                env.row,  # [4]
                 (values.nan + values.inf).sum().view(1),
                 torch.stack(finite).double(),  # [S]
-                result.loss,  # [K]
                 env.collector.packed(env.device),
             )
         )
 
-    def read(self, packed: Tensor, correct: Tensor) -> None:
-        """Take in what was transferred: ``packed`` float64 and ``correct`` [K, n], both on the CPU."""
-        head, configurations = 5 + len(self.slots), len(self.counterfactual.configurations)
-        loss_sum, right, count, bad_losses, bad_values = packed[:5].tolist()
-        losses = packed[head : head + configurations].numpy()
-        self.counterfactual.record(correct.numpy(), losses, self.training.task.validation.counts)
-        self.not_finite = bad_losses + bad_values
-        self.finite = [bool(value) for value in packed[5:head].tolist()]
+    def read(self, packed: Tensor, totals: EpochTotals) -> None:
+        """Take in what was transferred: ``packed`` float64 and the env's ``totals``, both on the CPU."""
+        head, configurations = 1 + len(self.slots), len(self.counterfactual.configurations)
+        loss_sum, right, count, _, bad_losses = totals.training.tolist()
+        found = Evaluation(totals.stats(configurations), totals.correct(configurations))
+        self.counterfactual.record(found.correct.numpy(), found.loss.numpy(), self.training.task.validation.counts)
+        self.not_finite = bad_losses + float(packed[0])
+        self.finite = [bool(value) for value in packed[1:head].tolist()]
         self.measurement = Measurement(
             train_loss=loss_sum / count if count else 0.0,
             train_accuracy=100 * right / count if count else 0.0,
@@ -129,7 +126,7 @@ class Episode:
         # Losses of the network that would be kept, and of the host alone, are in rewards and in the snapshot's record.
         seen = (self.measurement.loss, self.measurement.committed_loss, self.measurement.all_off_loss)
         self.not_finite += sum(not math.isfinite(loss) for loss in seen)
-        self._measure_seeds(packed[head + configurations :])
+        self._measure_seeds(packed[head:])
 
     def _measure_seeds(self, packed: Tensor) -> None:
         summaries = self.training.collector.summaries(packed)
@@ -253,11 +250,11 @@ class Episode:
 
 
 def transfer(episodes: list[Episode]) -> None:
-    """Bring every env's epoch to the CPU: one transfer of numbers, one of per-sample results."""
-    packed = torch.cat([e.packed for e in episodes]).cpu()
-    correct = torch.cat([e.correct.flatten() for e in episodes]).cpu()
-    numbers = np.cumsum([0] + [len(e.packed) for e in episodes])
-    samples = np.cumsum([0] + [e.correct.numel() for e in episodes])
-    for i, episode in enumerate(episodes):
-        part = correct[samples[i] : samples[i + 1]].view(episode.correct.shape)
-        episode.read(packed[numbers[i] : numbers[i + 1]], part)
+    """Bring every env's epoch to the CPU: one transfer of the totals of all, and one of what else there is."""
+    totals = episodes[0].training.totals.accumulators.read()
+    packed = torch.cat([episode.packed for episode in episodes]).cpu()
+    first = 0
+    for episode in episodes:
+        last = first + len(episode.packed)
+        episode.read(packed[first:last], EpochTotals(totals, episode.training.totals.place))
+        first = last

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from esper.attribution.counterfactual import most_configurations
 from esper.config import TrainingConfig
 from esper.data.fit import check_hosts
 from esper.data.task import Task, resolve
@@ -26,11 +27,13 @@ from esper.env.world import World
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event
-from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.lanes import Lanes
+from esper.training.precision import casting, concrete
 from esper.training.randomness import seeded
+from esper.training.totals import make_totals
 
 
 def ignore(_event: Event) -> None:
@@ -66,10 +69,17 @@ class GrowthVectorEnv(SlotVectorEnv):
     ) -> None:
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
-        with seeded(0):
-            check_hosts(task)
-        rows = make_accumulators(n_envs, task.device)
-        self.training = [ParallelEnvState(i, task, config, rows[i]) for i in range(n_envs)]
+        precision = concrete(config.task.precision or task.precision, task.device)
+        with seeded(0), casting(precision, task.device):
+            sites = check_hosts(task).sites
+        totals = make_totals(
+            n_envs,
+            task.device,
+            configurations=most_configurations(len(sites)),
+            samples=len(task.validation),
+            language=task.validation.y.dim() == 2,
+        )
+        self.training = [ParallelEnvState(i, task, config, totals[i]) for i in range(n_envs)]
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
         names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
@@ -39,11 +39,11 @@ class GraftedHost(Host):
         # Order and channels are known after `probe`.
         self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
 
-    def walk(self, x: Tensor, at: At) -> Tensor:
+    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         with self._hooked(at):
             return self.model(x.clone())  # type: ignore[no-any-return]  # it may write over its inputs, too
 
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         learning = torch.is_grad_enabled()
 
         def enter(reached: int, features: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -26,13 +26,14 @@ class Host(nn.Module, ABC):
     """Whether layers may change in place the features that a site has passed on, so that who keeps them copies them."""
 
     @abstractmethod
-    def walk(self, x: Tensor, at: At) -> Tensor:
-        """Inputs x [B, ...] to logits, [B, classes] or [B, T, classes], with ``at`` called at every site."""
+    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        """Inputs x [B, ...] to logits, [B, classes] or [B, T, classes], with ``at`` called at every site. It need not
+        be called at ``vacant`` ones, where it would pass features on: what lies around those may be done as one."""
 
     @abstractmethod
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         """The rest of the network from ``site`` on, as if features ``h`` had left it; ``x`` are the inputs they came
-        from. ``at`` is called at the later sites; no gradient flows to what comes before."""
+        from. ``at`` is called at the later sites, as in :meth:`walk`; no gradient flows to what comes before."""
 
     def probe(self, x: Tensor) -> None:
         """Learn from a forward pass of inputs ``x`` what is not known yet: order and width of the sites.
@@ -79,13 +80,13 @@ class SegmentedHost(Host):
         self.sites = tuple(sites)
         self.topology = topology
 
-    def walk(self, x: Tensor, at: At) -> Tensor:
-        return self._from(0, x, at)
+    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self._from(0, x, at, vacant)
 
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At) -> Tensor:
-        return self._from(site + 1, h, at)
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self._from(site + 1, h, at, vacant)
 
-    def _from(self, start: int, h: Tensor, at: At) -> Tensor:
+    def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
         for site in range(start, len(self.sites)):
             h = at(site, self.segments[site](h))
         return self.segments[-1](h)  # type: ignore[no-any-return]

@@ -106,10 +106,10 @@ class SGD(Optimizer):
         return loss
 
     def zero_momentum(self) -> None:
-        """Set all momentum buffers to zero, in their storage."""
-        for state in self.state.values():
-            if state.get("momentum_buffer") is not None:
-                state["momentum_buffer"].zero_()
+        """Set all momentum buffers to zero, in the storage they have or, the first time, in new storage."""
+        for group in self.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                self._momentum_of(parameter).zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """As every optimizer's; numbers that live on the device are plain floats, which waits for it."""

@@ -40,6 +40,12 @@ STYLES: Mapping[str, BlendStyle] = MappingProxyType(
 )
 
 
+def blend(h: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:
+    """h + alpha · delta in the shape and dtype of features ``h``, with alpha a scalar on the device, which a captured
+    step reads anew."""
+    return torch.addcmul(h, delta.to(h.dtype), alpha.to(h.dtype))
+
+
 def gate_parameters(channels: int) -> int:
     """Parameters of the per-sample gate: Linear(C, H) and Linear(H, 1) with H = max(8, C/4)."""
     hidden = max(8, channels // 4)
@@ -87,7 +93,8 @@ class Seed(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         precise = torch.promote_types(h.dtype, torch.float32)
-        if h.dtype != precise:  # of a network in half precision; parameters have no less than 32 bits
+        # Of a network in half precision; parameters have no less than 32 bits. Autocast sees to that by itself.
+        if h.dtype != precise and not torch.is_autocast_enabled(h.device.type):
             return self(h.to(precise)).to(h.dtype)  # type: ignore[no-any-return]
         f: Tensor = self.body(h)
         if self.operator is BlendOperator.MULTIPLY:

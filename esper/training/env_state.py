@@ -11,14 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import Durations, TrainingConfig
-from esper.data.task import Task
+from esper.data.task import Split, Task
+from esper.ops import SGD
 from esper.seeds.blend import BlendStyle, Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.slot import SeedSlot, StageChange
 from esper.seeds.stage import SeedStage
+from esper.training.feed import Feed
 from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.precision import Arithmetic, concrete
 from esper.training.randomness import Draws, Purpose, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.shadow import ShadowBuffers
+from esper.training.totals import EpochTotals
 
 HOST = "host"
 
@@ -29,7 +33,7 @@ class ParameterGroup:
 
     name: str
     parameters: list[nn.Parameter]
-    optimizer: torch.optim.SGD
+    optimizer: SGD
     slot: SeedSlot | None
 
 
@@ -39,15 +43,18 @@ class ParallelEnvState:
     Storage is made once; :meth:`reset` fills it again in place.
     """
 
-    def __init__(self, index: int, task: Task, config: TrainingConfig, row: Tensor) -> None:
+    def __init__(self, index: int, task: Task, config: TrainingConfig, totals: EpochTotals) -> None:
         self.index = index
         self.task = task
         self.config = config
         self.horizon = _number(config.env.episode_length)
         self.durations = Durations.of(config, self.horizon)
         self.device = task.device
-        self.row = row
-        """This env's row of the accumulator block, float64: loss sum, correct, count, non-finite losses."""
+        self.totals = totals
+        """What this env's passes add up."""
+        self.arithmetic = Arithmetic(concrete(config.task.precision or task.precision, self.device), self.device)
+        self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
+        """The learning rate of host and seeds, read by their steps on the device."""
         self.changes: list[StageChange] = []
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
@@ -63,6 +70,10 @@ class ParallelEnvState:
         """Slots whose seeds draw from the process's generators."""
         self.slots = [SeedSlot(site, self.durations.embargo, self.changes.append) for site in self.host.sites]
         """In execution order."""
+        self.alphas = torch.zeros(2, len(self.slots), device=self.device)
+        """[2, S], for an epoch's steps to read on the device: alphas, and what incubating seeds are tried at."""
+        self.vacant: frozenset[int] = frozenset()
+        """Sites of an epoch's training passes at which features are passed on as they are."""
         self.slot_by_name = {slot.name: slot for slot in self.slots}
         self.host_group = ParameterGroup(
             HOST, list(self.host.parameters()), self._optimizer(self.host, config.task.weight_decay), None
@@ -72,9 +83,12 @@ class ParallelEnvState:
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.collector = SeedGradientCollector()
         self.order = torch.Generator()
+        self.feed = self._make_feed()
+        """Where batches come from, of data that lies in memory."""
         self.episode = -1
         self.epoch = 0
         self.batch = 0
+        self.part = 0
         self.germinations = 0
         self.host_parameters = self.host.parameter_count
 
@@ -90,10 +104,12 @@ class ParallelEnvState:
         named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
         self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
         """Those that become non-finite only where the host goes bad; a mask of −inf is none of them."""
-        _zero_momentum(self.host_group.optimizer)
+        self.host_group.optimizer.zero_momentum()
         self.order.manual_seed(self._seed(Purpose.DATA))
+        if self.feed is not None:
+            self.feed.restart(derive_seed(run_seed, self.index, 0, Purpose.AUGMENTATION), episode)
         self.dropout.manual_seed(self._seed(Purpose.DROPOUT))
-        self.row.zero_()
+        self.totals.zero_training()
         self.seed_groups.clear()
         self.shadows.clear()
         self.shadow_dropout.clear()
@@ -141,7 +157,7 @@ class ParallelEnvState:
             if self.draws_globally:
                 site = self.slots.index(slot)
                 kept.enter_context(
-                    seeded(self._seed(Purpose.GLOBAL, self.epoch, self.batch, 1 + site), device=self.device)
+                    seeded(self._seed(Purpose.GLOBAL, self.epoch, self.batch, 1 + site, self.part), device=self.device)
                 )
             yield
 
@@ -151,7 +167,7 @@ class ParallelEnvState:
         if not self.draws_globally:
             yield
             return
-        with seeded(self._seed(Purpose.GLOBAL, self.epoch, self.batch, 0), device=self.device):
+        with seeded(self._seed(Purpose.GLOBAL, self.epoch, self.batch, 0, self.part), device=self.device):
             yield
 
     @property
@@ -180,9 +196,13 @@ class ParallelEnvState:
         rate = float(self.config.task.learning_rate or 0.0)
         if self.config.task.schedule == "cosine":
             rate *= (1 + math.cos(math.pi * self.epoch / self.horizon)) / 2
-        for group in (self.host_group, *self.seed_groups.values()):
-            for options in group.optimizer.param_groups:
-                options["lr"] = rate
+        self.rate.fill_(rate)
+
+    def set_alphas(self) -> None:
+        """What the epoch's steps will blend, and where."""
+        alphas = [[slot.alpha.alpha for slot in self.slots], [slot.incubation_target for slot in self.slots]]
+        self.alphas.copy_(torch.tensor(alphas))
+        self.vacant = frozenset(site for site, slot in enumerate(self.slots) if not (slot.incubating or slot.blended))
 
     def fossils(self) -> list[SeedSlot]:
         return [slot for slot in self.slots if slot.stage is SeedStage.FOSSILIZED]
@@ -218,39 +238,23 @@ class ParallelEnvState:
         self.host.train(training)
         return found[0]
 
-    def _optimizer(self, module: nn.Module, weight_decay: float) -> torch.optim.SGD:
-        task = self.config.task
-        optimizer = torch.optim.SGD(
-            module.parameters(), lr=0.0, momentum=task.momentum, weight_decay=weight_decay, fused=True
-        )
-        _zero_momentum(optimizer)
+    def _make_feed(self) -> Feed | None:
+        task, sizes = self.task, self.config.task
+        if not isinstance(task.train, Split):
+            return None
+        batch, samples = _number(sizes.batch_size), _number(sizes.samples_per_epoch)
+        return Feed(task.train, batch, samples, task.augmentation, self.arithmetic.image_dtype)
+
+    def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD:
+        optimizer = SGD(module.parameters(), self.rate, self.config.task.momentum, weight_decay)
+        optimizer.zero_momentum()
         return optimizer
 
     def _seed(self, purpose: Purpose, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
 
 
-def _zero_momentum(optimizer: torch.optim.SGD) -> None:
-    """Every parameter's momentum is zero, in the storage it has or, the first time, in new storage.
-
-    From zero the first step is the same bits as from none. Momentum that torch makes in the first step is uninitialised
-    where that step is skipped, and a parameter whose first gradient comes later than that of others ends in an error.
-    """
-    for options in optimizer.param_groups:
-        for parameter in options["params"] if options["momentum"] else ():
-            state = optimizer.state[parameter]
-            if "momentum_buffer" in state:
-                state["momentum_buffer"].zero_()
-            else:
-                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-
-
 def _number(value: int | None) -> int:
     if value is None:
         raise ValueError("the config has sizes left to the task; call esper.data.task.resolve first")
     return value
-
-
-def make_accumulators(n_envs: int, device: torch.device) -> Tensor:
-    """The block of accumulators, float64 [E, 4], one row an env."""
-    return torch.zeros(n_envs, 4, dtype=torch.float64, device=device)

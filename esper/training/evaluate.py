@@ -16,64 +16,83 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.data.task import Split
+from esper.data.task import PAD, Split
+from esper.ops import ACCUMULATOR_FIELDS
+from esper.seeds.blend import blend
 from esper.seeds.slot import SeedSlot
 from esper.training.env_state import ParallelEnvState
 from esper.training.host_step import delta_of
-from esper.training.loss import correct_of, count_of, mean_loss
 from esper.training.shadow import ShadowBuffers
+from esper.training.totals import EpochTotals, make_totals
 
 Configuration = tuple[float, ...]
+
+LOSS_SUM, CORRECT, COUNT = (ACCUMULATOR_FIELDS.index(name) for name in ("loss_sum", "correct", "count"))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per-sample results of K configurations on n samples."""
+    """Results of K configurations on n samples, on the device."""
 
+    stats: Tensor
+    """Sums over the samples, float64 [K, 5], named by ``ACCUMULATOR_FIELDS``."""
     correct: Tensor
     """Targets met in each sample, [K, n]: uint8 for classes, int16 for tokens."""
-    loss: Tensor
-    """float64 [K], mean cross-entropy"""
-    counts: NDArray[np.float64]
-    """Targets that count in each sample, [n]."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Mean cross-entropy, float64 [K]."""
+        return self.stats[:, LOSS_SUM] / self.stats[:, COUNT]
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
         """pp [K]"""
-        return np.asarray(100 * self.correct.sum(dim=1, dtype=torch.float64).cpu().numpy() / self.counts.sum())
+        return np.asarray((100 * self.stats[:, CORRECT] / self.stats[:, COUNT]).cpu())
 
 
 def evaluate(
-    env: ParallelEnvState, split: Split, configurations: list[Configuration], calibrate: Tensor | None = None
+    env: ParallelEnvState,
+    split: Split,
+    configurations: list[Configuration],
+    calibrate: Tensor | None = None,
+    totals: EpochTotals | None = None,
 ) -> Evaluation:
     """Run the env's host on ``split`` once for each distinct configuration, sharing common prefixes.
 
     Alphas are arguments of this pass; no slot is changed. BatchNorm's statistics were gathered with the seeds on, which
     flatters these when one is switched off; with inputs ``calibrate`` they are estimated anew on those, for each
-    configuration by itself, and nothing is shared.
+    configuration by itself, and nothing is shared. Results go into ``totals``, made for as many configurations and
+    samples; without them, into new ones.
     """
+    count = len(configurations)
+    if totals is None:
+        (totals,) = make_totals(1, env.device, count, len(split), language=split.y.dim() == 2)
+    totals.zero_validation(count)
     if calibrate is None:
-        return _measure(env, split, configurations, trials_apart=env.config.env.incubation == "shadow")
-    found = []
-    for configuration in configurations:
-        with _calibrated(env, configuration, calibrate):
-            found.append(_measure(env, split, [configuration], trials_apart=False))
-    return Evaluation(torch.cat([one.correct for one in found]), torch.cat([one.loss for one in found]), split.counts)
+        _measure(env, split, configurations, totals, 0, trials_apart=env.config.env.incubation == "shadow")
+    else:
+        for number, configuration in enumerate(configurations):
+            with _calibrated(env, configuration, calibrate):
+                _measure(env, split, [configuration], totals, number, trials_apart=False)
+    return Evaluation(totals.stats(count), totals.correct(count))
 
 
 def _measure(
-    env: ParallelEnvState, split: Split, configurations: list[Configuration], trials_apart: bool
-) -> Evaluation:
-    parts: list[Tensor] = []
-    total = torch.zeros(len(configurations), dtype=torch.float64, device=env.device)
-    with _evaluating(env):
+    env: ParallelEnvState,
+    split: Split,
+    configurations: list[Configuration],
+    totals: EpochTotals,
+    first: int,
+    trials_apart: bool,
+) -> None:
+    """Into the rows of ``totals`` from ``first`` on."""
+    alphas = torch.tensor(configurations, device=env.device).view(len(configurations), -1)  # [K, S]
+    with _evaluating(env), env.arithmetic.casting():
         for start in range(0, len(split), env.task.evaluation_batch):
-            rows = slice(start, start + env.task.evaluation_batch)
-            x, y = split.x[rows], split.y[rows]
-            results = _walk_tree(env, x, configurations, trials_apart)
-            parts.append(torch.stack([correct_of(logits, y) for logits in results]))
-            total += torch.stack([mean_loss(logits, y) for logits in results]).double() * count_of(y)
-    return Evaluation(torch.cat(parts, dim=1), total / split.counts.sum(), split.counts)
+            stop = start + env.task.evaluation_batch
+            x, y = split.inputs(start, stop, env.arithmetic.image_dtype), split.y[start:stop]
+            for number, logits in enumerate(_walk_tree(env, x, configurations, alphas, trials_apart), first):
+                totals.add_validation(number, logits, y, start, PAD)
 
 
 @contextmanager
@@ -86,17 +105,23 @@ def _calibrated(env: ParallelEnvState, configuration: Configuration, x: Tensor) 
             for layer in layers:
                 layer.momentum = 1.0  # what x shows takes the place of what was known
                 layer.train()
-            _walk_tree(env, x, [configuration], trials_apart=False)
+            alphas = torch.tensor([configuration], device=env.device)
+            with env.arithmetic.casting():
+                _walk_tree(env, x, [configuration], alphas, trials_apart=False)
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
         yield
 
 
 def _walk_tree(
-    env: ParallelEnvState, x: Tensor, configurations: list[Configuration], trials_apart: bool
+    env: ParallelEnvState, x: Tensor, configurations: list[Configuration], alphas: Tensor, trials_apart: bool
 ) -> list[Tensor]:
-    """Logits of every configuration, in their order; ``trials_apart``: incubating seeds use buffers of their own."""
+    """Logits of every configuration, in their order; ``trials_apart``: incubating seeds use buffers of their own.
+
+    ``alphas``, [K, S] on the device, are those of the ``configurations``, which say what shares what.
+    """
     results: dict[int, Tensor] = {}
+    vacant = [site for site in range(len(env.slots)) if not any(one[site] for one in configurations)]
 
     def follow(members: list[int], site: int, h: Tensor, judge: bool) -> None:
         """All ``members`` leave ``site`` with features ``h`` (-1: the inputs). Follow the first to its end; those that
@@ -121,17 +146,17 @@ def _walk_tree(
                 delta = delta_of(slot, arriving, judge) if any(by_alpha) else None  # any alpha but 0
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
-                    out = arriving if delta is None or not alpha else torch.add(arriving, delta, alpha=alpha)
+                    out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
                     branches.append((branch, reached, env.host.kept(out), judge))
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
                 on_trial(slot)
-                return torch.add(arriving, delta, alpha=alpha)
+                return blend(arriving, delta, alphas[members[0], reached])
 
             if site >= 0 and configurations[members[0]][site]:
                 on_trial(env.slots[site])
-            logits = env.host.walk(x, at) if site < 0 else env.host.resume(x, site, h, at)
+            logits = env.host.walk(x, at, vacant) if site < 0 else env.host.resume(x, site, h, at, vacant)
         results.update(dict.fromkeys(members, logits))
         for branch in branches:
             follow(*branch)

@@ -42,13 +42,15 @@ class SeedGradientCollector:
         """Start an epoch whose groups have these names, host first."""
         self.names, self.total, self.batches = names, None, 0
 
-    def add(self, stats: GradStats) -> None:
-        """Add one batch; ``stats`` has one group for each name."""
+    def add(self, stats: GradStats, overflows: bool = False) -> None:
+        """Add one batch; ``stats`` has one group for each name. Where gradients are of a scaled loss that sometimes
+        ``overflows``, those that did count as zero."""
         self.batches += 1
+        fields = torch.where(stats.clip_coef[:, None] > 0, stats.fields, 0) if overflows else stats.fields  # [G, F]
         if self.total is None:
-            self.total = stats.fields.clone()  # [G, F]
+            self.total = fields.clone()
         else:
-            self.total.add_(stats.fields)
+            self.total.add_(fields)
 
     def packed(self, device: torch.device) -> Tensor:
         """The sums as one flat float64 tensor for the epoch's transfer."""

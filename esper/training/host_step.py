@@ -7,16 +7,18 @@ shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from esper.data.task import Split
 from esper.hosts.host import At
-from esper.ops import GradStats, grad_stats
+from esper.ops import GradStats, grad_stats, sgd_step
+from esper.seeds.blend import blend
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.env_state import ParallelEnvState, ParameterGroup
-from esper.training.loss import correct_of, count_of, mean_loss
+from esper.training.loss import count_of, measured_loss
 
 EXPLODING = 10.0
 """A gradient tensor explodes above this multiple of the clip norm."""
@@ -24,23 +26,29 @@ EXPLODING = 10.0
 
 def train_epoch(env: ParallelEnvState) -> None:
     """floor(samples / batch) steps over the env's own permutation of the training set; results stay on the device."""
-    config, split = env.config.task, env.task.train
-    assert isinstance(split, Split)
-    assert config.batch_size is not None
-    assert config.samples_per_epoch is not None
+    for _ in training_steps(env):
+        pass
+
+
+def training_steps(env: ParallelEnvState) -> Iterator[None]:
+    """An epoch, one step each time it is asked for."""
+    assert env.feed is not None
     groups = begin_epoch(env)
-    order = torch.randperm(len(split), generator=env.order)[: config.samples_per_epoch].to(env.device)
-    for env.batch in range(config.samples_per_epoch // config.batch_size):
-        rows = order[env.batch * config.batch_size : (env.batch + 1) * config.batch_size]
-        train_step(env, groups, split.x[rows], split.y[rows])
+    env.feed.begin(env.epoch, env.order)
+    for number in range(env.feed.batches):
+        env.batch = number
+        x, y = env.feed.batch(number)
+        train_step(env, groups, x, y)
+        yield
     env.epoch += 1
 
 
 def begin_epoch(env: ParallelEnvState) -> list[ParameterGroup]:
     """Everything ready for the first step of an epoch; returns what its steps will move."""
     env.host.train()
-    env.row.zero_()
+    env.totals.zero_training()
     env.set_learning_rate()
+    env.set_alphas()
     groups = env.learning_groups()
     env.collector.begin(tuple(group.name for group in groups))
     return groups
@@ -48,24 +56,35 @@ def begin_epoch(env: ParallelEnvState) -> list[ParameterGroup]:
 
 def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
     """Forward, loss, backward, shadow losses, statistics, clipped step: inputs x [B, ...], targets y [B] or [B, T]."""
-    for group in groups:
-        group.optimizer.zero_grad(set_to_none=True)
-    features: dict[int, Tensor] = {}
-    with env.own_randomness():
-        logits = env.host.walk(x, blending(env, features))
-    loss = mean_loss(logits, y)
-    if loss.requires_grad:  # a frozen host before any seed of it learns has nothing to do
-        loss.backward()  # type: ignore[no-untyped-call]
-    for site, h in features.items():
-        shadow_gradients(env, site, x, h, y)
+    for parameter in (parameter for group in groups for parameter in group.parameters):
+        parameter.grad = None
+    parts = env.config.task.micro_batches
+    whole = count_of(y) if parts > 1 else None
+    for env.part, (part_x, part_y) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+        add_gradients(env, part_x, part_y, None if whole is None else count_of(part_y) / whole)
+    env.arithmetic.unscale(group.optimizer for group in groups)
     stats = grad_stats(
         ([p.grad for p in group.parameters] for group in groups),
         max_norm=env.config.task.max_grad_norm,
         exploding_norm=EXPLODING * env.config.task.max_grad_norm,
     )
-    env.collector.add(stats)
-    step_groups(groups, stats)
-    accumulate(env.row, loss.detach(), logits.detach(), y)
+    env.collector.add(stats, env.arithmetic.overflows)
+    step_groups(env, groups, stats)
+    env.arithmetic.update()
+
+
+def add_gradients(env: ParallelEnvState, x: Tensor, y: Tensor, share: Tensor | None) -> None:
+    """Gradients of the loss and of the shadow losses of one part of a batch, whose mean counts by its ``share``."""
+    features: dict[int, Tensor] = {}
+    with env.own_randomness(), env.arithmetic.casting():
+        logits = env.host.walk(x, blending(env, features), env.vacant)
+    measured = measured_loss(logits, y)
+    env.totals.add_training(measured.stats)
+    loss = measured.loss if share is None else measured.loss * share
+    if loss.requires_grad:  # a frozen host before any seed of it learns has nothing to do
+        env.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
+    for site, h in features.items():
+        shadow_gradients(env, site, x, h, y, share)
 
 
 def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, judge: bool = True) -> At:
@@ -82,7 +101,7 @@ def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, j
                 return straight_through(env, slot, h)
             features[site] = env.host.kept(h.detach())
         elif slot.blended:
-            return torch.add(h, delta_of(slot, h, judge), alpha=slot.alpha.alpha)
+            return blend(h, delta_of(slot, h, judge, env.arithmetic.overflows), env.alphas[0, site])
         return h
 
     return at
@@ -97,16 +116,17 @@ def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor
     """
     features = h.detach()
     with env.draws_of(slot):
-        d = delta_of(slot, features)
+        d = delta_of(slot, features, overflows=env.arithmetic.overflows)
+    d = d.to(torch.promote_types(d.dtype, torch.float32))  # its size is a sum over all of it
     size = d.detach().norm()
-    ratio = size / features.norm().clamp(min=1e-30)
+    ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
     back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
     d.register_hook(lambda gradient: gradient + gradient.norm() * back)  # type: ignore[no-untyped-call]
-    d = d * (features.pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
-    return h + (d - d.detach())
+    d = d * (features.to(d.dtype).pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
+    return h + (d - d.detach()).to(h.dtype)
 
 
-def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
+def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, overflows: bool = False) -> Tensor:
     """d(h), [B, ...] as h; for a living seed, zero from the moment it is non-finite.
 
     The cut is made on the device, forward and backward, without a sync; with ``where`` and not with a product, because
@@ -124,50 +144,50 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True) -> Tensor:
 
         def cut(gradient: Tensor) -> Tensor:
             # The flag knows about this very delta by now, and here it learns of what flows back through the seed.
-            if judge:
-                finite.logical_and_(torch.isfinite(gradient.sum()))
+            if judge and not overflows:
+                finite.logical_and_(_all_finite(gradient))
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
     delta = slot.seed(entry)
     if judge:
-        finite.logical_and_(torch.isfinite(delta.detach().sum()))
+        finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
 
 
-def shadow_gradients(env: ParallelEnvState, site: int, x: Tensor, h: Tensor, y: Tensor) -> None:
+def _all_finite(values: Tensor) -> Tensor:
+    """Whether the sum of ``values`` is finite, which with room to spare means all of them, bool []."""
+    return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
+
+
+def shadow_gradients(
+    env: ParallelEnvState, site: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None = None
+) -> None:
     """Gradients of the shadow loss for the one seed at ``site``, which features h of the inputs x reach; other
     incubating seeds are absent."""
     slot = env.slots[site]
     assert slot.seed is not None
     parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
-    with env.apart(slot):
-        grown = torch.add(h, delta_of(slot, h), alpha=slot.incubation_target)
-        loss = mean_loss(env.host.resume(x, site, grown, blending(env, judge=False)), y)
+    with env.apart(slot), env.arithmetic.casting():
+        grown = blend(h, delta_of(slot, h, overflows=env.arithmetic.overflows), env.alphas[1, site])
+        logits = env.host.resume(x, site, grown, blending(env, judge=False), env.vacant)
+    loss = measured_loss(logits, y).loss
+    loss = env.arithmetic.scaled(loss if share is None else loss * share)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def step_groups(groups: list[ParameterGroup], stats: GradStats) -> None:
+def step_groups(env: ParallelEnvState, groups: list[ParameterGroup], stats: GradStats) -> None:
     """Clip and step every group; one whose gradient is not finite stays as it is, and its seed is marked.
 
-    The fused optimizer divides gradients by ``grad_scale`` and skips where ``found_inf`` is 1, both read from device
-    memory, so clipping costs no pass of its own and no synchronisation.
+    The optimizers multiply gradients by the clip coefficient, 0 where they are not finite, and read it from device
+    memory: clipping costs no pass of its own and no synchronisation.
     """
-    coefficient = stats.clip_coef  # [G], 0 where the gradient is not finite
-    usable = coefficient > 0
-    scale = torch.where(usable, 1 / coefficient, 1.0).float()
-    found_inf = (~usable).float()
+    coefficient = stats.clip_coef  # [G]
+    sgd_step([group.optimizer for group in groups], coefficient)
+    if env.arithmetic.overflows:
+        return
     for index, group in enumerate(groups):
-        group.optimizer.grad_scale = scale[index]  # type: ignore[attr-defined]
-        group.optimizer.found_inf = found_inf[index]  # type: ignore[attr-defined]
-        group.optimizer.step()
         if group.slot is not None and group.slot.finite is not None:
-            group.slot.finite.logical_and_(usable[index])
-
-
-def accumulate(row: Tensor, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-    """Add one batch to the env's row: loss sum, correct, count, non-finite losses."""
-    correct, count = correct_of(logits, y).sum(dtype=torch.float64), count_of(y).double()
-    row.add_(torch.stack((loss.double() * count, correct, count, ~loss.isfinite())))
+            group.slot.finite.logical_and_(coefficient[index] > 0)

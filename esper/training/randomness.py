@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     DROPOUT = 5
     NOISE = 6
     GLOBAL = 7
+    AUGMENTATION = 8
 
 
 def derive_seed(run_seed: int, env: int, episode: int, purpose: Purpose, *counters: int) -> int:

@@ -21,7 +21,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.entry import DataOptions
 from esper.data.image_files import ImageSource, read_images
 from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
-from esper.data.task import resolve
+from esper.data.task import Split, resolve
 from esper.data.tasks import TASKS, build_host, load_task
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import wait_actions
@@ -75,27 +75,36 @@ def test_the_sizes_of_cifar10() -> None:
     )
 
 
+def seen(split: Split) -> torch.Tensor:
+    """All inputs of a split as networks see them."""
+    return split.inputs(0, len(split))
+
+
+def planes(x: torch.Tensor) -> np.ndarray:
+    """Images [N, H, W, C] with their channels first."""
+    return x.permute(0, 3, 1, 2).numpy()
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
     source = WRITERS[kind](tmp_path)
     train, validation, test = read_splits(source, DataOptions(tmp_path))
     assert [len(train), len(validation), len(test)] == [TRAIN - HELD_OUT, VALIDATION, TEST]
     for split in (train, validation, test):
-        assert split.x.dtype == torch.float32
-        assert split.x.shape[1:] == (source.channels, source.side, source.side)
+        assert split.x.dtype == torch.uint8
+        assert split.x.shape[1:] == (source.side, source.side, source.channels)
+        assert seen(split).shape[1:] == (source.channels, source.side, source.side)
         assert split.y.dtype == torch.int64
         assert split.y.shape == (len(split.x),)
-    for channel in train.x.unbind(1):
+    for channel in seen(train).unbind(1):
         assert float(channel.mean()) == pytest.approx(0, abs=1e-4)
         assert float(channel.std()) == pytest.approx(1, abs=1e-4)
     # Test pixels by the statistics of training images: value = (pixel − mean) / std, and images keep their order.
     raw, _ = read_images(source, DataOptions(tmp_path))
     _, raw_test = read_images(source, DataOptions(tmp_path))
-    first = raw_test.x[:, 0].double()
-    slope = (test.x[:, 0].max() - test.x[:, 0].min()).double() / (first.max() - first.min())
-    torch.testing.assert_close(
-        test.x[:, 0].double(), (first - first.min()) * slope + float(test.x[:, 0].min()), rtol=1e-4, atol=1e-4
-    )
+    first, now = raw_test.x[..., 0].double(), seen(test)[:, 0].double()
+    slope = (now.max() - now.min()) / (first.max() - first.min())
+    torch.testing.assert_close(now, (first - first.min()) * slope + now.min(), rtol=1e-4, atol=1e-4)
     assert test.y.tolist() == [i % source.classes for i in range(TEST)]
     assert raw.x.dtype == torch.uint8
 
@@ -103,8 +112,8 @@ def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
 def test_images_stand_upright_with_their_labels(tmp_path: Path) -> None:
     """Pixels of CIFAR are red rows, green rows, blue rows."""
     train, test = read_images(write_cifar10(tmp_path), DataOptions(tmp_path))
-    np.testing.assert_array_equal(train.x.numpy(), pixels(TRAIN, 3072).reshape(-1, 3, 32, 32))
-    np.testing.assert_array_equal(test.x.numpy(), pixels(TEST, 3072, seed=1).reshape(-1, 3, 32, 32))
+    np.testing.assert_array_equal(planes(train.x), pixels(TRAIN, 3072).reshape(-1, 3, 32, 32))
+    np.testing.assert_array_equal(planes(test.x), pixels(TEST, 3072, seed=1).reshape(-1, 3, 32, 32))
     assert train.y.tolist() == [i % 10 for i in range(TRAIN)]
 
 
@@ -115,7 +124,7 @@ def test_trap_24_the_splits_are_disjoint(kind: str, tmp_path: Path) -> None:
     images, _ = read_images(source, DataOptions(tmp_path))
     train, validation, _ = read_splits(everything, DataOptions(tmp_path))
     # The first pixel spells the number of the image, so that split and number are known from the normalised value.
-    values = torch.cat([train.x[:, 0, 0, 0], validation.x[:, 0, 0, 0]])
+    values = torch.cat([seen(train)[:, 0, 0, 0], seen(validation)[:, 0, 0, 0]])
     assert torch.unique(values).numel() == TRAIN
     numbers = torch.argsort(torch.argsort(values))
     assert sorted(numbers.tolist()) == list(range(TRAIN))
@@ -141,7 +150,7 @@ def test_a_preset_makes_a_task_of_it(tmp_path: Path) -> None:
     task = preset.load(DataOptions(tmp_path))
     assert (task.name, task.classes, task.samples_per_epoch, task.batch_size) == ("cifar10", 10, 40, 128)
     assert (task.n_envs, task.episode_length, task.learning_rate) == (8, 75, 0.05)
-    assert task.build_host()(task.train.x[:2]).shape == (2, 10)
+    assert task.build_host()(task.train.inputs(0, 2)).shape == (2, 10)
 
 
 def test_hosts_train_and_validate_on_it_all_on_the_same_images(tmp_path: Path) -> None:
@@ -253,7 +262,7 @@ def test_idx_files_are_read_packed_and_unpacked(tmp_path: Path) -> None:
     for a, b in zip(packed, unpacked, strict=True):
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
-    np.testing.assert_array_equal(packed[0].x[:, 0].numpy(), pixels(TRAIN, 28, 28))
+    np.testing.assert_array_equal(packed[0].x[..., 0].numpy(), pixels(TRAIN, 28, 28))
 
 
 @pytest.mark.parametrize("unpacked", [False, True])
@@ -299,7 +308,7 @@ def test_what_is_missing_is_downloaded_when_that_is_wished(address: str, tmp_pat
     source = from_there(write_fashion_mnist(tmp_path / "there"), f"{address}there/FashionMNIST/raw/")
     assert "missing" in refused(source, tmp_path / "here")
     train, _ = read_images(source, DataOptions(tmp_path / "here", download=True))
-    np.testing.assert_array_equal(train.x[:, 0].numpy(), pixels(TRAIN, 28, 28))
+    np.testing.assert_array_equal(train.x[..., 0].numpy(), pixels(TRAIN, 28, 28))
 
 
 def test_a_download_that_fails_says_so(address: str, tmp_path: Path) -> None:
@@ -317,6 +326,6 @@ def test_an_archive_is_downloaded_checked_and_unpacked(address: str, tmp_path: P
     where = {"url": f"{address}small.tar.gz", "filename": "small.tar.gz", "tgz_md5": md5(tmp_path / "small.tar.gz")}
     here = replace(source, dataset=lambda: type("CIFAR10", (source.dataset(),), where))
     train, _ = read_images(here, DataOptions(tmp_path / "here", download=True))
-    np.testing.assert_array_equal(train.x.numpy(), pixels(TRAIN, 3072).reshape(-1, 3, 32, 32))
+    np.testing.assert_array_equal(planes(train.x), pixels(TRAIN, 3072).reshape(-1, 3, 32, 32))
     spoiled = replace(source, dataset=lambda: type("CIFAR10", (source.dataset(),), {**where, "tgz_md5": "0" * 32}))
     assert "could not be downloaded" in refused(spoiled, tmp_path / "elsewhere", download=True)

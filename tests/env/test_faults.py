@@ -109,7 +109,8 @@ def next_rows(training: ParallelEnvState, batch: int) -> Tensor:
 def poison_second_batch(training: ParallelEnvState) -> None:
     x = training.task.train.x.clone()
     x[next_rows(training, 1)[3], 0, 2, 2] = NAN
-    training.task = replace(training.task, train=Split(x, training.task.train.y))
+    assert training.feed is not None
+    training.feed.split = Split(x, training.task.train.y)
 
 
 def poison_validation(training: ParallelEnvState) -> None:

@@ -274,7 +274,7 @@ def test_test_accuracy_is_of_the_committed_network_and_changes_nothing() -> None
 
 def test_finding_l6_all_envs_count_in_one_block_each_in_a_row_of_its_own() -> None:
     with rig(n_envs=3) as world:
-        rows = [world.training(i).row for i in range(3)]
+        rows = [world.training(i).totals.training for i in range(3)]
         assert len({row.untyped_storage().data_ptr() for row in rows}) == 1
         assert len({row.data_ptr() for row in rows}) == 3
         world.step()

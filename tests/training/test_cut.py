@@ -71,7 +71,7 @@ def test_a_living_seed_that_breaks_is_cut_without_rollback_or_penalty(
         for _ in range(2):
             world.step()
         assert len(world.of_kind(SeedCut)) == 1
-        assert world.training().row[3] == 0
+        assert world.training().totals.training[4] == 0
 
 
 def test_the_host_trains_on_as_if_the_cut_seed_were_not_there() -> None:
@@ -82,7 +82,7 @@ def test_the_host_trains_on_as_if_the_cut_seed_were_not_there() -> None:
         train(growing)
         for name, tensor in tensors_of(alone).items():
             torch.testing.assert_close(tensors_of(growing)[name], tensor, rtol=1e-6, atol=1e-7)
-    assert float(growing.row[3]) == 0
+    assert float(growing.totals.training[4]) == 0
 
 
 def test_a_seed_that_breaks_in_validation_only_is_seen_there() -> None:

@@ -51,7 +51,7 @@ def test_the_learning_rate_falls_as_a_cosine_on_the_hosts_clock_for_seeds_too() 
     for _ in range(4):
         train(training)
         groups = [training.host_group, training.seed_groups["r0c0"]]
-        rates.append([group.optimizer.param_groups[0]["lr"] for group in groups])
+        rates.append([float(group.optimizer.param_groups[0]["lr"]) for group in groups])
     expected = [0.2, 0.1 * (1 + math.sqrt(0.5)), 0.1, 0.1 * (1 - math.sqrt(0.5))]
     assert rates == [pytest.approx([rate, rate]) for rate in expected]
 
@@ -102,9 +102,9 @@ def test_the_row_holds_loss_sum_correct_count_and_bad_losses() -> None:
     training.host.train()
     logits = training.host(x)
     train(training)
-    loss_sum, correct, count, bad = training.row.tolist()
+    loss_sum, correct, count, batches, bad = training.totals.training.tolist()
     assert loss_sum / 64 == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
-    assert (correct, count, bad) == (int((logits.argmax(1) == y).sum()), 64, 0)
+    assert (correct, count, batches, bad) == (int((logits.argmax(1) == y).sum()), 64, 1, 0)
 
 
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "GATED_GATE"])

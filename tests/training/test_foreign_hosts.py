@@ -20,9 +20,10 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.seeds.slot import SlotSite
 from esper.seeds.stage import SeedStage as S
-from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.env_state import ParallelEnvState
 from esper.training.evaluate import evaluate
-from esper.training.host_step import accumulate
+from esper.training.loss import measured_loss
+from esper.training.totals import make_totals
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
 
 
@@ -65,7 +66,7 @@ def of(build_host: Callable[[], Host]) -> Task:
 
 def training_of(task: Task, /, index: int = 0, **sections: Any) -> ParallelEnvState:
     config = resolve(tiny_config(**sections), task)
-    made = ParallelEnvState(index, task, config, make_accumulators(1, torch.device("cpu"))[0])
+    made = ParallelEnvState(index, task, config, make_totals(1, torch.device("cpu"))[0])
     made.reset(0, 0)
     return made
 
@@ -201,11 +202,9 @@ def test_trap_16_padding_counts_in_no_loss_and_no_accuracy() -> None:
     assert result.accuracy[0] == pytest.approx(100 * float(right.sum() / counts.sum()))
     losses = F.cross_entropy(logits.transpose(1, 2), task.validation.y.clamp(min=0), reduction="none")
     assert float(result.loss[0]) == pytest.approx(float(losses[counts].detach().mean()), rel=1e-6)
-    row = torch.zeros(4, dtype=torch.float64)
-    accumulate(row, losses[counts].mean().detach(), logits.detach(), task.validation.y)
-    assert row.tolist() == pytest.approx(
-        [float(losses[counts].detach().sum()), float(right.sum()), float(counts.sum()), 0]
-    )
+    stats = measured_loss(logits, task.validation.y).stats
+    wanted = [float(losses[counts].detach().sum()), float(right.sum()), float(counts.sum()), 1, 0]
+    assert stats.tolist() == pytest.approx(wanted)
 
 
 def test_trap_16_what_stands_behind_padding_changes_no_weight() -> None:

@@ -10,7 +10,7 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.evaluate import evaluate
-from esper.training.host_step import blending, train_step
+from esper.training.host_step import begin_epoch, blending, train_step
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
@@ -39,7 +39,7 @@ def test_an_incubating_seed_changes_no_bit_of_the_host(blueprint: str, sites: tu
         train(alone)
         train(growing)
         same_bits(tensors_of(alone), tensors_of(growing))
-        assert torch.equal(alone.row, growing.row)
+        assert torch.equal(alone.totals.training, growing.totals.training)
         mine, theirs = (host_gradients([p.grad for p in t.host.parameters()]) for t in (alone, growing))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
         trials = [tuple(float(slot.incubating and slot.name == site) for slot in growing.slots) for site in sites]
@@ -72,7 +72,7 @@ def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
     slot = plant(training, "r0c0", target=0.7)
     before = {name: tensor.clone() for name, tensor in training.host.state_dict().items()}
     training.set_learning_rate()
-    training.host.train()
+    groups = begin_epoch(training)
     x, y = digits().train.x[:32], digits().train.y[:32]
     seed = seed_of(slot)
     twin = digits().build_host().train()
@@ -82,7 +82,7 @@ def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
     for segment in list(twin.segments)[1:]:
         grown = segment(grown)
     expected = torch.autograd.grad(F.cross_entropy(grown, y), list(seed.parameters()))
-    train_step(training, training.learning_groups(), x, y)
+    train_step(training, groups, x, y)
     for parameter, gradient in zip(seed.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-7)
 
@@ -109,7 +109,7 @@ def test_trap_01_earlier_seeds_learn_through_later_ones() -> None:
 def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
     training = make_training()
     slot = plant(training, "r1c0", stage=S.BLENDING, target=0.7)
-    training.host.train()
+    begin_epoch(training)
     x = digits().train.x[:16]
     h = training.host.segments[1](training.host.segments[0](x))
     out = h + 0.7 * seed_of(slot)(h)
@@ -128,9 +128,7 @@ def test_trap_06_every_parameter_of_every_seed_is_alive_within_two_steps(bluepri
                 training = make_training(tiny_config(task={"samples_per_epoch": 64, "batch_size": 32}), seed=draw)
                 seed = seed_of(plant(training, site, blueprint, style, stage))
                 alive = dict.fromkeys(dict(seed.named_parameters()), False)
-                training.set_learning_rate()
-                training.host.train()
-                groups = training.learning_groups()
+                groups = begin_epoch(training)
                 assert {id(p) for p in seed.parameters()} == {id(p) for p in training.seed_groups[site].parameters}
                 for batch in range(2):
                     rows = slice(32 * batch, 32 * (batch + 1))
@@ -161,7 +159,7 @@ def test_a_seed_that_learns_straight_through_changes_no_bit_of_the_host(blueprin
         train(alone)
         train(growing)
         same_bits(tensors_of(alone), tensors_of(growing))
-        assert torch.equal(alone.row, growing.row)
+        assert torch.equal(alone.totals.training, growing.totals.training)
     learned = tensors_of(growing, ("r0c0", "r1c1"))
     for seed in ("r0c0.parameter", "r1c1.parameter"):
         assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith(seed))

@@ -15,9 +15,10 @@ from esper.config import ConfigError
 from esper.data.shared_batches import SharedBatchError
 from esper.data.task import Split, Task, resolve
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.env_state import ParallelEnvState, make_accumulators
+from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.lanes import Lanes
+from esper.training.totals import make_totals
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
 
 
@@ -46,7 +47,7 @@ def streamed(workers: int = 1, torn: int | None = None) -> Task:
 @contextmanager
 def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[ParallelEnvState]]]:
     config = resolve(tiny_config(envs), task)
-    rows = make_accumulators(envs, torch.device("cpu"))
+    rows = make_totals(envs, torch.device("cpu"))
     made = [ParallelEnvState(i, task, config, rows[i]) for i in range(envs)]
     for env in made:
         env.reset(0, 0)
@@ -67,7 +68,7 @@ def test_streamed_hosts_are_resident_hosts_to_the_last_bit(workers: int) -> None
                 trainer.epoch(envs)
         for one, other in zip(a, b, strict=True):
             same_bits(tensors_of(one), tensors_of(other))
-            assert torch.equal(one.row, other.row)
+            assert torch.equal(one.totals.training, other.totals.training)
             assert one.epoch == other.epoch == 2
 
 
