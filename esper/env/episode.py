@@ -101,7 +101,7 @@ class Episode:
             (
                 (values.nan + values.inf).sum().view(1),
                 torch.stack(finite).double(),  # [S]
-                env.collector.packed(env.device),
+                env.collector.packed(),
             )
         )
 

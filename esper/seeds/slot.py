@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class SeedSlot:
         self.site = site
         self.cooldown_epochs = {SeedStage.PRUNED: 1, SeedStage.EMBARGOED: embargo, SeedStage.RESETTING: 1}
         self.on_change = on_change
+        self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
         self.clear()
 
     def clear(self) -> None:
@@ -100,9 +102,9 @@ class SeedSlot:
         tempo: int,
         target: float,
         probe: Tensor,
-        prepare: Callable[[Seed], None] = lambda _seed: None,
+        prepare: Callable[[Seed], Seed] = lambda seed: seed,
     ) -> None:
-        """Build the seed, try it on ``probe`` (features at this slot, [B, ...]), ``prepare`` it, and only then move in.
+        """Build a seed, try it on ``probe`` (features at this slot, [B, ...]), and plant what ``prepare`` makes of it.
 
         The blueprint's topology says how the features are laid out, see Seed.
 
@@ -116,7 +118,7 @@ class SeedSlot:
             seed.to(probe.device, torch.promote_types(probe.dtype, torch.float32))
             with torch.no_grad():
                 delta = seed.eval()(probe)
-            prepare(seed)
+            seed = prepare(seed)
         except Exception as error:  # a user's factory may raise anything, and must not end the run
             raise GerminationFailed(f"{blueprint.name} in {self.name}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):
@@ -131,8 +133,14 @@ class SeedSlot:
         self._remove_seed()
         self.seed, self.blueprint, self.style = seed.train(), blueprint, style
         self.tempo, self.incubation_target = tempo, target
-        self.finite = torch.ones((), dtype=torch.bool, device=probe.device)
+        self.finite = self._flag(seed, probe.device)
         self._enter(SeedStage.GERMINATED, "germinate")
+
+    def _flag(self, seed: Seed, device: torch.device) -> Tensor:
+        """Bool [], true, in the same memory whenever this seed is planted again."""
+        if seed not in self._flags:
+            self._flags[seed] = torch.ones((), dtype=torch.bool, device=device)
+        return self._flags[seed].fill_(True)
 
     def advance(self, cause: str) -> None:
         """To the next stage; the gate was asked before. Entering BLENDING takes the first step of the ramp at once."""

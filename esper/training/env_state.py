@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +21,13 @@ from esper.training.gradient_stats import SeedGradientCollector
 from esper.training.precision import Arithmetic, concrete
 from esper.training.randomness import Draws, Purpose, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.shadow import ShadowBuffers
+from esper.training.storage import ParameterGroup, SeedStorage
 from esper.training.totals import EpochTotals
 
 HOST = "host"
 
-
-@dataclass
-class ParameterGroup:
-    """Parameters with one owner: the host, or one seed."""
-
-    name: str
-    parameters: list[nn.Parameter]
-    optimizer: SGD
-    slot: SeedSlot | None
+MOST_CONFIGURATIONS = 256
+"""That one validation can try."""
 
 
 class ParallelEnvState:
@@ -72,6 +65,8 @@ class ParallelEnvState:
         """In execution order."""
         self.alphas = torch.zeros(2, len(self.slots), device=self.device)
         """[2, S], for an epoch's steps to read on the device: alphas, and what incubating seeds are tried at."""
+        self.tried = torch.zeros(MOST_CONFIGURATIONS, len(self.slots), device=self.device)
+        """[K, S]: alphas of the configurations that are validated, for the pass to read on the device."""
         self.vacant: frozenset[int] = frozenset()
         """Sites of an epoch's training passes at which features are passed on as they are."""
         self.slot_by_name = {slot.name: slot for slot in self.slots}
@@ -80,8 +75,11 @@ class ParallelEnvState:
         )
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
+        self.storage = SeedStorage()
+        self.repeat: Callable[[Hashable, Callable[[], None]], None] = _do
+        """How work that is done again and again is done, given what it is known by; a lane may have recorded it."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
-        self.collector = SeedGradientCollector()
+        self.collector = SeedGradientCollector(1 + len(self.slots), self.device)
         self.order = torch.Generator()
         self.feed = self._make_feed()
         """Where batches come from, of data that lies in memory."""
@@ -117,16 +115,17 @@ class ParallelEnvState:
         for slot in self.slots:
             slot.clear()
         self.changes.clear()
-        self.collector = SeedGradientCollector()
+        self.collector.begin(())
 
     def germinate(self, slot: SeedSlot, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float) -> None:
         """Plant a seed, probed on a few samples. Raises GerminationFailed, with nothing changed."""
         probe = self._features_at(slot, self.sample)
 
-        def prepare(seed: Seed) -> None:
+        def prepare(seed: Seed) -> Seed:
             own_dropout(seed, self.draws)
             if draws_globally(seed, probe):
                 self.global_seeds.add(slot.name)
+            return self.storage.house(seed, (slot.name, blueprint, style.operator))
 
         with seeded(self._seed(Purpose.SEED, self.germinations)):
             slot.germinate(blueprint, style, tempo, target, probe, prepare)
@@ -134,13 +133,24 @@ class ParallelEnvState:
         assert slot.seed is not None
         generator = torch.Generator(self.device).manual_seed(self._seed(Purpose.DROPOUT, self.germinations))
         self.shadow_dropout[slot.name] = generator
-        parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
-        self.seed_groups[slot.name] = ParameterGroup(slot.name, parameters, self._optimizer(slot.seed, 0.0), slot)
+        self.seed_groups[slot.name] = self._group_of(slot, slot.seed)
+
+    def _group_of(self, slot: SeedSlot, seed: Seed) -> ParameterGroup:
+        """The seed's optimizer, as at birth; where its memory has had a seed before, in the memory of that one's."""
+        group = self.storage.groups.get(seed)
+        if group is None:
+            parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
+            group = ParameterGroup(slot.name, parameters, self._optimizer(seed, 0.0), slot)
+            self.storage.groups[seed] = group
+        group.optimizer.zero_momentum()
+        return group
 
     def shadow_of(self, slot: SeedSlot) -> ShadowBuffers:
         """The buffers that ``slot``'s incubating seed keeps; they start as the host's are at the first call."""
         if slot.name not in self.shadows:
-            self.shadows[slot.name] = ShadowBuffers(self.host)
+            shadow = self.storage.shadows.setdefault(slot.name, ShadowBuffers(self.host))
+            shadow.refill()
+            self.shadows[slot.name] = shadow
         return self.shadows[slot.name]
 
     @contextmanager
@@ -252,6 +262,10 @@ class ParallelEnvState:
 
     def _seed(self, purpose: Purpose, *counters: int) -> int:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
+
+
+def _do(_key: Hashable, work: Callable[[], None]) -> None:
+    work()
 
 
 def _number(value: int | None) -> int:

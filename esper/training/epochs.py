@@ -10,6 +10,7 @@ from torch import Tensor
 from esper.data.shared_batches import SharedBatchIterator
 from esper.data.task import Split, Task
 from esper.training.env_state import ParallelEnvState
+from esper.training.gpu_lanes import GpuLanes
 from esper.training.host_step import begin_epoch, train_epoch, train_step
 from esper.training.lanes import Lanes
 
@@ -21,9 +22,11 @@ class HostTrainer:
     live until :meth:`close`; what an env gets is the same in both cases.
     """
 
-    def __init__(self, task: Task, envs: Sequence[ParallelEnvState], lanes: Lanes) -> None:
+    def __init__(self, task: Task, envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes) -> None:
         self.envs = tuple(envs)
         self.lanes = lanes
+        if isinstance(lanes, GpuLanes):
+            lanes.adopt(self.envs)
         self.batches: SharedBatchIterator | None = None
         if not isinstance(task.train, Split):
             config = self.envs[0].config.task
@@ -36,7 +39,10 @@ class HostTrainer:
     def epoch(self, active: Sequence[ParallelEnvState]) -> None:
         """One epoch of the hosts in ``active``. Raises LaneError with the env, epoch and batch of an error."""
         if self.batches is None:
-            self.lanes.run(train_epoch, active)
+            if isinstance(self.lanes, GpuLanes):
+                self.lanes.train(active)
+            else:
+                self.lanes.run(train_epoch, active)
             return
         groups = {env.index: begin_epoch(env) for env in active}
         place = {env.index: place for place, env in enumerate(self.envs)}

@@ -65,16 +65,30 @@ def evaluate(
     samples; without them, into new ones.
     """
     count = len(configurations)
-    if totals is None:
-        (totals,) = make_totals(1, env.device, count, len(split), language=split.y.dim() == 2)
-    totals.zero_validation(count)
+    own = totals or make_totals(1, env.device, count, len(split), language=split.y.dim() == 2)[0]
+    own.zero_validation(count)
+    env.tried[:count].copy_(torch.tensor(configurations).view(count, -1))
     if calibrate is None:
-        _measure(env, split, configurations, totals, 0, trials_apart=env.config.env.incubation == "shadow")
+        apart = env.config.env.incubation == "shadow"
+
+        def measure() -> None:
+            _measure(env, split, configurations, own, 0, apart)
+
+        if totals is None:
+            measure()
+        else:  # into the same memory as the last time
+            env.repeat(("validation", id(split), _branching(configurations)), measure)
     else:
         for number, configuration in enumerate(configurations):
-            with _calibrated(env, configuration, calibrate):
-                _measure(env, split, [configuration], totals, number, trials_apart=False)
-    return Evaluation(totals.stats(count), totals.correct(count))
+            with _calibrated(env, configuration, number, calibrate):
+                _measure(env, split, [configuration], own, number, trials_apart=False)
+    return Evaluation(own.stats(count), own.correct(count))
+
+
+def _branching(configurations: list[Configuration]) -> tuple[tuple[int, ...], ...]:
+    """What shares what: for each site the number of the first configuration with the same alpha, −1 for alpha 0."""
+    columns = zip(*configurations, strict=True)
+    return tuple(tuple(column.index(alpha) if alpha else -1 for alpha in column) for column in columns)
 
 
 def _measure(
@@ -85,8 +99,8 @@ def _measure(
     first: int,
     trials_apart: bool,
 ) -> None:
-    """Into the rows of ``totals`` from ``first`` on."""
-    alphas = torch.tensor(configurations, device=env.device).view(len(configurations), -1)  # [K, S]
+    """Into the rows of ``totals`` from ``first`` on, with the alphas that stand in those of ``env.tried``."""
+    alphas = env.tried[first : first + len(configurations)]  # [K, S]
     with _evaluating(env), env.arithmetic.casting():
         for start in range(0, len(split), env.task.evaluation_batch):
             stop = start + env.task.evaluation_batch
@@ -96,8 +110,9 @@ def _measure(
 
 
 @contextmanager
-def _calibrated(env: ParallelEnvState, configuration: Configuration, x: Tensor) -> Iterator[None]:
-    """The host has the BatchNorm statistics of inputs x in this configuration, and afterwards its own again."""
+def _calibrated(env: ParallelEnvState, configuration: Configuration, number: int, x: Tensor) -> Iterator[None]:
+    """The host has the BatchNorm statistics of inputs x in this configuration, whose alphas stand in row ``number`` of
+    ``env.tried``; afterwards it has its own again."""
     layers = [module for module in env.host.modules() if isinstance(module, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     with ShadowBuffers(env.host).in_place():
@@ -105,9 +120,8 @@ def _calibrated(env: ParallelEnvState, configuration: Configuration, x: Tensor) 
             for layer in layers:
                 layer.momentum = 1.0  # what x shows takes the place of what was known
                 layer.train()
-            alphas = torch.tensor([configuration], device=env.device)
             with env.arithmetic.casting():
-                _walk_tree(env, x, [configuration], alphas, trials_apart=False)
+                _walk_tree(env, x, [configuration], env.tried[number : number + 1], trials_apart=False)
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.ops import GradStats
+from esper.ops import FIELDS, GradStats
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,33 @@ class GradientSummary:
 
 
 class SeedGradientCollector:
-    """Adds up one epoch's statistics on the device and reads them once."""
+    """Adds up one epoch's statistics, of up to ``groups`` owners, on the device and reads them once."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int, device: torch.device) -> None:
         self.names: tuple[str, ...] = ()
-        self.total: Tensor | None = None  # [3 sets of G, ...] see add
         self.batches = 0
+        self._block = torch.zeros(groups, len(FIELDS), dtype=torch.float64, device=device)
+
+    @property
+    def total(self) -> Tensor:
+        """Sums of this epoch, float64 [G, F], fields named by ``esper.ops.FIELDS``; always in the same memory."""
+        return self._block[: len(self.names)]
 
     def begin(self, names: tuple[str, ...]) -> None:
         """Start an epoch whose groups have these names, host first."""
-        self.names, self.total, self.batches = names, None, 0
+        self.names, self.batches = names, 0
+        self._block.zero_()
 
     def add(self, stats: GradStats, overflows: bool = False) -> None:
         """Add one batch; ``stats`` has one group for each name. Where gradients are of a scaled loss that sometimes
         ``overflows``, those that did count as zero."""
         self.batches += 1
         fields = torch.where(stats.clip_coef[:, None] > 0, stats.fields, 0) if overflows else stats.fields  # [G, F]
-        if self.total is None:
-            self.total = fields.clone()
-        else:
-            self.total.add_(fields)
+        self.total.add_(fields)
 
-    def packed(self, device: torch.device) -> Tensor:
+    def packed(self) -> Tensor:
         """The sums as one flat float64 tensor for the epoch's transfer."""
-        return torch.empty(0, dtype=torch.float64, device=device) if self.total is None else self.total.flatten()
+        return self.total.flatten()
 
     def summaries(self, packed: Tensor) -> dict[str, GradientSummary]:
         """By name, from the transferred ``packed``."""

@@ -17,8 +17,9 @@ from esper.ops import GradStats, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState, ParameterGroup
+from esper.training.env_state import ParallelEnvState
 from esper.training.loss import count_of, measured_loss
+from esper.training.storage import ParameterGroup
 
 EXPLODING = 10.0
 """A gradient tensor explodes above this multiple of the clip norm."""

@@ -21,6 +21,17 @@ class ShadowBuffers:
         found = ((module, _buffers(module)) for module in network.modules())
         self._copies = [(module, {name: b.clone() for name, b in own.items()}) for module, own in found if own]
 
+    def refill(self) -> None:
+        """The copies are again as the network's buffers are now, in the memory they have where these have not changed
+        their form."""
+        for module, copies in self._copies:
+            for name, buffer in _buffers(module).items():
+                kept = copies.get(name)
+                if kept is not None and (kept.shape, kept.dtype) == (buffer.shape, buffer.dtype):
+                    kept.copy_(buffer)
+                else:
+                    copies[name] = buffer.clone()
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The network uses and, in train mode, updates these copies instead of its own buffers."""
