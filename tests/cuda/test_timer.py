@@ -16,6 +16,7 @@ pytestmark = pytest.mark.cuda
 def test_finding_l10_a_block_is_timed_without_a_wait_until_it_is_read(current: str) -> None:
     stream = torch.cuda.Stream() if current == "another" else torch.cuda.default_stream()
     timer = CUDATimer("cuda")
+    torch.cuda._sleep(1)  # its code is loaded
     torch.cuda.synchronize()
     before = perf_counter()
     torch.cuda.set_sync_debug_mode("error")
