@@ -49,6 +49,8 @@ class RunConfig(Section):
     """Where hosts train: cpu, cuda, cuda:0, ..."""
     lanes: Count | None = None
     """Envs that train at the same time; None: one a physical core. Results do not depend on it."""
+    mark_phases: bool = False
+    """Name the phases of a step in profilers' traces: as ranges of torch.profiler and, with CUDA, of NVTX."""
 
     @property
     def learns(self) -> bool:

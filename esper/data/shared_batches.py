@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from esper.telemetry.span import Spans
+
 Batch = tuple[Tensor, Tensor]
 """Inputs [batch_size, ...] and targets [batch_size, ...]."""
 
@@ -74,6 +76,8 @@ class SharedBatchIterator:
         self.steps = steps
         self.worker_pids: frozenset[int] = frozenset()
         """Processes that have read for the newest epoch."""
+        self.spans = Spans()
+        """Told how long epochs waited for data, as ``stage``; an env that reads puts its own here."""
         self._plan = _Plan(self.streams, rows, batch_size, steps)
         self._loader: DataLoader[_Step] | None = DataLoader(
             _Steps(dataset),
@@ -106,7 +110,8 @@ class SharedBatchIterator:
             if epoch != self._epoch or self._reading is None:
                 raise SharedBatchError("this epoch is over: a newer one has begun, or the batches were closed")
             try:
-                read = next(self._reading)
+                with self.spans("stage"):
+                    read = next(self._reading)
             except StopIteration:
                 raise SharedBatchError(f"the loader ended after {step} of {self.steps} steps") from None
             except (RuntimeError, EOFError, OSError) as error:  # a killed worker is noticed in one of these ways

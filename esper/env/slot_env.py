@@ -26,6 +26,7 @@ from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
+from esper.telemetry.span import Spans
 
 Float32s = NDArray[np.float32]
 Actions = NDArray[np.int64]
@@ -99,8 +100,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
         self.episode_numbers = np.full(self.num_envs, -1)
         """[E] int64, counted from the first episode under the run seed; -1 before it."""
-        self.phase_seconds: dict[str, float] = {}
-        """Wall time spent in the phases of steps since the env was made."""
+        self.spans = Spans(marks=config.run.mark_phases)
+        """Times the phases of steps, and whatever else of its run the env's owner puts under a phase."""
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Wall seconds by phase (``esper.telemetry.span.PHASES``) since the env was made; a copy."""
+        return dict(self.spans.seconds)
 
     def prepare(self) -> None:
         """Get ready what the first reset needs; it does this itself where it was not done before."""

@@ -5,9 +5,7 @@ One step trains every host for one epoch. What a controller needs travels throug
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,7 +89,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.lanes = Lanes(config.run.lanes)
         self.trainer = HostTrainer(task, self.training, self.lanes)
         self.episodes: list[Episode] = []
-        self.phase_seconds = {"train": 0.0, "validate": 0.0, "govern": 0.0, "decide": 0.0}
+        if self.trainer.batches is not None:
+            self.trainer.batches.spans = self.spans
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -107,7 +106,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         for episode in starting:
             episode.reset(self.run_seed, int(self.episode_numbers[episode.index]))
         if starting:
-            with self._phase("validate"):
+            with self.spans("validate"):
                 self.lanes.run(Episode.validate, starting)
                 transfer(starting)
         for episode in starting:
@@ -122,7 +121,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.baseline = measure_baseline(self.task, self.config, self.lanes, self.run_seed)
         self.baseline.check(self.horizon)
         b = self.baseline
-        self.emit(BaselineMeasured(b.episodes, b.accuracy, b.loss, b.final_loss_std))
+        self._tell(BaselineMeasured(b.episodes, b.accuracy, b.loss, b.final_loss_std))
         training = self.training[0]
         self.rules = Rules(
             config=self.config,
@@ -132,7 +131,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             host_parameters=training.host_parameters,
             largest=largest_sizes(training, self.action_spec, self.blueprints),
         )
-        world = World(self.config, self.action_spec, self.blueprints, b, self.emit)
+        world = World(self.config, self.action_spec, self.blueprints, b, self._tell)
         self.episodes = [Episode(training, world) for training in self.training]
 
     def _step(self, actions: Actions) -> StepResult:
@@ -140,20 +139,20 @@ class GrowthVectorEnv(SlotVectorEnv):
         actions = self._accepted(actions)
         idle = self.done.copy()
         active = [episode for episode in self.episodes if not episode.done]
-        with self._phase("decide"):
+        with self.spans("decide"):
             for episode in active:
                 episode.act(Action.decode(actions[episode.index]))
                 episode.report_changes()
-        with self._phase("train"):
+        with self.spans("train"):
             self.trainer.epoch([episode.training for episode in active])
-        with self._phase("validate"):
+        with self.spans("validate"):
             self.lanes.run(Episode.validate, active)
             if active:
                 transfer(active)
-        with self._phase("govern"):
+        with self.spans("govern"):
             for episode in active:
                 episode.govern()
-        with self._phase("decide"):
+        with self.spans("decide"):
             for episode in active:
                 episode.tick()
                 episode.close_epoch()
@@ -172,7 +171,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         rewards = self._pay(fleet, stepped)
         for episode in active:
             reward = episode.credit({name: float(term[episode.index]) for name, term in self.reward_terms.items()})
-            self._report(episode, reward)
+            with self.spans("telemetry"):
+                self._report(episode, reward)
         return rewards
 
     @property
@@ -194,11 +194,9 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.lanes.close()
         self.trainer.close()
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.phase_seconds[name] += time.perf_counter() - start
+    def _tell(self, event: Event) -> None:
+        with self.spans("telemetry"):
+            self.emit(event)
 
     def _report(self, episode: Episode, reward: float) -> None:
         """Stage changes, the epoch, and the episode when it ended, as events."""

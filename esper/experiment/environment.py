@@ -30,6 +30,7 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
         "built_with": _native.built_with(),
+        "native_required": _native.native_required(),
     }
 
 
@@ -47,6 +48,8 @@ def summary_lines(paths: bool = True) -> list[str]:
         f"CUDA {facts['cuda'] or 'not in this torch'}; GPUs: {', '.join(facts['gpus']) or 'none'}",
         f"Built with: {facts['built_with']}",
         *(f"  {name:14s} {where}" for name, where in modules.items()),
+        f"A fallback is {'an error' if facts['native_required'] else 'allowed'} "
+        f"({_native.VARIABLE} is {'1' if facts['native_required'] else 'not 1'})",
     ]
 
 

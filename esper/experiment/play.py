@@ -46,8 +46,6 @@ class Played:
     observation: NDArray[np.float32]
     """[E, size]: the state that the round ended in."""
     seconds: float
-    act_seconds: float
-    """Of these, spent by the player."""
 
 
 def play_round(env: SlotVectorEnv, player: Player, seed: int | None = None, learner: PPOAgent | None = None) -> Played:
@@ -57,15 +55,14 @@ def play_round(env: SlotVectorEnv, player: Player, seed: int | None = None, lear
         seed: sets the run seed; None goes on to each env's next episode.
         learner: is told what came of every step; give the player here, too, when it is one that learns.
     """
-    start, acting = time.perf_counter(), 0.0
+    start = time.perf_counter()
     observation, info = env.reset(seed=seed)
     player.begin()
     returns, discount = np.zeros(env.num_envs), 1.0
     done = info["idle"]
     while not done.all():
-        clock = time.perf_counter()
-        actions = player.act(observation, info["action_mask"])
-        acting += time.perf_counter() - clock
+        with env.spans("act"):
+            actions = player.act(observation, info["action_mask"])
         observation, rewards, terminated, truncated, info = env.step(actions)
         if learner is not None:
             governed = info["reward_terms"]["governor"]
@@ -85,5 +82,4 @@ def play_round(env: SlotVectorEnv, player: Player, seed: int | None = None, lear
         illegal_actions=info["illegal_actions"].astype(np.float64),
         observation=observation,
         seconds=time.perf_counter() - start,
-        act_seconds=acting,
     )

@@ -192,7 +192,8 @@ class LearningRounds(Rounds):
         rounds = self.config.run.rounds or 1
         if number % self.rounds_per_update and number < rounds:
             return []
-        stats = self.agent.learn(played.played.observation)
+        with self.env.spans("update"):
+            stats = self.agent.learn(played.played.observation)
         self.agent.progress = number / rounds
         return [PolicyUpdated(round=number, env_steps=self.env_steps, **vars(stats))]
 

@@ -129,7 +129,6 @@ class Experiment:
         self.best = -np.inf
         self.done = 0
         self._earlier_seconds = 0.0
-        self._telemetry_seconds = 0.0
         self._resumed_from = state
         self._unwritten: bytes | None = None
         """The checkpoint of the last whole round, while it is not on disk."""
@@ -205,17 +204,13 @@ class Experiment:
 
     def _play(self, total: int) -> None:
         """One round. It is learned from, reported and remembered as a whole or not at all."""
-        clock, phases, telemetry = time.perf_counter(), dict(self.env.phase_seconds), self._telemetry_seconds
+        clock, before = time.perf_counter(), self.env.phase_seconds
         played = self.rounds.play()
         with interrupts_wait():
             number = self.done + 1
-            learning = time.perf_counter()
             learned = self.rounds.take(number, played)
-            spent = {name: seconds - phases.get(name, 0.0) for name, seconds in self.env.phase_seconds.items()}
-            spent |= {"act": played.played.act_seconds, "telemetry": self._telemetry_seconds - telemetry}
-            if self.config.run.learns:
-                spent["update"] = time.perf_counter() - learning
             self._keep_best(played)
+            spent = {name: after - before.get(name, 0.0) for name, after in self.env.phase_seconds.items()}
             self._emit(self._report(number, total, played, time.perf_counter() - clock, spent))
             for event in learned:
                 self._emit(event)
@@ -327,13 +322,12 @@ class Experiment:
 
     def _emit(self, event: Event) -> None:
         assert self.hub is not None
-        start = time.perf_counter()
-        if isinstance(event, BaselineMeasured):
-            if self._resumed_from is not None:
-                return  # it was measured and told when the run began
-            self.files.keep_baseline(event)
-        self.hub.emit(event)
-        self._telemetry_seconds += time.perf_counter() - start
+        with self.env.spans("telemetry"):
+            if isinstance(event, BaselineMeasured):
+                if self._resumed_from is not None:
+                    return  # it was measured and told when the run began
+                self.files.keep_baseline(event)
+            self.hub.emit(event)
 
     def close(self) -> None:
         """Stop the lanes and close the event log; a second call does nothing."""

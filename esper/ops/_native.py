@@ -1,13 +1,17 @@
 """Load the compiled modules and say what is there, what is missing, and how to repair it.
 
 The CPU module (``esper._C``) is required: its absence is an ``ImportError``. The CUDA module (``esper._C_cuda``) is
-optional: a CPU torch cannot load one. With ``ESPER_REQUIRE_NATIVE=1`` a GPU without the CUDA module is an error too, so
-that no measurement is taken on a fallback by accident.
+optional: a CPU torch cannot load one.
+
+With ``ESPER_REQUIRE_NATIVE=1`` nothing falls back, so that no measurement is taken on a fallback by accident: a GPU
+without the CUDA module is an ``ImportError``, and all code that can go another way than the native one calls
+:func:`refuse_fallback` before it does.
 """
 
 import importlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -15,6 +19,7 @@ from typing import Any, cast
 
 import torch
 
+VARIABLE = "ESPER_REQUIRE_NATIVE"
 REPAIR_COMMAND = "pip install --force-reinstall --no-deps -e ."
 _PACKAGE = Path(__file__).resolve().parent.parent
 _RECORD = _PACKAGE / "_build_info.json"
@@ -86,18 +91,40 @@ def _load_cuda() -> ModuleReport:
     return report
 
 
-def require_native(environment: dict[str, str], cuda: ModuleReport, gpu: bool) -> None:
+def native_required(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``ESPER_REQUIRE_NATIVE`` is 1; not set, empty and 0 are no. Raises ValueError for anything else."""
+    value = environment.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE} is {value!r}; 1 makes every fallback an error, 0 allows them")
+    return value == "1"
+
+
+def refuse_fallback(what: str, reason: str) -> None:
+    """Called by everything that is about to go another way than the native one, whenever it does.
+
+    Args:
+        what: who falls back, and to what.
+        reason: why the native way cannot be gone.
+
+    Raises:
+        RuntimeError: with ``ESPER_REQUIRE_NATIVE=1``.
+    """
+    if native_required():
+        raise RuntimeError(f"{VARIABLE}=1, but {what}: {reason}")
+
+
+def require_native(environment: Mapping[str, str], cuda: ModuleReport, gpu: bool) -> None:
     """Raise ``ImportError`` when ``ESPER_REQUIRE_NATIVE=1`` and a GPU would run without its compiled module."""
-    if environment.get("ESPER_REQUIRE_NATIVE", "0") == "1" and gpu and not cuda.loaded:
+    if native_required(environment) and gpu and not cuda.loaded:
         raise ImportError(
-            f"ESPER_REQUIRE_NATIVE=1, but {cuda.name} is missing: {cuda.reason}. "
+            f"{VARIABLE}=1, but {cuda.name} is missing: {cuda.reason}. "
             f"To see why, build it strictly: ESPER_CUDA=1 {REPAIR_COMMAND}"
         )
 
 
 _CPU = _load_cpu()
 _CUDA = _load_cuda()
-require_native(dict(os.environ), _CUDA, torch.cuda.is_available())
+require_native(os.environ, _CUDA, torch.cuda.is_available())
 
 
 def cuda_loaded() -> bool:

@@ -4,7 +4,6 @@
 statistics that it returns. :class:`NormReluPool` is both of them as a module.
 """
 
-import os
 from typing import Any, cast
 
 import torch
@@ -174,8 +173,7 @@ class NormReluPool(nn.BatchNorm2d):
         return output
 
     def _by_torch(self, input: Tensor, reason: str) -> Tensor:
-        if os.environ.get("ESPER_REQUIRE_NATIVE", "0") == "1":
-            raise RuntimeError(f"ESPER_REQUIRE_NATIVE=1, but NormReluPool cannot use its operator: {reason}")
+        _native.refuse_fallback("NormReluPool goes through the three PyTorch functions", reason)
         output = F.relu(super().forward(input))
         return F.max_pool2d(output, 2) if self.pool else output
 

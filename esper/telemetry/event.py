@@ -173,7 +173,9 @@ class RoundCompleted(Event):
     ``committed_accuracy`` is that of committed networks on validation images, ``baseline_accuracy`` that of the
     no-growth baseline at the same epoch. The other two are on test images, of the grown hosts and of the same hosts
     left alone; None in a round that an agent learns from, whose hosts prove nothing. ``mean_return`` is discounted.
-    ``seconds`` is this round's, twins included; rates count the grown hosts only.
+    ``seconds`` is this round's, twins included; rates count the grown hosts only, and so does ``phase_seconds``: wall
+    seconds by phase (``esper.telemetry.span.PHASES``), each counted once. Phases never entered are missing, and what it
+    costs to report the round itself is in none.
     """
 
     round: int

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from esper.config import TrainingConfig, describe_fields
 from esper.experiment.players import NAMES
 from esper.seeds.blueprints import BLUEPRINTS
@@ -33,6 +35,20 @@ def test_info_shows_each_module_and_the_command_that_repairs(esper: Esper) -> No
         line = next(line for line in out.splitlines() if line.split()[:1] == [module.name])
         assert (str(module.path) if module.loaded else str(module.reason)) in line
     assert _native.REPAIR_COMMAND in out
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("1", "A fallback is an error (ESPER_REQUIRE_NATIVE is 1)"),
+        ("0", "A fallback is allowed (ESPER_REQUIRE_NATIVE is not 1)"),
+    ],
+)
+def test_info_shows_whether_a_fallback_is_an_error(
+    value: str, line: str, esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", value)
+    assert line in esper("info").out.splitlines()
 
 
 def test_finding_m22_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:

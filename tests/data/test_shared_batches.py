@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from esper.data.shared_batches import Batch, IndexStream, Permutations, SharedBatchError, SharedBatchIterator
 from esper.data.token_file import TokenFile, TokenWindows
+from esper.telemetry.span import Spans
 
 ROWS, BATCH, STEPS = 40, 3, 4
 
@@ -123,6 +124,24 @@ def test_without_workers_this_process_reads() -> None:
     with batches(Numbers(), permutations(5)) as made:
         list(made.epoch())
         assert made.worker_pids == {os.getpid()}
+
+
+def test_waiting_for_data_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only reading moves: 3 seconds a row."""
+    now = [0.0]
+    monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])
+
+    class Slow(Numbers):
+        def __getitem__(self, row: int) -> Batch:
+            now[0] += 3.0
+            return super().__getitem__(row)
+
+    with batches(Slow(), permutations(5, 6)) as made:
+        made.spans = Spans()
+        with made.spans("train"):
+            for _ in made.epoch():
+                now[0] += 100.0
+    assert made.spans.seconds == {"stage": 3.0 * 2 * BATCH * STEPS, "train": 100.0 * STEPS}
 
 
 def alive(pids: frozenset[int]) -> set[int]:

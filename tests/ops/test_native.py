@@ -50,6 +50,38 @@ def test_requiring_native_is_an_error_only_where_a_gpu_would_fall_back() -> None
     _native.require_native(strict, _native.ModuleReport("esper._C_cuda", Path("there.so"), None), gpu=True)
 
 
+@pytest.mark.parametrize(("value", "required"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_a_fallback_is_refused_where_native_is_required(
+    value: str | None, required: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(_native.VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(_native.VARIABLE, value)
+    assert _native.native_required() is required
+    if required:
+        with pytest.raises(RuntimeError, match=r"^ESPER_REQUIRE_NATIVE=1, but the step runs eager: no graph$"):
+            _native.refuse_fallback("the step runs eager", "no graph")
+    else:
+        _native.refuse_fallback("the step runs eager", "no graph")
+
+
+@pytest.mark.parametrize("value", ["yes", "true", "2", " 1"])
+def test_another_value_is_an_error_and_not_a_no(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_native.VARIABLE, value)
+    with pytest.raises(ValueError, match=r"ESPER_REQUIRE_NATIVE is '.*'; 1 makes every fallback an error, 0 allows"):
+        _native.refuse_fallback("the step runs eager", "no graph")
+
+
+def test_only_one_place_reads_the_variable() -> None:
+    """Whatever falls back asks the same function, so that it cannot be forgotten in one of them."""
+    package = Path(esper.__file__).parent
+    readers = [
+        path for path in sorted(package.rglob("*.py")) if "getenv" in (text := path.read_text()) or "environ" in text
+    ]
+    named = [path.name for path in readers if "REQUIRE_NATIVE" in path.read_text()]
+    assert named == ["_native.py"]
+
+
 def _copy_of_package(target: Path, without: str) -> None:
     """The parts of the installed package that importing the operators needs, less one module."""
     source = Path(esper.__file__).parent

@@ -7,7 +7,7 @@ from typing import Any
 
 from esper.spaces.action import HEADS
 from esper.telemetry.event import EpochCompleted, PolicyUpdated, RoundCompleted, RunStarted, SeedCut
-from esper.telemetry.sinks.metrics_csv import PHASES
+from esper.telemetry.span import PHASES
 
 
 def cut(epoch: int, slot: str = "r0c1") -> SeedCut:

@@ -152,7 +152,7 @@ def test_metrics_have_one_row_a_round(tmp_path: Path) -> None:
     assert [row["round"] for row in table] == ["1", "2"]
     assert [row["samples"] for row in table] == ["1000", "2000"]
     assert [row["phase/act"] for row in table] == ["1.0", "2.0"]
-    assert [row["phase/telemetry"] for row in table] == ["1.6", "2.6"]
+    assert [row["phase/telemetry"] for row in table] == ["1.7", "2.7"]
     assert not {"phase_seconds", "event", "schema"} & set(COLUMNS)
 
 
@@ -216,7 +216,7 @@ def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path:
     path = tmp_path / "metrics.csv"
     sink = MetricsCsvSink(path)
     sink.handle(completed(1, phase_seconds={"train": 2.5}))
-    with pytest.raises(ValueError, match="unknown phases lunch; known: act, train"):
+    with pytest.raises(ValueError, match="unknown phases lunch; known: act, stage, train"):
         sink.handle(completed(2, phase_seconds={"train": 2.5, "lunch": 1.0}))
     sink.close()
     (row,) = rows(path)

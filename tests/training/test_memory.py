@@ -1,19 +1,12 @@
 """Memory over a long run."""
 
 import gc
-from pathlib import Path
 
 import pytest
 
 from esper.seeds.stage import SeedStage
 from tests.core_helpers import DAMAGE, rig
-
-STATM = Path("/proc/self/statm")
-
-
-def resident_mib() -> float:
-    gc.collect()
-    return int(STATM.read_text().split()[1]) * 4096 / 2**20
+from tests.training.live_tensors import STATM, resident_mib
 
 
 @pytest.mark.slow
@@ -30,6 +23,7 @@ def test_finding_c4_memory_is_flat_over_1000_episodes() -> None:
             assert world.episode().governor.rollbacks == 1
             world.events.clear()
             if episode in (100, 1000):
+                gc.collect()
                 sizes.append(resident_mib())
         # A snapshot is 6 KiB: one that stayed behind in every episode would be 5 MiB.
         assert sizes[1] - sizes[0] < 3, sizes

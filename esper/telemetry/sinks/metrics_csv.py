@@ -8,9 +8,7 @@ from pathlib import Path
 
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sinks.jsonl import cut_torn_line
-
-PHASES = ("act", "train", "validate", "govern", "decide", "update", "telemetry")
-"""The parts of a round whose seconds are reported, in the order of their columns."""
+from esper.telemetry.span import PHASES
 
 PLAIN_COLUMNS = tuple(field.name for field in dataclasses.fields(RoundCompleted) if field.name != "phase_seconds")
 COLUMNS = PLAIN_COLUMNS + tuple(f"phase/{phase}" for phase in PHASES)
@@ -22,7 +20,8 @@ class MetricsCsvSink:
     A phase that the round did not report is an empty cell.
 
     Raises:
-        ValueError: ``path`` holds a table with other columns; or, from `handle`, a phase that is not in ``PHASES``.
+        ValueError: ``path`` holds a table with other columns; or, from `handle`, a phase that is not in ``PHASES`` of
+            `esper.telemetry.span`.
     """
 
     def __init__(self, path: str | Path) -> None:

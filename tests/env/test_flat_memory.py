@@ -1,0 +1,127 @@
+"""Rounds and changes of topology leave nothing behind: the same storage, as many tensors, as many bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from esper.control.random import RandomController
+from esper.data.task import Split
+from esper.env.vector_env import GrowthVectorEnv
+from esper.seeds.stage import SeedStage
+from esper.spaces.action import Op
+from esper.telemetry.event import Event, StageChanged
+from esper.training.env_state import ParallelEnvState
+from tests.core_helpers import digits, flat_baseline, rig, tiny_config, wait_actions
+from tests.training.live_tensors import STATM, Live, live_tensors, resident_mib
+
+HORIZON = 12
+
+
+def storage_of(training: ParallelEnvState) -> dict[str, int]:
+    """Where the host's parameters, buffers and momentum lie."""
+    found: dict[str, Tensor] = dict(training.host.named_parameters())
+    found |= dict(training.host.named_buffers())
+    state = training.host_group.optimizer.state
+    found |= {f"momentum.{i}": state[p]["momentum_buffer"] for i, p in enumerate(training.host_group.parameters)}
+    return {name: tensor.data_ptr() for name, tensor in found.items()} | {"row": training.row.data_ptr()}
+
+
+def test_finding_m20_reset_fills_the_storage_of_the_host_before() -> None:
+    with rig(n_envs=2, horizon=3) as world:
+        places = [storage_of(world.training(i)) for i in range(2)]
+        hosts = [id(world.training(i).host) for i in range(2)]
+        assert len(places[0]) > 20
+        weights = set()
+        for _ in range(5):
+            world.reset()
+            world.do("GERMINATE", "r0c0", "norm", tempo=3)
+            world.step()
+            world.step()
+            assert [storage_of(world.training(i)) for i in range(2)] == places
+            assert [id(world.training(i).host) for i in range(2)] == hosts
+            weights.add(float(next(world.training().host.parameters()).detach().flatten()[0]))
+        assert len(weights) == 5  # other values, each time, in the same place
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+def test_finding_m20_memory_is_flat_over_30_rounds() -> None:
+    with rig(n_envs=2, horizon=3) as world:
+        live: list[Live] = []
+        resident: list[float] = []
+        for number in range(1, 31):
+            world.reset()
+            world.do("GERMINATE", "r0c0", "norm", tempo=3)
+            world.step()
+            world.step()
+            world.events.clear()
+            if number in (5, 6, 30):
+                live.append(live_tensors())
+                resident.append(resident_mib())
+        assert live == [live[0]] * 3
+        assert resident[-1] - resident[0] < 4, resident
+
+
+class Changing:
+    """Two tiny hosts under random legal actions, episode after episode."""
+
+    def __init__(self) -> None:
+        validation = digits().validation
+        task = replace(digits(), validation=Split(validation.x[:40], validation.y[:40]))
+        config = tiny_config(
+            2,
+            HORIZON,
+            task={"samples_per_epoch": 16, "batch_size": 16},
+            env={"embargo": 1, "one_incubating": False, "min_prune_age": 1, "auto_advance": ["G1", "G2", "G3"]},
+            governor={"snapshot_every": 1},
+        )
+        self.stages: dict[str, int] = {}
+        self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
+        self.player = RandomController(self.env.action_spec, self.env.layout, 2)
+
+    def count(self, event: Event) -> None:
+        """A change of topology: a seed that appears, becomes part of the host, or disappears."""
+        if isinstance(event, StageChanged) and event.after in ("GERMINATED", "FOSSILIZED", "PRUNED"):
+            self.stages[event.after] = self.stages.get(event.after, 0) + 1
+
+    @property
+    def changes(self) -> int:
+        return sum(self.stages.values())
+
+    def until(self, changes: int) -> Live:
+        """Play whole episodes until there have been so many; what is alive after one in which nothing is done."""
+        while self.changes < changes:
+            observation, info = self.env.reset()
+            self.player.begin()
+            while not info["idle"].all():
+                if self.env.episode_numbers[0] % 2:  # else so many are pruned that hardly one becomes a fossil
+                    info["action_mask"]["op"][:, Op.PRUNE] = False
+                actions = self.player.act(observation, info["action_mask"])
+                observation, _, terminated, truncated, info = self.env.step(actions)
+                info["idle"] = terminated | truncated
+        self.env.reset()
+        for _ in range(HORIZON):
+            self.env.step(wait_actions(2))
+        return live_tensors()
+
+
+@pytest.mark.parametrize(
+    ("changes", "slack"), [(60, None), pytest.param(1000, 4.0, marks=pytest.mark.slow)], ids=["60", "1000"]
+)
+def test_changes_of_topology_leave_no_tensor_behind(changes: int, slack: float | None) -> None:
+    """``slack``: MiB that the process may grow by after the first tenth of them; None where these are too few."""
+    if slack is not None and not STATM.exists():
+        pytest.skip("resident memory is read from /proc")
+    world = Changing()
+    try:
+        first = world.until(changes // 10)
+        before = resident_mib() if slack is not None else 0.0
+        assert world.until(changes) == first
+        assert set(world.stages) == {"GERMINATED", "FOSSILIZED", "PRUNED"}
+        assert all(slot.stage is SeedStage.DORMANT for env in world.env.training for slot in env.slots)
+        if slack is not None:
+            assert resident_mib() - before < slack
+    finally:
+        world.env.close()

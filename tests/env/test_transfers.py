@@ -1,0 +1,168 @@
+"""What one step reads from the device: two transfers for all envs together, and nothing else, however many envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.env.episode import Episode
+from esper.seeds.stage import SeedStage
+from esper.training.env_state import ParallelEnvState
+from esper.training.epochs import HostTrainer
+from esper.training.lanes import Lanes
+from tests.core_helpers import Rig, plant, rig
+
+READS = {
+    *("item", "tolist", "numpy", "nonzero", "equal", "allclose", "masked_select", "unique", "is_nonzero"),
+    *("__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__"),
+}
+"""Functions whose answer the host has to wait for."""
+
+SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select"}
+
+
+class Reads(TorchFunctionMode):
+    """Pretends that every tensor lies on a device until `cpu` brings it over, and notes whatever needs one on the host.
+
+    Tensors are on the CPU in truth, where `cpu` gives back the very same one and all reads are free. `to` goes to the
+    device that the host trains on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transfers: list[tuple[int, ...]] = []
+        self.reads: list[str] = []
+        self.here: dict[int, Tensor] = {}
+        """What is on the host, by id; held, so that no other tensor gets the same one."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        given = list(tensors_in(args)) + list(tensors_in((kwargs or {}).values()))
+        here = bool(given) and all(id(tensor) in self.here for tensor in given)
+        if name == "cpu" and not here:
+            self.transfers.append(tuple(given[0].shape))
+        elif name in READS and not here:
+            self.reads.append(name)
+        result = function(*args, **(kwargs or {}))
+        if name == "cpu" or here:
+            self.here |= {id(tensor): tensor for tensor in tensors_in([result])}
+        return result
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+class Syncs(TorchDispatchMode):
+    """Notes operators that wait for the device, also those that are called from C++."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function.name().partition(".")[0] in SYNCS:
+            self.found.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def run_here(_lanes: Lanes, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
+    """`Lanes.run` in the calling thread: modes of torch belong to a thread."""
+    for env in envs:
+        work(env)
+
+
+@contextmanager
+def busy(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Hosts in step, each with an incubating, a blended and a fossilized seed."""
+    monkeypatch.setattr(Lanes, "run", run_here)
+    with rig(n_envs=n_envs) as world:
+        for env in range(n_envs):
+            plant(world.training(env), "r0c0", "norm", stage=SeedStage.FOSSILIZED)
+            plant(world.training(env), "r0c1", "conv_light", stage=SeedStage.BLENDING)
+            plant(world.training(env), "r1c0", "norm", stage=SeedStage.TRAINING)
+        yield world
+
+
+def reads_of_a_step(world: Rig) -> Reads:
+    with Reads() as reads:
+        world.step()
+    return reads
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_trap_33_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with busy(n_envs, monkeypatch) as world:
+        for _ in range(2):
+            reads = reads_of_a_step(world)
+            assert reads.reads == []
+            numbers = sum(len(episode.packed) for episode in world.env.episodes)
+            samples = sum(episode.correct.numel() for episode in world.env.episodes)
+            assert reads.transfers == [(numbers,), (samples,)]
+
+
+def test_finding_m11_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with busy(2, monkeypatch) as world:
+        listening = reads_of_a_step(world)
+        assert world.events
+        monkeypatch.setattr(world.env, "emit", lambda _event: None)
+        deaf = reads_of_a_step(world)
+        assert (deaf.reads, deaf.transfers) == (listening.reads, listening.transfers)
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_trap_33_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even within an operator."""
+    with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
+        world.env.trainer.epoch(world.env.training)
+        for episode in world.env.episodes:
+            episode.validate()
+        assert syncs.found == []
+
+
+def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: the loss of every env's epoch, looked at where it lies."""
+    epoch, validate = HostTrainer.epoch, Episode.validate
+
+    def curious_training(trainer: HostTrainer, active: Sequence[ParallelEnvState]) -> None:
+        epoch(trainer, active)
+        assert all(training.row[0].item() >= 0 for training in active)
+
+    def curious_validation(episode: Episode) -> None:
+        validate(episode)
+        assert episode.packed.clone().cpu() is not None
+
+    with busy(2, monkeypatch) as world:
+        monkeypatch.setattr(HostTrainer, "epoch", curious_training)
+        monkeypatch.setattr(Episode, "validate", curious_validation)
+        reads = reads_of_a_step(world)
+        assert reads.reads == ["item"] * 2
+        assert len(reads.transfers) == 2 + 2
+        with Syncs() as syncs:
+            world.env.trainer.epoch(world.env.training)
+        assert syncs.found == ["aten::_local_scalar_dense"] * 2
+
+
+def test_a_read_of_what_was_brought_over_is_free() -> None:
+    with Reads() as reads:
+        numbers = torch.arange(4.0).cpu()
+        assert (numbers[1:].sum() + numbers[0]).item() == 6
+        assert numbers.view(2, 2).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+        assert not torch.zeros(1)
+    assert reads.reads == ["__bool__"]
+    assert reads.transfers == [(4,)]

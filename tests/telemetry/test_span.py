@@ -1,0 +1,158 @@
+"""Phase spans: time is counted once, whatever is nested, and profilers see the names when asked to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from esper.telemetry import span
+from esper.telemetry.span import PHASES, Spans
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    monkeypatch.setattr(span, "perf_counter", made)
+    return made
+
+
+def test_the_phases_are_these() -> None:
+    asked_for = {"stage", "train", "validate", "govern", "decide", "update", "telemetry"}
+    assert asked_for | {"act"} == set(PHASES)
+    assert all(PHASES.values())
+
+
+def test_seconds_add_up_by_phase(clock: Clock) -> None:
+    spans = Spans()
+    for seconds in (1.0, 2.0):
+        with spans("train"):
+            clock.now += seconds
+        clock.now += 50.0  # between spans: nobody's
+    with spans("govern"):
+        clock.now += 0.5
+    assert spans.seconds == {"train": 3.0, "govern": 0.5}
+
+
+def test_the_time_of_an_inner_span_is_not_counted_twice(clock: Clock) -> None:
+    spans = Spans()
+    with spans("train"):
+        clock.now += 1.0
+        with spans("stage"):
+            clock.now += 10.0
+            with spans("telemetry"):
+                clock.now += 100.0
+            clock.now += 20.0
+        clock.now += 2.0
+    assert spans.seconds == {"train": 3.0, "stage": 30.0, "telemetry": 100.0}
+
+
+def test_a_span_within_one_of_the_same_name_counts_once(clock: Clock) -> None:
+    spans = Spans()
+    with spans("telemetry"):
+        clock.now += 1.0
+        with spans("telemetry"):
+            clock.now += 2.0
+        clock.now += 4.0
+    assert spans.seconds == {"telemetry": 7.0}
+
+
+def test_a_block_that_raises_is_counted_and_closed(clock: Clock) -> None:
+    spans = Spans()
+
+    def broken() -> None:
+        with spans("train"), spans("stage"):
+            clock.now += 2.0
+            raise OSError("torn")
+
+    with pytest.raises(OSError, match="torn"):
+        broken()
+    clock.now += 50.0
+    with spans("govern"):
+        clock.now += 1.0
+    assert spans.seconds == {"train": 0.0, "stage": 2.0, "govern": 1.0}
+
+
+def test_an_unknown_phase_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown phase 'lunch'; known: act, stage, train, .*telemetry"):
+        Spans()("lunch")
+
+
+def test_two_objects_know_nothing_of_each_other(clock: Clock) -> None:
+    one, other = Spans(), Spans()
+    with one("train"), other("govern"):
+        clock.now += 1.0
+    assert (one.seconds, other.seconds) == ({"train": 1.0}, {"govern": 1.0})
+
+
+def test_another_thread_is_refused_while_a_span_is_open() -> None:
+    spans, errors = Spans(), []
+
+    def lane() -> None:
+        try:
+            with spans("stage"):
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=lane)
+        thread.start()
+        thread.join()
+
+    with spans("train"):
+        in_a_thread()
+    assert errors == ["phase stage began in another thread than train, which is still open"]
+    in_a_thread()  # nothing is open: the object was handed on
+    assert len(errors) == 1
+    assert set(spans.seconds) == {"train", "stage"}
+
+
+def ranges_of(spans: Spans) -> list[str]:
+    """Names of Esper's ranges in a trace of two nested spans."""
+    with profile(activities=[ProfilerActivity.CPU]) as trace, spans("train"), spans("stage"):
+        torch.ones(2).add_(1)
+    return sorted(event.name for event in trace.events() if event.name.startswith("esper/"))
+
+
+def test_a_trace_has_the_phases_when_they_are_asked_for() -> None:
+    assert ranges_of(Spans(marks=True)) == ["esper/stage", "esper/train"]
+    assert ranges_of(Spans()) == []
+
+
+def test_marks_may_be_turned_on_and_off_while_a_span_is_open() -> None:
+    spans = Spans()
+    with spans("decide"):
+        spans.marks = True
+        assert ranges_of(spans) == ["esper/stage", "esper/train"]
+        with spans("govern"):
+            spans.marks = False
+    assert ranges_of(spans) == []
+
+
+def test_with_cuda_the_phases_are_nvtx_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: told.append(f"push {name}"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append("pop"))
+    spans = Spans(marks=True)
+    with spans("train"), spans("stage"):
+        told.append("work")
+    assert told == ["push esper/train", "push esper/stage", "work", "pop", "pop"]
+    spans.marks = False
+    with spans("train"):
+        pass
+    assert len(told) == 5

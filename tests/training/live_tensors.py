@@ -1,0 +1,32 @@
+"""What a test of memory counts: tensors that are alive, their bytes, and what the process has in memory."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True)
+class Live:
+    """Tensors that Python holds, and the bytes of the storage they lie in, each counted once."""
+
+    tensors: int
+    bytes: int
+
+
+def live_tensors() -> Live:
+    gc.collect()
+    # Not isinstance, which asks proxies of other libraries for a class and may wake them up.
+    tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return Live(len(tensors), sum(storages.values()))
+
+
+def resident_mib() -> float:
+    """Of this process; read from /proc, which only Linux has. Collect garbage first."""
+    return int(STATM.read_text().split()[1]) * 4096 / 2**20
