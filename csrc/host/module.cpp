@@ -7,6 +7,8 @@
 #include <string>
 
 #include "cpus.h"
+#include "cuda_runtime.h"
+#include "graph_loop.h"
 #include "worker_pool.h"
 
 namespace py = pybind11;
@@ -48,10 +50,12 @@ std::map<std::string, std::string> build_configuration() {
 
 PYBIND11_MODULE(_host, m) {
     using namespace esper::host;
-    m.doc() = "Esper's host side: hardware report, worker pool";
+    m.doc() = "Esper's host side: hardware report, worker pool, launch loop of CUDA graphs";
     m.def("cpu_features", &cpu_features, "Instruction sets the kernels can use: name -> present on this CPU.");
     m.def("usable_cpus", &usable_cpus, "CPUs this process may run on.");
     m.def("physical_cores", &physical_cores, "Physical cores among them.");
     m.def("build_configuration", &build_configuration, "Compiler, C++ standard and pybind11 version of this module.");
     bind_worker_pool(m);
+    bind_cuda_runtime(m);
+    bind_graph_loop(m);
 }
