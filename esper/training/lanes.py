@@ -47,8 +47,10 @@ class Lanes:
     """
 
     def __init__(self, count: int | None = None) -> None:
-        self._pool = _host.WorkerPool(count or 0, _one_intra_op_thread, name="lane")
-        self.count = self._pool.count
+        cores = _host.physical_cores()
+        self.count = count or cores
+        # Fewer lanes than cores stay where the system puts them: two processes with one lane each would share a core.
+        self._pool = _host.WorkerPool(self.count, _one_intra_op_thread, pin=self.count == cores, name="lane")
         self._seconds: dict[int, float] = {}  # of the last work, by env.index
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:

@@ -2,8 +2,11 @@
 
 import contextlib
 import itertools
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 import torch
@@ -67,22 +70,31 @@ def test_finding_m12_the_other_errors_are_noted_and_an_exit_is_an_exit() -> None
     assert left.value.code == 4
 
 
-def test_the_env_that_took_longest_is_begun_first() -> None:
-    began: list[int] = []
-    long = {1: 0.03, 4: 0.06}
+def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs: list[list[float]] = []
 
-    def work(env: Place) -> None:
-        began.append(env.index)
-        threading.Event().wait(long.get(env.index, 0.0))
+    class Pool:
+        """Tells what it is told, and that env i took 10 - i seconds."""
 
-    envs = [Place(index) for index in (1, 2, 4)]
+        count = 1
+
+        def __init__(self, *_arguments: object, **_options: object) -> None: ...
+
+        def run(self, tasks: list[Callable[[], None]], given: list[float]) -> list[tuple[None, float]]:
+            costs.append(given)
+            for task in tasks:
+                task()
+            return [(None, 10.0 - env.index) for env in envs]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("esper._host.WorkerPool", Pool)
     with Lanes(1) as lanes:
-        lanes.run(work, envs)
-        assert began == [1, 2, 4], "nothing is known yet"
-        lanes.run(work, envs)
-        assert began[3:5] == [4, 1]
-        lanes.run(work, [*envs, Place(9)])
-        assert began[6:9] == [9, 4, 1], "of an unknown one the worst is expected"
+        for envs in ([Place(1), Place(2)], [Place(2), Place(4), Place(1)], [Place(1), Place(2), Place(4)]):
+            lanes.run(lambda env: None, envs)
+    assert costs[0] == [inf, inf]
+    assert costs[1] == [8.0, inf, 9.0], "of an unknown one the worst is expected"
+    assert costs[2] == [9.0, 8.0, 6.0]
 
 
 def test_cancelled_work_stops_between_batches_and_the_next_run_is_whole() -> None:
@@ -113,7 +125,7 @@ def test_an_error_matters_more_than_the_cancellation_after_it() -> None:
         lanes.cancel()
         raise ZeroDivisionError("first")
 
-    with Lanes(1) as lanes, pytest.raises(LaneError, match="env 0.*first"):
+    with Lanes(1) as lanes, pytest.raises(LaneError, match=r"env 0.*first"):
         lanes.run(work, [Place(0), Place(1)])
 
 
@@ -146,6 +158,17 @@ def test_lanes_are_one_for_each_core_unless_said_and_closed_ones_say_so() -> Non
     lanes.close()
     with pytest.raises(RuntimeError, match="closed"):
         lanes.run(lambda env: None, [Place(0)])
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
+def test_lanes_stay_on_their_cores_only_if_they_fill_the_machine() -> None:
+    """Two processes with one lane each would be kept on the same core."""
+    cores, everywhere = physical_cores(), os.sched_getaffinity(0)
+    for count in {1, cores - 1, cores, cores + 1} - {0}:
+        places: list[set[int]] = []
+        with Lanes(count) as lanes:
+            lanes.run(lambda env: places.append(os.sched_getaffinity(0)), [Place(index) for index in range(count)])  # noqa: B023
+        assert all((place < everywhere) == (count == cores > 1) for place in places)
 
 
 def test_the_number_of_threads_of_the_caller_stays() -> None:
