@@ -1,0 +1,45 @@
+// Leaving Python for a while, and coming back.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+#include <optional>
+
+namespace esper::host {
+
+// Take the GIL back. A thread that comes when the interpreter has begun to end waits for the end of the process:
+// Python before 3.14 would end such a thread in the middle of C++, and that ends in a crash.
+void enter_python(PyThreadState* state);
+
+// The exception that is set, with its traceback, as an object that the caller owns; clears it.
+PyObject* take_exception();
+
+// A time without the GIL in which Ctrl-C, and whatever else has a handler in Python, still acts.
+class Outside {
+ public:
+    static constexpr std::chrono::milliseconds kPatience{50};
+
+    Outside();
+    ~Outside() noexcept(false);
+    Outside(const Outside&) = delete;
+    Outside& operator=(const Outside&) = delete;
+
+    // Run the handlers of the signals that came, if the last look was kPatience ago. How many handlers raised so far.
+    // Only the main thread runs any.
+    int interruptions();
+
+    // Take the GIL. A second call does nothing.
+    void come_back();
+
+    // Raise what the first of those handlers raised. After come_back.
+    void raise();
+
+ private:
+    PyThreadState* state_;
+    std::chrono::steady_clock::time_point next_look_;
+    std::optional<pybind11::error_already_set> first_;
+    int raised_ = 0;
+};
+
+}  // namespace esper::host
