@@ -47,6 +47,9 @@ class RunConfig(Section):
     """Rounds between checkpoints; the last round, an interrupt and an error write one in any case."""
     device: str = "cpu"
     """Where hosts train: cpu, cuda, cuda:0, ..."""
+    tier: Literal["auto", "eager", "graph"] = "auto"
+    """How steps are carried out: eager, queued one by one; graph, captured once as a CUDA graph and launched without
+    Python, to the same bits; auto takes graph on CUDA and eager elsewhere."""
     lanes: Count | None = None
     """Envs that train at the same time; None: one a physical core. Results do not depend on it."""
     mark_phases: bool = False

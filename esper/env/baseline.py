@@ -12,6 +12,7 @@ from esper.data.task import Task
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
+from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import Lanes
 from esper.training.totals import make_totals
 
@@ -49,7 +50,7 @@ class Baseline:
             )
 
 
-def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes, run_seed: int) -> Baseline:
+def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes | GpuLanes, run_seed: int) -> Baseline:
     """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch."""
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None

@@ -28,9 +28,9 @@ from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompl
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
-from esper.training.lanes import Lanes
 from esper.training.precision import casting, concrete
 from esper.training.randomness import seeded
+from esper.training.tiers import make_lanes
 from esper.training.totals import make_totals
 
 
@@ -86,7 +86,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.task = task
         self.emit = emit
         self.baseline = baseline
-        self.lanes = Lanes(config.run.lanes)
+        self.lanes = make_lanes(config.run, task.device)
         self.trainer = HostTrainer(task, self.training, self.lanes)
         self.episodes: list[Episode] = []
         if self.trainer.batches is not None:

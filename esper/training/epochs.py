@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class HostTrainer:
             if isinstance(self.lanes, GpuLanes):
                 self.lanes.train(active)
             else:
-                self.lanes.run(train_epoch, active)
+                self.lanes.run(partial(train_epoch, cancelled=lambda: self.lanes.cancelled), active)
             return
         groups = {env.index: begin_epoch(env) for env in active}
         place = {env.index: place for place, env in enumerate(self.envs)}

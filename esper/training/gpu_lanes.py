@@ -20,13 +20,14 @@ from esper.training.capture import CaptureCache, Repeater, Signature, memory_of,
 from esper.training.env_state import ParallelEnvState
 from esper.training.gpu import Captured, Gpu
 from esper.training.host_step import begin_epoch, train_step
-from esper.training.lanes import HasPlace, LaneError
+from esper.training.lanes import Cancelled, HasPlace, first_of
 from esper.training.storage import ParameterGroup
 
 WARM_UP = 3
 """Ordinary steps before a capture: libraries choose their algorithms, and the allocator has seen every size."""
 
 Env = TypeVar("Env", bound=HasPlace)
+Failures = list[tuple[HasPlace, Exception]]
 
 
 class GpuLanes:
@@ -50,7 +51,7 @@ class GpuLanes:
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         """Do ``work`` for every env, each on its stream. One that fails does not stop the others; its error is raised
-        after they were queued."""
+        after they were queued, as a LaneError."""
         envs = list(envs)
         self._forked(envs, lambda failures: [self._guarded(env, work, failures) for env in envs])
 
@@ -73,6 +74,11 @@ class GpuLanes:
                 found[reason] = found.get(reason, 0) + 1
         return found
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether the epoch that is under way was cancelled."""
+        return self._stop.is_set
+
     def cancel(self) -> None:
         """Launch no more steps of the epoch that is under way; from any thread."""
         self._stop.set()
@@ -91,10 +97,10 @@ class GpuLanes:
     ) -> None:
         self.close()
 
-    def _forked(self, envs: Sequence[HasPlace], queue: Callable[[list[LaneError]], object]) -> None:
+    def _forked(self, envs: Sequence[HasPlace], queue: Callable[[Failures], object]) -> None:
         """Streams take up what was queued before, and are waited for by what is queued after."""
         streams = [self._stream(env.index) for env in envs]
-        failures: list[LaneError] = []
+        failures: Failures = []
         self._stop.clear()
         self.gpu.fork(streams)
         try:
@@ -102,21 +108,21 @@ class GpuLanes:
         finally:
             self.gpu.join(streams)
         if failures:
-            raise failures[0]
+            raise first_of(failures)
+        if self._stop.is_set:
+            raise Cancelled("cancelled before all steps of the epoch were launched")
 
-    def _guarded(self, env: Env, work: Callable[[Env], object], failures: list[LaneError]) -> bool:
+    def _guarded(self, env: Env, work: Callable[[Env], object], failures: Failures) -> bool:
         """Whether ``work`` went well, on the env's stream."""
         try:
             with self.gpu.on(self._stream(env.index)):
                 work(env)
         except Exception as error:
-            failure = LaneError(env, error)
-            failure.__cause__ = error
-            failures.append(failure)
+            failures.append((env, error))
             return False
         return True
 
-    def _epoch(self, epochs: list[_Epoch], failures: list[LaneError]) -> None:
+    def _epoch(self, epochs: list[_Epoch], failures: Failures) -> None:
         epochs = [epoch for epoch in epochs if self._guarded(epoch.env, epoch.begin, failures)]
         for epoch in epochs:
             epoch.captured = self._cache(epoch.env).get(epoch.signature) if self.capture else None
@@ -131,7 +137,7 @@ class GpuLanes:
             if not epoch.failed:
                 epoch.env.epoch += 1
 
-    def _step_in_turns(self, epochs: list[_Epoch], most: int | None, failures: list[LaneError]) -> None:
+    def _step_in_turns(self, epochs: list[_Epoch], most: int | None, failures: Failures) -> None:
         """At most so many steps of each, one env after the other, so that the GPU has work of all of them."""
         done = 0
         while epochs and done != most and not self._stop.is_set:
@@ -163,7 +169,7 @@ class GpuLanes:
         finally:
             self.capture_seconds += time.perf_counter() - start
 
-    def _launch(self, epochs: list[_Epoch], failures: list[LaneError]) -> None:
+    def _launch(self, epochs: list[_Epoch], failures: Failures) -> None:
         captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
         if not captured:
             return
@@ -173,7 +179,7 @@ class GpuLanes:
             epoch.advance(launched)
         for lane, _step, code, text in result.failures:
             epochs[lane].failed = True
-            failures.append(LaneError(epochs[lane].env, RuntimeError(f"CUDA error {code}: {text}")))
+            failures.append((epochs[lane].env, RuntimeError(f"CUDA error {code}: {text}")))
 
     def _stream(self, index: int) -> torch.cuda.Stream:
         if index not in self._streams:

@@ -7,7 +7,7 @@ shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from esper.seeds.blend import blend
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.env_state import ParallelEnvState
+from esper.training.lanes import Cancelled
 from esper.training.loss import count_of, measured_loss
 from esper.training.storage import ParameterGroup
 
@@ -25,22 +26,20 @@ EXPLODING = 10.0
 """A gradient tensor explodes above this multiple of the clip norm."""
 
 
-def train_epoch(env: ParallelEnvState) -> None:
-    """floor(samples / batch) steps over the env's own permutation of the training set; results stay on the device."""
-    for _ in training_steps(env):
-        pass
+def train_epoch(env: ParallelEnvState, cancelled: Callable[[], bool] = lambda: False) -> None:
+    """floor(samples / batch) steps over the env's own permutation of the training set; results stay on the device.
 
-
-def training_steps(env: ParallelEnvState) -> Iterator[None]:
-    """An epoch, one step each time it is asked for."""
+    Raises Cancelled between two steps once ``cancelled`` says so.
+    """
     assert env.feed is not None
     groups = begin_epoch(env)
     env.feed.begin(env.epoch, env.order)
     for number in range(env.feed.batches):
+        if cancelled():
+            raise Cancelled(f"env {env.index}, epoch {env.epoch}: cancelled before batch {number}")
         env.batch = number
         x, y = env.feed.batch(number)
         train_step(env, groups, x, y)
-        yield
     env.epoch += 1
 
 

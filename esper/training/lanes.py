@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -74,7 +74,7 @@ class Lanes:
             else:
                 self._seconds[env.index] = seconds
         if errors:
-            raise _first(errors)
+            raise first_of(errors)
         if cancelled:
             raise Cancelled(f"cancelled before the work was done for env {', '.join(map(str, cancelled))}")
 
@@ -104,7 +104,8 @@ def _one_intra_op_thread(_worker: int) -> None:
     torch.set_num_threads(1)  # of the calling thread
 
 
-def _first(errors: list[tuple[Env, Exception]]) -> LaneError:
+def first_of(errors: Sequence[tuple[HasPlace, Exception]]) -> LaneError:
+    """The error of the first env, with a note on each other one."""
     (env, cause), *others = errors
     failed = LaneError(env, cause)
     failed.__cause__ = cause
