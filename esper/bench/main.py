@@ -133,7 +133,8 @@ def measure_all(
 ) -> list[Result]:
     """All comparisons of all cases, with a line for each as it is done.
 
-    A case whose baseline is not installed is left out with a message, or ends in an error where it was ``named``.
+    What cannot be measured here, because the baseline is not installed, is left out with a message; a case that was
+    ``named`` and of which nothing can be measured is an error.
     """
     from esper.bench import runner
     from esper.bench.trace import TraceFile
@@ -151,7 +152,7 @@ def measure_all(
                 results.append(result)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
         except ConfigError as error:  # what the case compares with is not installed
-            if named:
+            if named and len(results) == first:
                 raise click.ClickException(str(error)) from error
             console.print(f"{case} is left out: {error}")
     if trace_file is not None:

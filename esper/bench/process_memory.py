@@ -15,7 +15,7 @@ from esper.config import ConfigError
 from esper.experiment.threads import one_thread
 
 BATCHES = 4
-_STATUS = Path("/proc/self/status")
+_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,18 @@ class Peak:
 
 
 def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
-    """Train ``envs`` hosts for two epochs in this process, which did nothing of the kind before."""
-    task = image_task(BATCHES * batch, width, device)
-    before = resident("VmRSS")
+    """Train ``envs`` hosts for two epochs in this process, which has trained one on tiny batches before: libraries and
+    compiled kernels are there however many hosts there are."""
     on_gpu = device != "cpu"
+    task = image_task(BATCHES * batch, width, device, validation=batch)
+    with one_thread(), growth_env(image_task(2, width, device, validation=2), 1, 2) as env:
+        env.trainer.epoch(env.training)
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    _FORGET_PEAK.write_text("5")
+    before = resident("VmRSS")
     reserved = torch.cuda.memory_reserved() if on_gpu else 0
     with one_thread(), growth_env(task, envs, batch) as env:
         for _ in range(2):
@@ -54,7 +62,7 @@ def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
 
 
 def resident(field: str) -> int:
-    """VmRSS, what the process has in memory now, or VmHWM, the most it ever had; bytes.
+    """VmRSS, what the process has in memory now, or VmHWM, the most since that was forgotten; bytes.
 
     Not ``ru_maxrss``, which a process inherits from the one that started it.
     """
