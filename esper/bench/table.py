@@ -6,6 +6,7 @@ from rich.table import Table
 from esper.bench.runner import Result
 
 UNITS = {"us": "µs"}
+_LONG_US = 10_000
 VERDICTS = {None: "", True: "met", False: "MISSED"}
 COLUMNS = ("case", "size", "device", "baseline", "own", "baseline's", "ratio (10 % to 90 %)", "bar", "")
 STYLES = {"met": "green", "MISSED": "red"}
@@ -18,10 +19,14 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def own_amount(result: Result) -> str:
-    """``"6.30 µs (6.10 to 7.00)"``."""
-    spread = f"({number(result.value_low)} to {number(result.value_high)})"
-    return f"{number(result.value)} {UNITS.get(result.unit, result.unit)} {spread}"
+def amounts(result: Result) -> tuple[str, str]:
+    """Own and the baseline's, in one unit: ``"6.30 µs (6.10 to 7.00)", "63.0"``. Long times are shown in ms."""
+    long = result.unit == "us" and result.value >= _LONG_US
+    unit, scale = ("ms", 1e-3) if long else (UNITS.get(result.unit, result.unit), 1.0)
+    own, low, high, other = (
+        number(value * scale) for value in (result.value, result.value_low, result.value_high, result.baseline_value)
+    )
+    return f"{own} {unit} ({low} to {high})", other
 
 
 def cells(result: Result) -> list[str]:
@@ -31,8 +36,7 @@ def cells(result: Result) -> list[str]:
         result.size,
         result.device,
         result.baseline,
-        own_amount(result),
-        number(result.baseline_value),
+        *amounts(result),
         f"{result.ratio:.2f} ({result.ratio_low:.2f} to {result.ratio_high:.2f})",
         "" if result.bar is None else f"{result.bar:g}",
         VERDICTS[result.met],
