@@ -24,22 +24,23 @@ HOSTS = ("stage", "train", "validate")
 
 
 class Steps:
-    """Steps of envs that an untrained agent acts in, as in a run; the time of each by what it was spent on."""
+    """Steps of envs that an untrained agent acts in, as in a run; what took how much of each, in %."""
 
     def __init__(self, env: GrowthVectorEnv, telemetry: TimedHub) -> None:
         self.env, self.telemetry = env, telemetry
         self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, env.config.ppo)
-        self.seconds: dict[str, list[float]] = {"policy": [], "telemetry": [], "rest": [], "all": []}
+        self.shares: dict[str, list[float]] = {"policy": [], "telemetry": [], "rest": [], "all": []}
         self._begin()
 
     def _begin(self) -> None:
         self.observation, self.info = self.env.reset(seed=0)
         self.agent.begin()
         self.agent.buffer.clear()
+        self.done = self.info["idle"]
 
     def step(self) -> float:
         """One step of all envs; the share, %, that was not the hosts'. An episode that has ended starts again first."""
-        if self.info["idle"].all():
+        if self.done.all():
             self._begin()
         hosts, told = self._hosts(), self.telemetry.seconds
         start = time.perf_counter()
@@ -50,12 +51,17 @@ class Steps:
         self.agent.record(rewards, governed, terminated, truncated, self.info["idle"], self.observation)
         total = time.perf_counter() - start
         rest = total - (self._hosts() - hosts)
-        self.info["idle"] = terminated | truncated
+        self.done = terminated | truncated
         told = self.telemetry.seconds - told
         spent = {"policy": acted, "telemetry": told, "rest": rest - acted - told, "all": rest}
         for name, seconds in spent.items():
-            self.seconds[name].append(100 * seconds / total)
-        return self.seconds["all"][-1]
+            self.shares[name].append(100 * seconds / total)
+        return self.shares["all"][-1]
+
+    def forget(self) -> None:
+        """Begin to collect shares anew."""
+        for shares in self.shares.values():
+            shares.clear()
 
     def _hosts(self) -> float:
         return sum(self.env.phase_seconds.get(phase, 0.0) for phase in HOSTS)
@@ -76,8 +82,7 @@ def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
     with full_telemetry() as telemetry, growth_env(task, envs, batch, telemetry.emit) as env, one_thread():
         steps = Steps(env, telemetry)
         steps.step()  # warms up
-        for shares in steps.seconds.values():
-            shares.clear()
+        steps.forget()
 
         def budget() -> float:
             return BUDGET
@@ -87,17 +92,16 @@ def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
         case = f"{NAME}: all but training and validation of hosts"
         yield Comparison(case, label, device, f"a budget of {BUDGET:g} %", steps.step, budget, bar, unit="%")
         for part in ("policy", "telemetry", "rest"):
-            measured = iter(steps.seconds[part])
-            turns = len(steps.seconds[part])
-            if turns:
-                yield Comparison(
-                    f"{NAME}: of that, {part}",
-                    label,
-                    device,
-                    f"a budget of {BUDGET:g} %",
-                    lambda measured=measured: next(measured),  # type: ignore[misc]
-                    budget,
-                    None,
-                    unit="%",
-                    turns=turns,
-                )
+            shares = list(steps.shares[part])
+            yield Comparison(
+                f"{NAME}: of that, {part}",
+                label,
+                device,
+                "the same budget",
+                shares.pop,
+                budget,
+                None,
+                "%",
+                None,
+                len(shares),
+            )

@@ -71,5 +71,5 @@ def resident(field: str) -> int:
 
 
 if __name__ == "__main__":
-    *numbers, where = sys.argv[1:]
-    print(json.dumps(asdict(measure_here(*(int(number) for number in numbers), where))))
+    _, hosts, rows, channels, where = sys.argv
+    print(json.dumps(asdict(measure_here(int(hosts), int(rows), int(channels), where))))

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from esper.telemetry.event import Event
-from esper.telemetry.hub import TelemetryHub
+from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
@@ -37,7 +37,7 @@ class TimedHub:
 def full_telemetry() -> Iterator[TimedHub]:
     """Event log and metrics table in a temporary folder, and lines for a console that nobody sees."""
     with tempfile.TemporaryDirectory() as folder:
-        sinks = [
+        sinks: list[Sink] = [
             JsonlSink(Path(folder) / "events.jsonl"),
             MetricsCsvSink(Path(folder) / "metrics.csv"),
             ConsoleSink(Console(file=io.StringIO(), width=160)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import mul
 
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import Peak, measure_apart
@@ -21,8 +23,10 @@ DEFAULT_SIZES: dict[str, tuple[Size, ...]] = {
 }
 
 # Least ratios. On CUDA batches of 512 at width 32 fill the GPU: there "not slower" is the bar.
-BARS: dict[tuple[str, Size], float] = {("cpu", (4, 128, 8)): 3.0, ("cuda", (8, 128, 8)): 5.0} | {
-    ("cuda", (envs, 512, 32)): 1.0 for envs in (1, 2, 4, 8)
+BARS: dict[tuple[str, Size], float] = {
+    ("cpu", (4, 128, 8)): 3.0,
+    ("cuda", (8, 128, 8)): 5.0,
+    **{("cuda", (envs, 512, 32)): 1.0 for envs in (1, 2, 4, 8)},
 }
 FULL = 5120  # samples of an epoch of each env, in rows with a bar and on CUDA
 _SHORT = 5000  # samples of all envs together in the other rows on the CPU, at width 8
@@ -78,30 +82,20 @@ def _speed(size: Size, device: str, request: Request) -> Iterator[Comparison]:
 def _memory(device: str, counts: tuple[int, ...]) -> Iterator[Comparison]:
     """Peak memory of E hosts in a process of their own, against E times that of one."""
     batch, width = MEMORY_AT
-    peaks: dict[int, Peak] = {}
-
-    def peak(envs: int) -> Peak:
-        if envs not in peaks:
-            peaks[envs] = measure_apart(envs, batch, width, device)
-        return peaks[envs]
-
-    kinds = {"resident": "peak RSS"} | ({} if device == "cpu" else {"device": "peak device memory"})
-    for field, title in kinds.items():
+    peaks = {envs: measure_apart(envs, batch, width, device) for envs in sorted({1, *counts})}
+    kinds: dict[str, Callable[[Peak], int]] = {"peak RSS": lambda peak: peak.resident}
+    if device != "cpu":
+        kinds["peak device memory"] = lambda peak: peak.device
+    for title, kind in kinds.items():
+        megabytes = {envs: kind(peak) / 1e6 for envs, peak in peaks.items()}
         for envs in counts:
-
-            def ours(envs: int = envs, field: str = field) -> float:
-                return getattr(peak(envs), field) / 1e6
-
-            def linear(envs: int = envs, field: str = field) -> float:
-                return envs * getattr(peak(1), field) / 1e6
-
             yield Comparison(
                 f"{NAME}: {title} above none",
                 f"E {envs}, batch {batch}, width {width}",
                 device,
                 f"{envs} times that of one host",
-                ours,
-                linear,
+                partial(megabytes.__getitem__, envs),
+                partial(mul, envs, megabytes[1]),
                 _MEMORY_BAR if envs > 1 else None,
                 unit="MB",
                 turns=1,
