@@ -27,6 +27,7 @@ NAME = "end-to-end"
 SIZE = SizeForm(("envs", "epochs"), "8x30")
 
 DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
+_QUICK_SIZES: tuple[Size, ...] = ((2, 4),)
 ROUNDS = 2
 _TURNS = 3
 _QUICK = 64  # samples of an epoch
@@ -69,7 +70,7 @@ def comparisons(request: Request) -> Iterator[Comparison]:
     """Images a second, then env steps a second of the same runs; a step is an epoch of one host."""
     task = load_task("digits")
     for device in request.devices:
-        for size in request.sizes or DEFAULT_SIZES:
+        for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
             yield from _at(size, device, task, _QUICK if request.quick else task.samples)
 
 

@@ -88,12 +88,14 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
-    results = measure_all(modules, request, rounds, seconds, bool(cases), trace_file, console)
+    results = measure_all(modules, request, rounds, seconds, bool(cases), console)
     table.print_results(results, console)
     if json_file is not None:
         json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
     if markdown_file is not None:
         markdown_file.write_text(table.markdown(results, heading))
+    if trace_file is not None:
+        trace_all([case for case in modules if any(r.case.startswith(case) for r in results)], request, trace_file)
 
 
 def devices(name: str) -> tuple[str, ...]:
@@ -128,7 +130,6 @@ def measure_all(
     rounds: int,
     seconds: float,
     named: bool,
-    trace_file: Path | None,
     console: Console,
 ) -> list[Result]:
     """All comparisons of all cases, with a line for each as it is done.
@@ -137,24 +138,33 @@ def measure_all(
     ``named`` and of which nothing can be measured is an error.
     """
     from esper.bench import runner
-    from esper.bench.trace import TraceFile
     from esper.config import ConfigError
 
     results: list[runner.Result] = []
-    trace = TraceFile()
     for case, module in modules.items():
         first = len(results)
         try:
             for comparison in module.comparisons(request):
                 result = runner.measure(comparison, rounds, most_seconds=seconds)
-                if trace_file is not None and len(results) == first:
-                    trace.add(case, comparison.run)
                 results.append(result)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
         except ConfigError as error:  # what the case compares with is not installed
             if named and len(results) == first:
                 raise click.ClickException(str(error)) from error
             console.print(f"{case} is left out: {error}")
-    if trace_file is not None:
-        trace.write(trace_file)
     return results
+
+
+def trace_all(cases: list[str], request: Request, path: Path) -> None:
+    """One own turn of the first comparison of each case, warmed up, after all measuring."""
+    from contextlib import closing
+
+    from esper.bench.trace import TraceFile
+
+    trace = TraceFile()
+    for case, module in load(tuple(cases), request).items():
+        with closing(module.comparisons(request)) as comparisons:
+            run = next(comparisons).run
+            run()
+            trace.add(case, run)
+    trace.write(path)

@@ -26,6 +26,7 @@ NAME = "telemetry-overhead"
 SIZE = SizeForm(("envs", "epochs"), "8x30")
 
 DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
+_QUICK_SIZES: tuple[Size, ...] = ((2, 14),)
 _BAR = 0.98  # the time without over the time with
 BUDGET = 2.0  # % of an episode
 
@@ -33,7 +34,7 @@ BUDGET = 2.0  # % of an episode
 def comparisons(request: Request) -> Iterator[Comparison]:
     """The episode with against without; then the time inside the sinks, which the machine's noise hides less."""
     for device in request.devices:
-        for size in request.sizes or DEFAULT_SIZES:
+        for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
             yield from _at(size, device, request.quick)
 
 

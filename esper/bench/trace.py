@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class TraceFile:
-    """Profiles turns one by one, apart from all measuring, and writes them into one file."""
+    """Profiles turns one by one and writes them into one file."""
 
     def __init__(self) -> None:
         self.trace: dict[str, Any] = {"traceEvents": []}
