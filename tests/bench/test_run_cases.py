@@ -100,6 +100,7 @@ def test_all_numbers_of_threads_are_tried_where_there_are_few(cores: int, tried:
     assert plain.candidates(cores) == tried
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own() -> None:
     peak = process_memory.measure_apart(1, 64, 8, "cpu")
     assert peak.resident > 1e6
