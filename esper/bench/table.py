@@ -44,12 +44,14 @@ def cells(result: Result) -> list[str]:
 
 
 def print_results(results: list[Result], console: Console) -> None:
-    """One row a comparison."""
+    """One row a comparison; the last line counts the bars that were met."""
     table = Table(*COLUMNS)
     for result in results:
         *row, verdict = cells(result)
         table.add_row(*row, f"[{STYLES[verdict]}]{verdict}[/]" if verdict else "")
     console.print(table)
+    judged = [result.met for result in results if result.met is not None]
+    console.print(f"{len(results)} measured; {sum(judged)} of {len(judged)} bars met", highlight=False)
 
 
 def markdown(results: list[Result], heading: list[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from operator import mul
 
+from esper.bench.idle import device_idle
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import Peak, measure_apart
 from esper.bench.request import Request, Size, SizeForm
@@ -31,6 +32,8 @@ BARS: dict[tuple[str, Size], float] = {
 FULL = 5120  # samples of an epoch of each env, in rows with a bar and on CUDA
 _SHORT = 5000  # samples of all envs together in the other rows on the CPU, at width 8
 _LEAST_BATCHES = 2
+
+IDLE_BUDGET = 10.0  # % of an epoch on CUDA
 
 MEMORY_ENVS = (1, 2, 4, 8)
 MEMORY_AT = (128, 8)  # batch, width
@@ -77,6 +80,18 @@ def _speed(size: Size, device: str, request: Request) -> Iterator[Comparison]:
             unit="images/s",
             amount=envs * samples,
         )
+        if device != "cpu":
+            yield Comparison(
+                f"{NAME}: time the GPU is idle",
+                f"E {envs}, batch {batch}, width {width}",
+                device,
+                f"a budget of {IDLE_BUDGET:g} %",
+                partial(device_idle, ours),
+                lambda: IDLE_BUDGET,
+                1.0 if (device, size) in BARS and not request.quick else None,
+                unit="%",
+                turns=3,
+            )
 
 
 def _memory(device: str, counts: tuple[int, ...]) -> Iterator[Comparison]:

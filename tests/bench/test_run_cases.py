@@ -11,6 +11,7 @@ import torch
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench import end_to_end, env_step, plain, process_memory, train_epoch, validate
+from esper.bench.idle import idle_share
 from esper.bench.main import RUNS
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.request import Request
@@ -107,6 +108,24 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
     assert peak.device == 0
     with pytest.raises(RuntimeError, match="measuring memory failed"):
         process_memory.measure_apart(1, 64, 8, "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("spans", "share"),
+    [
+        ([(0, 10)], 0.0),
+        ([(0, 10), (30, 40)], 50.0),
+        ([(30, 40), (0, 10), (5, 20), (6, 8)], 25.0),
+        ([(0, 40), (10, 20), (50, 80)], 12.5),
+    ],
+)
+def test_a_gpu_is_idle_where_no_stream_runs(spans: list[tuple[int, int]], share: float) -> None:
+    assert idle_share(spans) == pytest.approx(share)
+
+
+def test_a_gpu_that_does_nothing_has_no_share() -> None:
+    with pytest.raises(ValueError, match="nothing ran on the GPU"):
+        idle_share([])
 
 
 # validate
