@@ -2,9 +2,10 @@
 # Everything of Esper that only a GPU can show, in under ten minutes on a machine with torch and nvcc: builds, runs the
 # CUDA tests, looks for races and wild accesses with compute-sanitizer, measures, and grows hosts on the GPU.
 #
-#   benchmarks/gpu_check.sh [FOLDER]       FOLDER (default: gpu_check) gets summary.json, summary.md, bench.json and logs
+#   benchmarks/gpu_check.sh [FOLDER]       FOLDER (default: gpu_check) gets summary.json, summary.md, what was measured and logs
 #
-# A step that cannot be done here is skipped with the reason. The exit code is 1 if a step failed.
+# A step that cannot be done here is skipped with the reason. Each step has a limit, and all of them together another: a
+# step for which no time is left has failed. The exit code is 1 if a step failed.
 set -uo pipefail
 
 cd "$(dirname "$0")/.."
@@ -13,6 +14,7 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 : > "$folder/steps.tsv"
 failed=0
+budget=570  # seconds for all steps
 
 note() {  # $1: step, $2: ok, failed or skipped, $3: seconds, $4: what to say
     printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" >> "$folder/steps.tsv"
@@ -20,16 +22,22 @@ note() {  # $1: step, $2: ok, failed or skipped, $3: seconds, $4: what to say
 }
 
 step() {  # $1: name, $2: seconds allowed, then the command; its last line is what the summary says
-    local name=$1 limit=$2 start=$SECONDS status=0
+    local name=$1 limit=$2 start=$SECONDS left=$((budget - SECONDS)) status=0
     shift 2
-    timeout "$limit" "$@" > "$folder/$name.log" 2>&1 || status=$?
+    if [ "$left" -lt 5 ]; then
+        failed=1
+        note "$name" failed 0 "no time left of $budget s"
+        return
+    fi
+    [ "$limit" -gt "$left" ] && limit=$left
+    timeout --kill-after=5 "$limit" "$@" > "$folder/$name.log" 2>&1 || status=$?
     local last
     last=$(tail -n 1 "$folder/$name.log" | tr '\t' ' ' | cut -c1-160)
     if [ "$status" = 0 ]; then
         note "$name" ok $((SECONDS - start)) "$last"
     else
         failed=1
-        [ "$status" = 124 ] && last="not done after $limit s"
+        [ "$status" = 124 ] || [ "$status" = 137 ] && last="not done after $limit s"
         note "$name" failed $((SECONDS - start)) "$last"
     fi
 }
@@ -55,12 +63,23 @@ sanitized() {  # $1: tool. A few small cases of each operator: under the sanitiz
         -k "sizes_around or same_bits_every_time or tokens or more_tensors"
 }
 
+measure() {  # $1: name, $2: seconds allowed, then cases and options: a few turns of each on the GPU
+    local name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" esper-bench "$@" --device cuda --rounds 5 --seconds 5 \
+        --json "$folder/$name.json" --markdown "$folder/$name.md"
+}
+
 if [ -n "$reason" ]; then
-    for name in build tests racecheck memcheck bench run; do note "$name" skipped 0 "$reason"; done
+    for name in build tests bench epochs rounds run racecheck memcheck; do note "$name" skipped 0 "$reason"; done
 else
     export ESPER_CUDA=1 ESPER_REQUIRE_NATIVE=1
     step build 240 python -m pip install --quiet --no-build-isolation --no-deps -e .
-    step tests 240 python -m pytest -q -p no:cacheprovider tests/cuda
+    step tests 180 python -m pytest -q -p no:cacheprovider tests/cuda
+    measure bench 60 cross-entropy grad-stats norm-relu-pool sgd stage-batch
+    measure epochs 150 train-epoch validate env-step
+    measure rounds 60 telemetry-overhead end-to-end --size 2x10
+    step run 60 esper run --device cuda --controller schedule --rounds 1 --out "$folder/run"
     if command -v compute-sanitizer > /dev/null; then
         export -f sanitized
         step racecheck 120 bash -c "sanitized racecheck"
@@ -68,8 +87,6 @@ else
     else
         for name in racecheck memcheck; do note "$name" skipped 0 "no compute-sanitizer"; done
     fi
-    step bench 180 esper-bench --json "$folder/bench.json" --markdown "$folder/bench.md"
-    step run 120 esper run --device cuda --controller schedule --rounds 1 --out "$folder/run"
 fi
 
 python - "$folder" <<'PYTHON'
@@ -86,13 +103,13 @@ try:
     machine = summary_lines(paths=False)
 except ImportError as error:
     machine = [f"esper cannot be imported here: {error}"]
-bench = json.loads((folder / "bench.json").read_text()) if (folder / "bench.json").is_file() else []
+MEASURED = ("bench", "epochs", "rounds")
+bench = [row for name in MEASURED if (file := folder / f"{name}.json").is_file() for row in json.loads(file.read_text())]
 (folder / "summary.json").write_text(json.dumps({"machine": machine, "steps": steps, "bench": bench}, indent=2) + "\n")
 table = ["| step | status | seconds | |", "|---|---|---|---|"]
 table += [f"| {x['step']} | {x['status']} | {x['seconds']} | {x['says']} |" for x in steps]
 page = ["# What a GPU shows", "", *(f"    {line}" for line in machine), "", *table, ""]
-if (folder / "bench.md").is_file():
-    page += [(folder / "bench.md").read_text()]
+page += [file.read_text() for name in MEASURED if (file := folder / f"{name}.md").is_file()]
 (folder / "summary.md").write_text("\n".join(page))
 PYTHON
 rm "$folder/steps.tsv"

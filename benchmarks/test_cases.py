@@ -1,27 +1,32 @@
 """The cases of `esper-bench` for pytest-benchmark: `pytest benchmarks`.
 
 Each benchmark is one side of a comparison; compare the sides by group. `esper-bench` judges ratios against the bars.
+Of cases that run hosts it is the first comparison, with as little work as there can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import import_module
 
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from esper.bench.main import CASES
+from esper.bench.main import OPERATORS, RUNS
+from esper.bench.request import Request
 from esper.bench.runner import Comparison
 from esper.config import ConfigError
+
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def timed() -> Iterator[object]:
     """Every comparison of times; a case whose baseline is not installed is skipped with the reason."""
-    for name, module in CASES.items():
+    for name, module in OPERATORS.items():
         try:
-            found = import_module(module).comparisons()
+            found = import_module(module).comparisons(Request(devices=DEVICES))
             yield from (pytest.param(c, id=label(c)) for c in found if c.unit == "us")
         except ConfigError as error:
             yield pytest.param(None, id=name, marks=pytest.mark.skip(reason=str(error)))
@@ -42,6 +47,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def running(request: pytest.FixtureRequest) -> Iterator[Comparison]:
+    """The first comparison of a case, whose hosts live until the test is over."""
+    case, device = request.param
+    with closing(import_module(RUNS[case]).comparisons(Request(devices=(device,), quick=True))) as found:
+        try:
+            comparison = next(found)
+        except ConfigError as error:
+            pytest.skip(str(error))
+        yield comparison
+
+
+every_run = pytest.mark.parametrize(
+    "running",
+    [pytest.param((case, device), id=f"{device}, {case}") for device in DEVICES for case in RUNS],
+    indirect=True,
+)
+
+
 @pytest.mark.parametrize("comparison", COMPARISONS)
 def test_esper(benchmark: BenchmarkFixture, comparison: Comparison) -> None:
     benchmark.group = label(comparison)
@@ -52,3 +76,17 @@ def test_esper(benchmark: BenchmarkFixture, comparison: Comparison) -> None:
 def test_baseline(benchmark: BenchmarkFixture, comparison: Comparison) -> None:
     benchmark.group = label(comparison)
     benchmark(comparison.run_baseline)
+
+
+@every_run
+def test_run(benchmark: BenchmarkFixture, running: Comparison) -> None:
+    benchmark.group = label(running)
+    benchmark.pedantic(running.run, rounds=3, warmup_rounds=1)
+
+
+@every_run
+def test_run_baseline(benchmark: BenchmarkFixture, running: Comparison) -> None:
+    if running.unit == "%":
+        pytest.skip("the baseline is a budget")
+    benchmark.group = label(running)
+    benchmark.pedantic(running.run_baseline, rounds=3, warmup_rounds=1)

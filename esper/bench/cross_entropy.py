@@ -1,19 +1,20 @@
 """Cases of `cross_entropy`: loss, correct predictions and gradient, against the public calls that give the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from esper.bench.memory import peak_bytes
+from esper.bench.request import Request, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
 
 NAME = "cross-entropy"
 BASELINE = "F.cross_entropy + argmax + eq + sum"
 
-# (rows, classes)
+SIZE = SizeForm(("samples", "classes"), "512x10")
 DEFAULT_SIZES = ((512, 10), (128, 10), (512, 100), (64, 50_257))
 
 # Least ratios on one CPU thread.
@@ -29,12 +30,12 @@ def public_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
     return loss, correct, correct.sum()
 
 
-def comparisons(sizes: Sequence[tuple[int, int]] | None = None, seed: int = 0) -> Iterator[Comparison]:
-    """All comparisons, CPU first, then CUDA where there is a GPU. Bars hold for the CPU on one thread."""
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        for rows, classes in sizes or DEFAULT_SIZES:
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """All comparisons. Bars hold for the CPU on one thread."""
+    for device in request.devices:
+        for rows, classes in request.sizes or DEFAULT_SIZES:
             for dtype in (torch.float32, torch.bfloat16):
-                yield from _at(device, rows, classes, dtype, seed)
+                yield from _at(device, rows, classes, dtype, request.seed)
 
 
 def _at(device: str, rows: int, classes: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
@@ -75,4 +76,5 @@ def _at(device: str, rows: int, classes: int, dtype: torch.dtype, seed: int) -> 
             lambda: peak_bytes(public, device) / 1e6,
             1.0,
             unit="MB",
+            turns=1,
         )

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from esper.bench.request import Request, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import grad_stats
 
 NAME = "grad-stats"
 
-# (tensors, elements of each)
+SIZE = SizeForm(("tensors", "elements"), "100x48")
 DEFAULT_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 100_000))
 CUDA_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 550_000))
 
@@ -52,14 +53,13 @@ def public_statistics(
     return torch.stack([value.double() for value in rows])
 
 
-def comparisons(sizes: Sequence[tuple[int, int]] | None = None, seed: int = 0) -> Iterator[Comparison]:
-    """All comparisons, CPU first, then CUDA where there is a GPU. Bars hold for the CPU on one thread."""
-    yield from _on("cpu", sizes or DEFAULT_SIZES, seed)
-    if torch.cuda.is_available():
-        yield from _on("cuda", sizes or CUDA_SIZES, seed)
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """All comparisons. Bars hold for the CPU on one thread."""
+    for device in request.devices:
+        yield from _on(device, request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES), request.seed)
 
 
-def _on(device: str, sizes: Sequence[tuple[int, int]], seed: int) -> Iterator[Comparison]:
+def _on(device: str, sizes: Sequence[Size], seed: int) -> Iterator[Comparison]:
     generator = torch.Generator().manual_seed(seed)
     for count, elements in sizes:
         gradients = [torch.randn(elements, generator=generator).to(device) for _ in range(count)]

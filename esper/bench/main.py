@@ -1,77 +1,170 @@
-"""The `esper-bench` command. A case is one file beside this one, and one entry in `CASES`."""
+"""The `esper-bench` command. A case is one file beside this one, and one entry in `OPERATORS` or `RUNS`."""
+
+from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-# Command -> module with NAME and comparisons(sizes, seed). Imported only when it runs: --help must not load torch.
-CASES = {
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.bench.request import Request
+    from esper.bench.runner import Result
+
+# Command -> module with NAME, SIZE and comparisons(request). Imported only when it runs: --help must not load torch.
+OPERATORS = {
     "cross-entropy": "esper.bench.cross_entropy",
     "grad-stats": "esper.bench.grad_stats",
     "norm-relu-pool": "esper.bench.norm_relu_pool",
     "sgd": "esper.bench.sgd",
     "stage-batch": "esper.bench.stage_batch",
 }
+RUNS = {
+    "end-to-end": "esper.bench.end_to_end",
+    "env-step": "esper.bench.env_step",
+    "ppo-update": "esper.bench.ppo_update",
+    "telemetry-overhead": "esper.bench.telemetry_overhead",
+    "train-epoch": "esper.bench.train_epoch",
+    "validate": "esper.bench.validate",
+}
+CASES = OPERATORS | RUNS
 
 # Columns of the table where there is no terminal to fit into: no cell is broken.
-WIDE = 160
+WIDE = 200
 
-
-SIZE_HELP = "Tensors x elements, samples x classes, images or channels x side, as the case has it; may be repeated."
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """``"100x48"`` -> ``(100, 48)``."""
-    tensors, separator, elements = text.partition("x")
-    if not (separator and tensors.isdigit() and elements.isdigit() and int(tensors) and int(elements)):
-        raise click.BadParameter(f"{text!r} is not two numbers NxK, for example 100x48")
-    return int(tensors), int(elements)
+SIZE_HELP = "Numbers with x between, as each case has them (a wrong one is told what is right); may be repeated."
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
+@click.option("--sweep", is_flag=True, help="All sizes of train-epoch, not only the first few.")
+@click.option("--quick", is_flag=True, help="As little work a turn as shows that a case runs; bars mean nothing then.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Auto: all that are there.")
 @click.option("--threads", default=1, show_default=True, help="Threads inside an operator; the bars are for one.")
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Turns of each side.")
+@click.option(
+    "--seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="After so long a row gets no more turns than three of each side.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write a Markdown page.")
+@click.option("--profile", "trace_file", type=click.Path(path_type=Path), help="A trace of one own turn of each case.")
 def main(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],
+    sweep: bool,
+    quick: bool,
+    device: str,
     threads: int,
     rounds: int,
+    seconds: float,
     json_file: Path | None,
     markdown_file: Path | None,
+    trace_file: Path | None,
 ) -> None:
     """Measure CASES (all, if none is named) against their baselines, in turns, in this process."""
-    parsed = [parse_size(size) for size in sizes]
-
-    import importlib
-
     import torch
     from rich.console import Console
 
-    from esper.bench import runner, table
+    from esper.bench import table
+    from esper.bench.request import Request, parse_size
     from esper.config import ConfigError
     from esper.experiment.environment import summary_lines
 
+    try:
+        request = Request(tuple(parse_size(size) for size in sizes), devices(device), sweep, quick)
+        modules = load(cases, request)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
     torch.set_num_threads(threads)
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
-    results: list[runner.Result] = []
-    for case in cases or sorted(CASES):
-        try:
-            comparisons = importlib.import_module(CASES[case]).comparisons(parsed or None)
-            results += [runner.measure(comparison, rounds) for comparison in comparisons]
-        except ConfigError as error:  # what the case compares with is not installed
-            if cases:
-                raise click.ClickException(str(error)) from error
-            console.print(f"{case} is left out: {error}")
+    results = measure_all(modules, request, rounds, seconds, bool(cases), console)
     table.print_results(results, console)
     if json_file is not None:
         json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
     if markdown_file is not None:
         markdown_file.write_text(table.markdown(results, heading))
+    if trace_file is not None:
+        trace_all([case for case in modules if any(r.case.startswith(case) for r in results)], request, trace_file)
+
+
+def devices(name: str) -> tuple[str, ...]:
+    """What ``--device`` stands for. Raises ConfigError, listing what is there, for a GPU that is not."""
+    import torch
+
+    from esper.experiment.environment import check_device
+
+    if name != "auto":
+        check_device(name)
+        return (name,)
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def load(cases: tuple[str, ...], request: Request) -> dict[str, Any]:
+    """The modules of the cases, all if none is named, by name. Raises ConfigError for sizes that one does not take."""
+    import importlib
+
+    from esper.config import ConfigError
+
+    if request.sizes and not cases:
+        raise ConfigError(f"--size is for cases that are named; there are: {', '.join(sorted(CASES))}")
+    modules = {case: importlib.import_module(CASES[case]) for case in cases or sorted(CASES)}
+    for case, module in modules.items():
+        module.SIZE.check(case, request.sizes)
+    return modules
+
+
+def measure_all(
+    modules: dict[str, Any],
+    request: Request,
+    rounds: int,
+    seconds: float,
+    named: bool,
+    console: Console,
+) -> list[Result]:
+    """All comparisons of all cases, with a line for each as it is done.
+
+    What cannot be measured here, because the baseline is not installed, is left out with a message; a case that was
+    ``named`` and of which nothing can be measured is an error.
+    """
+    from esper.bench import runner
+    from esper.config import ConfigError
+
+    results: list[runner.Result] = []
+    for case, module in modules.items():
+        first = len(results)
+        try:
+            for comparison in module.comparisons(request):
+                result = runner.measure(comparison, rounds, most_seconds=seconds)
+                results.append(result)
+                console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
+        except ConfigError as error:  # what the case compares with is not installed
+            if named and len(results) == first:
+                raise click.ClickException(str(error)) from error
+            console.print(f"{case} is left out: {error}")
+    return results
+
+
+def trace_all(cases: list[str], request: Request, path: Path) -> None:
+    """One own turn of the first comparison of each case, warmed up, after all measuring."""
+    from contextlib import closing
+
+    from esper.bench.trace import TraceFile
+
+    trace = TraceFile()
+    for case, module in load(tuple(cases), request).items():
+        with closing(module.comparisons(request)) as comparisons:
+            run = next(comparisons).run
+            run()
+            trace.add(case, run)
+    trace.write(path)

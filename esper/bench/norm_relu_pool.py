@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.bench.request import Request, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import NormReluPool
 
@@ -13,7 +14,9 @@ NAME = "norm-relu-pool"
 
 BATCH = 128
 
-# (channels, height and width) of the three blocks; what is measured alone as `--size 8x32`.
+SIZE = SizeForm(("channels", "side"), "8x32")
+
+# (channels, height and width) of the three blocks.
 BLOCKS = ((8, 32), (16, 16), (32, 8))
 CUDA_BATCH = 4096  # the first block is then 64 MB of bfloat16
 
@@ -55,14 +58,13 @@ def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-def comparisons(sizes: Sequence[tuple[int, int]] | None = None) -> Iterator[Comparison]:
-    """Each block and all together, CPU first, then CUDA where there is a GPU. Bars hold for the CPU on one thread."""
-    yield from _on("cpu", sizes or BLOCKS, BATCH)
-    if torch.cuda.is_available():
-        yield from _on("cuda", sizes or BLOCKS, CUDA_BATCH)
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """Each block and all together. Bars hold for the CPU on one thread."""
+    for device in request.devices:
+        yield from _on(device, request.sizes or BLOCKS, BATCH if device == "cpu" else CUDA_BATCH)
 
 
-def _on(device: str, sizes: Sequence[tuple[int, int]], batch: int) -> Iterator[Comparison]:
+def _on(device: str, sizes: Sequence[Size], batch: int) -> Iterator[Comparison]:
     for dtype, bar in _BARS.items():
         name = f"{NAME}: forward + backward, {str(dtype).removeprefix('torch.')}"
         own: list[Callable[[], None]] = []

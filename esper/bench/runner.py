@@ -8,6 +8,11 @@ from typing import Any, cast
 
 import torch
 
+LEAST_TURNS = 3
+"""Turns of each side that a comparison gets however long they take."""
+
+_LONG_SECONDS = 0.5
+
 
 def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
     """``run``, and on CUDA a wait for its result."""
@@ -25,7 +30,11 @@ def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
 class Comparison:
     """Two ways to do the same work. Both callables must wait for their result (a CUDA one synchronizes).
 
-    Their time is taken, in ``unit`` "us"; with another unit they return the number that is compared.
+    What is compared depends on the unit:
+
+    - ``us``: the time of a call.
+    - with ``amount``: that much done in a call, each second; the unit is a rate such as ``images/s``.
+    - else: the numbers that the callables return.
     """
 
     case: str
@@ -36,17 +45,29 @@ class Comparison:
     run_baseline: Callable[[], object]
     bar: float | None  # the ratio it must reach; None where it is only reported
     unit: str = "us"
+    amount: float | None = None
+    turns: int | None = None  # most turns of each side; None: as many as are asked for
+
+    @property
+    def timed(self) -> bool:
+        """Whether calls are timed."""
+        return self.unit == "us" or self.amount is not None
+
+    @property
+    def more_is_better(self) -> bool:
+        """Rates are; times, shares and memory are not."""
+        return self.unit.endswith("/s")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured comparison. ``ratio`` is baseline / own: above 1 is faster, or smaller."""
+    """One measured comparison. ``ratio`` is baseline / own, of rates own / baseline: above 1 is better."""
 
     case: str
     size: str
     device: str
     baseline: str
-    ratio: float  # median over the rounds
+    ratio: float  # median over the turns
     ratio_low: float  # 10th percentile
     ratio_high: float  # 90th percentile
     bar: float | None
@@ -55,6 +76,7 @@ class Result:
     value_low: float
     value_high: float
     baseline_value: float
+    turns: int
 
     @property
     def met(self) -> bool | None:
@@ -82,29 +104,44 @@ def _seconds(run: Callable[[], object], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _calls_for(run: Callable[[], object], round_seconds: float) -> int:
-    """How many calls fill about ``round_seconds``; its calls are the warm-up."""
-    for _ in range(3):
-        run()
-    return max(1, int(round_seconds / max(_seconds(run, 3), 1e-9)))
+def _calls_for(run: Callable[[], object], turn_seconds: float) -> int:
+    """How many calls fill about ``turn_seconds``; its calls are the warm-up, a single one where calls are long."""
+    if _seconds(run, 1) >= _LONG_SECONDS:
+        return 1
+    _seconds(run, 2)
+    return max(1, int(turn_seconds / max(_seconds(run, 3), 1e-9)))
 
 
-def measure(comparison: Comparison, rounds: int = 15, round_seconds: float = 0.02) -> Result:
-    """Time both sides in turns, ``rounds`` times, so that a slow moment of the machine hits both."""
-    if comparison.unit != "us":
-        return _result(comparison, [cast(float, comparison.run())], [cast(float, comparison.run_baseline())])
-    calls = _calls_for(comparison.run, round_seconds)
-    baseline_calls = _calls_for(comparison.run_baseline, round_seconds)
-    own: list[float] = []
-    other: list[float] = []
-    for _ in range(rounds):
-        own.append(_seconds(comparison.run, calls) * 1e6)
-        other.append(_seconds(comparison.run_baseline, baseline_calls) * 1e6)
-    return _result(comparison, own, other)
+def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
+    """One turn of one side, warmed up: what it is worth in the comparison's unit."""
+    if not comparison.timed:
+        return cast(Callable[[], float], run)
+    calls, amount = _calls_for(run, turn_seconds), comparison.amount
+    if amount is not None:
+        return lambda: amount / _seconds(run, calls)
+    return lambda: _seconds(run, calls) * 1e6
+
+
+def measure(
+    comparison: Comparison, rounds: int = 15, turn_seconds: float = 0.02, most_seconds: float = float("inf")
+) -> Result:
+    """Both sides in turns, ``rounds`` times, so that a slow moment of the machine hits both; they take turns in going
+    first. After ``most_seconds`` there are no more turns than ``LEAST_TURNS``."""
+    start = time.perf_counter()
+    rounds = min(rounds, comparison.turns or rounds)
+    sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        if number >= LEAST_TURNS and time.perf_counter() - start > most_seconds:
+            break
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            found[side].append(sides[side]())
+    return _result(comparison, *found)
 
 
 def _result(comparison: Comparison, own: list[float], other: list[float]) -> Result:
-    ratios = [b / a for a, b in zip(own, other, strict=True)]
+    pairs = list(zip(own, other, strict=True))
+    ratios = [a / b if comparison.more_is_better else b / a for a, b in pairs]
     return Result(
         case=comparison.case,
         size=comparison.size,
@@ -119,4 +156,5 @@ def _result(comparison: Comparison, own: list[float], other: list[float]) -> Res
         value_low=percentile(own, 0.1),
         value_high=percentile(own, 0.9),
         baseline_value=statistics.median(other),
+        turns=len(own),
     )

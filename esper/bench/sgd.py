@@ -1,16 +1,17 @@
 """Cases of `sgd`: the step of a host and its seeds in one call, against `torch.optim.SGD(fused=True)` for each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from esper.bench.request import Request, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import SGD, grad_stats, sgd_step
 
 NAME = "sgd"
 
-# (tensors, elements of each) of every one of the optimizers
+SIZE = SizeForm(("tensors", "elements"), "11x48")  # of every one of the optimizers
 DEFAULT_SIZES = ((11, 48), (11, 2304), (20, 100_000))
 OPTIMIZERS = 4  # a host and three seeds
 MAX_NORM = 1.0
@@ -25,15 +26,14 @@ def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
     return made
 
 
-def comparisons(sizes: Sequence[tuple[int, int]] | None = None) -> Iterator[Comparison]:
-    """CPU first, then CUDA where there is a GPU. Both sides read the clip coefficients of one `grad_stats`."""
-    yield from _on("cpu", sizes or DEFAULT_SIZES)
-    if torch.cuda.is_available():
-        yield from _on("cuda", sizes or DEFAULT_SIZES)
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """All comparisons. Both sides read the clip coefficients of one `grad_stats`."""
+    for device in request.devices:
+        yield from _on(device, request)
 
 
-def _on(device: str, sizes: Sequence[tuple[int, int]]) -> Iterator[Comparison]:
-    for count, elements in sizes:
+def _on(device: str, request: Request) -> Iterator[Comparison]:
+    for count, elements in request.sizes or DEFAULT_SIZES:
         own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
         other = [
             torch.optim.SGD(_parameters(count, elements, device), LR, MOMENTUM, weight_decay=DECAY, fused=True)

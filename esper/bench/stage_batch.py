@@ -1,18 +1,19 @@
 """Cases of `stage_batch`: a training batch of images, against torchvision's transforms and a copy of the same bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.bench.request import Request, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops import normalisation_table, stage_images
 
 NAME = "stage-batch"
 
-# (images of a batch, their side)
+SIZE = SizeForm(("images", "side"), "512x32")
 DEFAULT_SIZES = ((128, 32), (512, 32))
 CUDA_SIZES = ((512, 32), (16_384, 32))
 
@@ -39,15 +40,15 @@ def torchvision_pipeline(side: int) -> Any:
     )
 
 
-def comparisons(sizes: Sequence[tuple[int, int]] | None = None, seed: int = 0) -> Iterator[Comparison]:
-    """All comparisons, CPU first, then CUDA where there is a GPU. Needs torchvision."""
-    for batch, side in sizes or DEFAULT_SIZES:
-        for dtype in (torch.float32, torch.bfloat16):
-            yield from _on_cpu(batch, side, dtype, seed)
-    if torch.cuda.is_available():
-        for batch, side in sizes or CUDA_SIZES:
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """All comparisons. The CPU's need torchvision."""
+    for device in request.devices:
+        for batch, side in request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES):
             for dtype in (torch.float32, torch.bfloat16):
-                yield _on_cuda(batch, side, dtype, seed)
+                if device == "cpu":
+                    yield from _on_cpu(batch, side, dtype, request.seed)
+                else:
+                    yield _on_cuda(batch, side, dtype, request.seed)
 
 
 def _dataset(side: int, seed: int, device: str) -> tuple[Tensor, Tensor]:

@@ -133,8 +133,8 @@ class Task:
     """Rounds of a run whose controller does not learn."""
     learning_rounds: int = 25
     """Rounds of a run whose controller learns."""
-    evaluation_batch: int = 2500
-    """Samples that are evaluated at once, as memory allows."""
+    evaluation_batch: int = 500
+    """Samples that are evaluated at once: features of many more leave the caches, and take twice as long."""
     workers: int = 2
     """Processes that read training data which is not in memory."""
     augmentation: Augmentation = Augmentation()

@@ -80,7 +80,7 @@ class Accumulators:
         """Return a copy on the host, made by one transfer; on a GPU this waits for the device."""
         copy = object.__new__(Accumulators)
         envs, configurations, samples = self.correct.shape
-        buffer = self._buffer.clone() if self._buffer.device.type == "cpu" else self._buffer.cpu()
+        buffer = self._buffer.to("cpu", copy=True)
         copy._split(buffer, (envs, configurations, samples), self.correct.dtype)
         return copy
 

@@ -14,6 +14,8 @@ from esper.seeds.stage import SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import Event, StageChanged
 from esper.training.env_state import ParallelEnvState
+from esper.training.shadow import ShadowBuffers
+from esper.training.storage import SeedStorage
 from tests.core_helpers import digits, flat_baseline, rig, tiny_config, wait_actions
 from tests.training.live_tensors import STATM, Live, live_tensors, resident_mib
 
@@ -26,7 +28,7 @@ def storage_of(training: ParallelEnvState) -> dict[str, int]:
     found |= dict(training.host.named_buffers())
     state = training.host_group.optimizer.state
     found |= {f"momentum.{i}": state[p]["momentum_buffer"] for i, p in enumerate(training.host_group.parameters)}
-    return {name: tensor.data_ptr() for name, tensor in found.items()} | {"row": training.row.data_ptr()}
+    return {name: tensor.data_ptr() for name, tensor in found.items()} | {"row": training.totals.training.data_ptr()}
 
 
 def test_finding_m20_reset_fills_the_storage_of_the_host_before() -> None:
@@ -79,6 +81,10 @@ class Changing:
         )
         self.stages: dict[str, int] = {}
         self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
+        for training in self.env.training:
+            training.storage = SeedStorage(most=0)  # nothing is kept of seeds that were removed
+            for slot in training.slots:  # what is kept of each slot is made before anything is counted
+                training.storage.shadows[slot.name] = ShadowBuffers(training.host)
         self.player = RandomController(self.env.action_spec, self.env.layout, 2)
 
     def count(self, event: Event) -> None:

@@ -48,12 +48,13 @@ class Reads(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         given = list(tensors_in(args)) + list(tensors_in((kwargs or {}).values()))
         here = bool(given) and all(id(tensor) in self.here for tensor in given)
-        if name == "cpu" and not here:
+        over = name == "cpu" or (name == "to" and bool((kwargs or {}).get("copy")))
+        if over and not here:
             self.transfers.append(tuple(given[0].shape))
         elif name in READS and not here:
             self.reads.append(name)
         result = function(*args, **(kwargs or {}))
-        if name == "cpu" or here:
+        if over or here:
             self.here |= {id(tensor): tensor for tensor in tensors_in([result])}
         return result
 
@@ -112,8 +113,9 @@ def test_trap_33_a_step_brings_everything_over_in_two_transfers(n_envs: int, mon
             reads = reads_of_a_step(world)
             assert reads.reads == []
             numbers = sum(len(episode.packed) for episode in world.env.episodes)
-            samples = sum(episode.correct.numel() for episode in world.env.episodes)
-            assert reads.transfers == [(numbers,), (samples,)]
+            totals = world.training(0).totals.accumulators
+            bytes_of_all = totals.block.nbytes + totals.correct.nbytes
+            assert reads.transfers == [(bytes_of_all,), (numbers,)]
 
 
 def test_finding_m11_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +143,7 @@ def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 
     def curious_training(trainer: HostTrainer, active: Sequence[ParallelEnvState]) -> None:
         epoch(trainer, active)
-        assert all(training.row[0].item() >= 0 for training in active)
+        assert all(training.totals.training[0].item() >= 0 for training in active)
 
     def curious_validation(episode: Episode) -> None:
         validate(episode)

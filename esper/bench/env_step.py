@@ -1,0 +1,107 @@
+"""Cases of `env-step`: the share of an epoch that is neither training nor validation of hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from esper.bench.request import Request, Size, SizeForm
+from esper.bench.runner import Comparison
+from esper.bench.sinks import TimedHub, full_telemetry
+from esper.bench.synthetic import growth_env, image_task
+from esper.bench.train_epoch import FULL
+from esper.env.vector_env import GrowthVectorEnv
+from esper.experiment.threads import one_thread
+from esper.ppo.agent import PPOAgent
+
+NAME = "env-step"
+SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")
+
+DEFAULT_SIZES: tuple[Size, ...] = ((4, 128, 8),)
+BUDGET = 5.0  # % of an epoch
+HOSTS = ("stage", "train", "validate")
+"""Phases that are the hosts' own work."""
+
+
+class Steps:
+    """Steps of envs that an untrained agent acts in, as in a run; what took how much of each, in %."""
+
+    def __init__(self, env: GrowthVectorEnv, telemetry: TimedHub) -> None:
+        self.env, self.telemetry = env, telemetry
+        self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, env.config.ppo)
+        self.shares: dict[str, list[float]] = {"policy": [], "telemetry": [], "rest": [], "all": []}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.observation, self.info = self.env.reset(seed=0)
+        self.agent.begin()
+        self.agent.buffer.clear()
+        self.done = self.info["idle"]
+
+    def step(self) -> float:
+        """One step of all envs; the share, %, that was not the hosts'. An episode that has ended starts again first."""
+        if self.done.all():
+            self._begin()
+        hosts, told = self._hosts(), self.telemetry.seconds
+        start = time.perf_counter()
+        actions = self.agent.act(self.observation, self.info["action_mask"])
+        acted = time.perf_counter() - start
+        self.observation, rewards, terminated, truncated, self.info = self.env.step(actions)
+        governed = self.info["reward_terms"]["governor"]
+        self.agent.record(rewards, governed, terminated, truncated, self.info["idle"], self.observation)
+        total = time.perf_counter() - start
+        rest = total - (self._hosts() - hosts)
+        self.done = terminated | truncated
+        told = self.telemetry.seconds - told
+        spent = {"policy": acted, "telemetry": told, "rest": rest - acted - told, "all": rest}
+        for name, seconds in spent.items():
+            self.shares[name].append(100 * seconds / total)
+        return self.shares["all"][-1]
+
+    def forget(self) -> None:
+        """Begin to collect shares anew."""
+        for shares in self.shares.values():
+            shares.clear()
+
+    def _hosts(self) -> float:
+        return sum(self.env.phase_seconds.get(phase, 0.0) for phase in HOSTS)
+
+
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """The whole share, which has a bar; then its parts, of the same steps."""
+    for device in request.devices:
+        for size in request.sizes or DEFAULT_SIZES:
+            yield from _at(size, device, request)
+
+
+def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
+    envs, batch, width = size
+    samples = batch if request.quick else max(1, FULL // batch) * batch
+    validation = {"validation": batch} if request.quick else {}
+    task = image_task(samples, width, device, **validation)
+    with full_telemetry() as telemetry, growth_env(task, envs, batch, telemetry.emit) as env, one_thread():
+        steps = Steps(env, telemetry)
+        steps.step()  # warms up
+        steps.forget()
+
+        def budget() -> float:
+            return BUDGET
+
+        label = f"E {envs}, batch {batch}, width {width}, {samples:,} samples"
+        bar = 1.0 if size in DEFAULT_SIZES and not request.quick else None
+        case = f"{NAME}: all but training and validation of hosts"
+        yield Comparison(case, label, device, f"a budget of {BUDGET:g} %", steps.step, budget, bar, unit="%")
+        for part in ("policy", "telemetry", "rest"):
+            shares = list(steps.shares[part])
+            yield Comparison(
+                f"{NAME}: of that, {part}",
+                label,
+                device,
+                "the same budget",
+                shares.pop,
+                budget,
+                None,
+                "%",
+                None,
+                len(shares),
+            )

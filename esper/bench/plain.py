@@ -1,0 +1,104 @@
+"""The other side of the cases about training: hosts in ordinary eager PyTorch, one after another.
+
+Written as a user would: public modules on float32 images [N, C, H, W], the loss and the number of right answers read
+after every batch. Images are taken out of one tensor by a random order, which is faster than a DataLoader.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
+BATCHES, TURNS = 4, 3
+"""What a number of threads is tried on."""
+
+
+def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bool = True) -> nn.Sequential:
+    """The network of ``CNNHost`` without slots."""
+    layers: list[nn.Module] = []
+    for block in range(blocks):
+        width = base * 2**block
+        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        if pool_last or block < blocks - 1:
+            layers.append(nn.MaxPool2d(2))
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+class PlainTraining:
+    """Hosts, each with an optimizer, that train one after another on images x [N, C, H, W] of classes y [N]."""
+
+    def __init__(self, hosts: Sequence[nn.Module], x: Tensor, y: Tensor, batch: int) -> None:
+        self.x, self.y, self.batch = x, y, batch
+        self.hosts = [host.to(x.device).train() for host in hosts]
+        self.optimizers = [
+            torch.optim.SGD(host.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+            for host in self.hosts
+        ]
+        self.threads = self._best_threads() if x.device.type == "cpu" else 1
+
+    def __str__(self) -> str:
+        """For the table."""
+        if self.x.device.type != "cpu":
+            return "plain eager PyTorch, float32 NCHW, one stream"
+        return f"plain eager PyTorch, float32 NCHW, best threads: {self.threads}"
+
+    def epoch(self, batches: int | None = None) -> None:
+        """Every host once over the samples, in full batches, or over the first ``batches`` of them."""
+        with threads(self.threads):
+            for number in range(len(self.hosts)):
+                self._train(number, batches)
+
+    def _train(self, number: int, batches: int | None) -> tuple[float, float]:
+        """Mean loss and accuracy of one host's epoch."""
+        host, optimizer, batch = self.hosts[number], self.optimizers[number], self.batch
+        order = torch.randperm(len(self.y), device=self.x.device)
+        steps = batches or len(order) // batch
+        total, correct = 0.0, 0
+        for step in range(steps):
+            rows = order[step * batch : (step + 1) * batch]
+            x, y = self.x[rows], self.y[rows]
+            optimizer.zero_grad()
+            logits = host(x)
+            loss = F.cross_entropy(logits, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.item()
+            correct += int((logits.argmax(dim=1) == y).sum().item())
+        return total / steps, correct / (steps * batch)
+
+    def _best_threads(self) -> int:
+        """The number of threads inside an operator that one host trains fastest with, tried in turns."""
+        batches = min(BATCHES, len(self.y) // self.batch)
+        best = dict.fromkeys(candidates(len(os.sched_getaffinity(0))), float("inf"))
+        for turn in range(TURNS + 1):
+            for count in best:
+                with threads(count):
+                    start = time.perf_counter()
+                    self._train(0, batches)
+                    if turn:  # the first one warms up
+                        best[count] = min(best[count], time.perf_counter() - start)
+        return min(best, key=best.__getitem__)
+
+
+def candidates(cores: int) -> list[int]:
+    """Numbers of threads that are tried: all up to 8, then doubling, and as many as there are cores."""
+    return sorted({*range(1, min(cores, 8) + 1), *(n for n in (16, 32, 64, 128) if n < cores), cores})
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads inside an operator of this thread; afterwards as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

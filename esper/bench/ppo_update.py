@@ -1,0 +1,153 @@
+"""Cases of `ppo-update`: the update of the agent on one rollout, against RecurrentPPO of sb3-contrib on as much data.
+
+Both sides: as many steps of as many envs, observations of one size, actions of the same numbers of choices, one LSTM of
+one width for actor and critic, as many passes and minibatches, advantages included, and no stop by the KL divergence. A
+tiny learning rate keeps the policies where they are, so that every turn is the same work.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from esper.bench.request import Request, Size, SizeForm
+from esper.bench.runner import Comparison, waiting
+from esper.bench.synthetic import flat_baseline
+from esper.config import ConfigError, TrainingConfig
+from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
+from esper.experiment.play import play_round
+from esper.experiment.practice import practice_env
+from esper.experiment.threads import one_thread
+from esper.ppo.agent import PPOAgent
+
+NAME = "ppo-update"
+SIZE = SizeForm(("envs", "epochs"), "8x30")
+
+DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)  # a round of the default run, on digits
+STILL = 1e-8
+"""A learning rate that moves nothing."""
+NEVER = 1e6
+"""A KL divergence that is not reached."""
+
+
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """Raises ConfigError where sb3-contrib is not installed."""
+    for device in request.devices:
+        for envs, steps in request.sizes or DEFAULT_SIZES:
+            config = TrainingConfig.parse(
+                {
+                    "env": {"n_envs": envs, "episode_length": steps},
+                    "ppo": {"learning_rate": STILL, "target_kl": NEVER, "practice_envs": envs, "device": device},
+                }
+            )
+            with one_thread():
+                env = simulated(config)
+                ours, theirs = own_update(env, config, device), sb3_update(env, config, device)
+                yield Comparison(
+                    NAME,
+                    f"E {envs}, {steps} steps, {config.ppo.update_epochs} x {config.ppo.n_minibatches} minibatches, "
+                    f"LSTM {config.ppo.width}",
+                    device,
+                    "sb3-contrib RecurrentPPO.train",
+                    waiting(ours, device),
+                    waiting(theirs, device),
+                    None,
+                )
+                env.close()
+
+
+def simulated(config: TrainingConfig) -> SlotVectorEnv:
+    """Simulated hosts with the slots, blueprints and observations of digits: what is learned from costs nothing."""
+    maker = EnvMaker.of(config)
+    env = maker.make()
+    env.baseline = flat_baseline(env.horizon)
+    env.prepare()
+    env.close()
+    return practice_env(env, maker.config)
+
+
+def own_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Callable[[], None]:
+    """The agent learns from one round, again and again."""
+    agent = PPOAgent(env.action_spec, env.layout, env.num_envs, config.ppo, device=torch.device(device))
+    played = play_round(env, agent, seed=0, learner=agent)
+    rollout = {name: copy.copy(value) for name, value in agent.buffer.state_dict().items()}
+
+    def update() -> None:
+        agent.buffer.load_state_dict(rollout, agent.device)
+        stats = agent.learn(played.observation)
+        assert not stats.stopped_early
+
+    return update
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """Random observations in the spaces of an env, which ends after the horizon."""
+
+    def __init__(self, env: SlotVectorEnv) -> None:
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self.horizon, self.steps = env.horizon, 0
+        self.generator = np.random.default_rng(0)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._observe(), float(self.generator.normal()), self.steps >= self.horizon, False, {}
+
+    def _observe(self) -> Any:
+        return self.generator.normal(size=self.observation_space.shape or ()).astype(np.float32)
+
+
+def sb3_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Callable[[], None]:
+    """RecurrentPPO trains on one rollout, again and again. Raises ConfigError where it is not installed."""
+    try:
+        from sb3_contrib import RecurrentPPO
+        from stable_baselines3.common.vec_env import DummyVecEnv
+    except ImportError:
+        raise ConfigError(
+            'the baseline is sb3-contrib, which is not installed; type: pip install -e ".[test]"'
+        ) from None
+    ppo, envs, steps = config.ppo, env.num_envs, env.horizon
+    model = RecurrentPPO(
+        "MlpLstmPolicy",
+        DummyVecEnv([lambda: Still(env)] * envs),
+        learning_rate=ppo.learning_rate,
+        n_steps=steps,
+        batch_size=envs * steps // min(ppo.n_minibatches, envs),
+        n_epochs=ppo.update_epochs,
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+        clip_range=ppo.clip,
+        ent_coef=ppo.entropy_start,
+        vf_coef=ppo.value_coefficient,
+        max_grad_norm=ppo.max_grad_norm,
+        target_kl=None,
+        seed=0,
+        device=device,
+        policy_kwargs={
+            "net_arch": [ppo.width],
+            "lstm_hidden_size": ppo.width,
+            "shared_lstm": True,
+            "enable_critic_lstm": False,
+        },
+    )
+    _, callback = model._setup_learn(envs * steps)
+    assert model.env is not None
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, steps)
+    rollout, last = model.rollout_buffer, torch.zeros(envs, 1, device=device)
+
+    def update() -> None:
+        model.rollout_buffer = copy.copy(rollout)  # it rearranges its own fields
+        model.rollout_buffer.compute_returns_and_advantage(last, np.ones(envs, dtype=np.bool_))
+        model.train()
+
+    return update

@@ -1,0 +1,75 @@
+"""Peak memory of a process of its own that trains some hosts: ``python -m esper.bench.process_memory 4 128 8 cpu``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from esper.bench.synthetic import growth_env, image_task
+from esper.config import ConfigError
+from esper.experiment.threads import one_thread
+
+BATCHES = 4
+_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes that hosts in training need at most, above what there was before the first of them."""
+
+    resident: int
+    device: int
+    """Reserved on the GPU by torch; 0 on the CPU."""
+
+
+def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
+    """Train ``envs`` hosts for two epochs in this process, which has trained one on tiny batches before: libraries and
+    compiled kernels are there however many hosts there are."""
+    on_gpu = device != "cpu"
+    task = image_task(BATCHES * batch, width, device, validation=batch)
+    with one_thread(), growth_env(image_task(2, width, device, validation=2), 1, 2) as env:
+        env.trainer.epoch(env.training)
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    _FORGET_PEAK.write_text("5")
+    before = resident("VmRSS")
+    reserved = torch.cuda.memory_reserved() if on_gpu else 0
+    with one_thread(), growth_env(task, envs, batch) as env:
+        for _ in range(2):
+            env.trainer.epoch(env.training)
+        if on_gpu:
+            torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_reserved() if on_gpu else 0
+    return Peak(resident("VmHWM") - before, peak - reserved)
+
+
+def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
+    """The same in a fresh process. Raises ConfigError where the system does not tell what a process needs."""
+    if not _STATUS.exists():
+        raise ConfigError(f"the memory of a process is read from {_STATUS}, which this system does not have")
+    command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), device]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(f"measuring memory failed: {found.stderr.strip()}")
+    return Peak(**json.loads(found.stdout.splitlines()[-1]))
+
+
+def resident(field: str) -> int:
+    """VmRSS, what the process has in memory now, or VmHWM, the most since that was forgotten; bytes.
+
+    Not ``ru_maxrss``, which a process inherits from the one that started it.
+    """
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    _, hosts, rows, channels, where = sys.argv
+    print(json.dumps(asdict(measure_here(int(hosts), int(rows), int(channels), where))))

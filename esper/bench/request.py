@@ -1,0 +1,55 @@
+"""What a person asks `esper-bench` for, and what a case says of the sizes that it takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from esper.config import ConfigError
+
+Size = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SizeForm:
+    """The numbers that make a size of one case: ``SizeForm(("envs", "batch"), "4x128")``."""
+
+    fields: tuple[str, ...]
+    example: str
+
+    def __str__(self) -> str:
+        return "x".join(name.upper() for name in self.fields)
+
+    def check(self, case: str, sizes: Sequence[Size]) -> None:
+        """Raises ConfigError for a size that has more or fewer numbers."""
+        for size in sizes:
+            if len(size) != len(self.fields):
+                raise ConfigError(f"{case} takes --size {self}, for example {self.example}, not {written(size)}")
+
+
+def parse_size(text: str) -> Size:
+    """``"4x128x8"`` -> ``(4, 128, 8)``. Raises ConfigError for anything but positive whole numbers with x between."""
+    if re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text, re.ASCII) is None:
+        raise ConfigError(f"a size is whole numbers from 1 on with x between them, for example 4x128x8; not {text!r}")
+    return tuple(int(number) for number in text.split("x"))
+
+
+def written(size: Size) -> str:
+    """``(4, 128, 8)`` -> ``"4x128x8"``."""
+    return "x".join(str(number) for number in size)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured of a case."""
+
+    sizes: tuple[Size, ...] = ()
+    """In place of the case's own sizes, where there are any."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Of ``cpu`` and ``cuda``, in the order they are measured in."""
+    sweep: bool = False
+    """All the sizes of a case that has more than it shows by default."""
+    quick: bool = False
+    """As little work in a turn as shows that a case runs. Bars are not for this."""
+    seed: int = 0

@@ -1,0 +1,73 @@
+"""Images out of a generator, a task of them, and hosts in training on it: what the cases about training share.
+
+What the images show does not matter for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from esper.config import TrainingConfig
+from esper.data.task import Split, Task
+from esper.env.baseline import Baseline
+from esper.env.vector_env import GrowthVectorEnv, ignore
+from esper.hosts.cnn import CNNHost
+from esper.ops import normalisation_table
+from esper.telemetry.event import Event
+
+CHANNELS, SIDE, CLASSES, BLOCKS = 3, 32, 10, 3
+VALIDATION = 2500
+HORIZON = 75
+"""Epochs of an episode, as of the task `cifar10`."""
+
+
+def split(samples: int, seed: int, device: str) -> Split:
+    """``samples`` random images of bytes and their classes, on ``device``."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (samples, SIDE, SIDE, CHANNELS), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, CLASSES, (samples,), generator=generator)
+    table = normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)
+    return Split(x, y, table).to(torch.device(device))
+
+
+def image_task(samples: int, width: int, device: str, validation: int = VALIDATION, seed: int = 0) -> Task:
+    """Hosts of three blocks, the first ``width`` channels wide, on ``samples`` training images."""
+    return Task(
+        name=f"synthetic images, {SIDE} x {SIDE}",
+        classes=CLASSES,
+        build_host=partial(CNNHost, CHANNELS, CLASSES, base=width, blocks=BLOCKS),
+        train=split(samples, seed, device),
+        validation=split(validation, seed + 1, device),
+        test=split(1, seed + 2, device),
+        precision="auto",
+    )
+
+
+def flat_baseline(horizon: int) -> Baseline:
+    """No-growth curves for envs whose rewards nobody looks at, so that none has to be measured."""
+    return Baseline((100 / CLASSES,) * (horizon + 1), (2.3,) * (horizon + 1), 0.1, 1)
+
+
+@contextmanager
+def growth_env(
+    task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON, **env: Any
+) -> Iterator[GrowthVectorEnv]:
+    """``envs`` hosts of ``task``, reset, one lane a physical core; closed at the end. ``env``: more of that section."""
+    config = TrainingConfig.parse(
+        {
+            "run": {"device": task.device.type},
+            "task": {"batch_size": batch, "schedule": "constant"},
+            "env": {"n_envs": envs, "episode_length": horizon, **env},
+        }
+    )
+    made = GrowthVectorEnv(task, config, emit, flat_baseline(horizon))
+    try:
+        made.reset(seed=0)
+        yield made
+    finally:
+        made.close()

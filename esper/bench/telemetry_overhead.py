@@ -1,0 +1,90 @@
+"""Cases of `telemetry-overhead`: an episode with the telemetry of `esper run`, against the same one without any.
+
+On digits, whose epochs are the shortest of all tasks, so that events weigh most. The schedule that ships for the task
+is played: seeds are planted, blended and kept, and every turn is the same work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from esper.bench.request import Request, Size, SizeForm
+from esper.bench.runner import Comparison
+from esper.bench.sinks import full_telemetry
+from esper.bench.synthetic import flat_baseline
+from esper.config import TrainingConfig
+from esper.env.make import EnvMaker
+from esper.env.vector_env import ignore
+from esper.experiment.play import play_round
+from esper.experiment.players import make_player
+from esper.experiment.threads import one_thread
+from esper.telemetry.event import Event
+
+NAME = "telemetry-overhead"
+SIZE = SizeForm(("envs", "epochs"), "8x30")
+
+DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
+_QUICK_SIZES: tuple[Size, ...] = ((2, 14),)
+_BAR = 0.98  # the time without over the time with
+BUDGET = 2.0  # % of an episode
+
+
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """The episode with against without; then the time inside the sinks, which the machine's noise hides less."""
+    for device in request.devices:
+        for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
+            yield from _at(size, device, request.quick)
+
+
+def _at(size: Size, device: str, quick: bool) -> Iterator[Comparison]:
+    envs, epochs = size
+    task = {"samples_per_epoch": 64} if quick else {}
+    config = TrainingConfig.parse(
+        {
+            "run": {"device": device, "controller": "schedule"},
+            "task": task,
+            "env": {"n_envs": envs, "episode_length": epochs},
+        }
+    )
+    maker = EnvMaker.of(config)
+    with ExitStack() as stack, one_thread():
+        telemetry = stack.enter_context(full_telemetry())
+
+        def episode(emit: Callable[[Event], None]) -> Callable[[], None]:
+            env = maker.make(emit=emit)
+            stack.callback(env.close)
+            env.baseline = flat_baseline(epochs)
+            player = make_player("schedule", maker.config, env, run_seed=0)
+
+            def play() -> None:
+                player.episode[:] = -1
+                play_round(env, player, seed=0)
+
+            return play
+
+        measured: list[float] = []
+        with_telemetry, off = episode(telemetry.emit), episode(ignore)
+
+        def on() -> None:
+            start, told = time.perf_counter(), telemetry.seconds
+            with_telemetry()
+            measured.append(100 * (telemetry.seconds - told) / (time.perf_counter() - start))
+
+        label = f"digits, E {envs}, {epochs} epochs"
+        full = "console, events.jsonl, metrics.csv"
+        bar = None if quick else _BAR
+        yield Comparison(f"{NAME}: {full}", label, device, "the same episode, telemetry off", on, off, bar)
+        shares = list(measured)
+        yield Comparison(
+            f"{NAME}: share of time in sinks",
+            label,
+            device,
+            f"a budget of {BUDGET:g} %",
+            shares.pop,
+            lambda: BUDGET,
+            None if quick else 1.0,
+            unit="%",
+            turns=len(shares),
+        )

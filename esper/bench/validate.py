@@ -1,0 +1,69 @@
+"""Cases of `validate`: every configuration of a host with blended seeds, against one forward pass of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from esper.attribution.counterfactual import CounterfactualHelper
+from esper.bench.request import Request, Size, SizeForm
+from esper.bench.runner import Comparison, waiting
+from esper.bench.synthetic import VALIDATION, growth_env, image_task
+from esper.experiment.threads import one_thread
+from esper.seeds.blend import STYLES
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.training.env_state import ParallelEnvState
+from esper.training.evaluate import evaluate
+
+NAME = "validate"
+SIZE = SizeForm(("samples", "width"), f"{VALIDATION}x8")
+
+DEFAULT_SIZES: tuple[Size, ...] = ((VALIDATION, 8), (VALIDATION, 32))
+BLENDED = ("r0c0", "r0c1", "r0c2")
+"""One slot in each block; the first configurations part right behind the first block."""
+BLUEPRINT = "conv_light"
+_BAR = 0.25  # the tree costs at most four times one forward
+_BAR_SIZE = (VALIDATION, 8)
+_QUICK = 100
+
+
+def blend(training: ParallelEnvState) -> None:
+    """Seeds in BLENDING in all of ``BLENDED``, at half of their way."""
+    for name in BLENDED:
+        slot = training.slot_by_name[name]
+        training.germinate(slot, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"], tempo=1, target=0.5)
+        slot.advance("benchmark")
+        slot.advance("benchmark")
+
+
+def comparisons(request: Request) -> Iterator[Comparison]:
+    """The tree against one configuration, and against each by itself."""
+    for device in request.devices:
+        for samples, width in request.sizes or DEFAULT_SIZES:
+            yield from _at(_QUICK if request.quick else samples, width, device)
+
+
+def _at(samples: int, width: int, device: str) -> Iterator[Comparison]:
+    task = image_task(64, width, device, validation=samples)
+    with growth_env(task, envs=1, batch=32) as env, one_thread():
+        host = env.training[0]
+        blend(host)
+        everything = CounterfactualHelper().plan(host.slots, costly=True)
+
+        def ours() -> None:
+            evaluate(host, task.validation, everything)
+
+        def all_on() -> None:
+            evaluate(host, task.validation, everything[:1])
+
+        def each() -> None:
+            for configuration in everything:
+                evaluate(host, task.validation, [configuration])
+
+        case = f"{NAME}: {len(everything)} configurations of 3 blended seeds"
+        size = f"{samples:,} samples, width {width}, {', '.join(BLENDED)}"
+        bar = _BAR if (samples, width) == _BAR_SIZE and device == "cpu" else None
+        for baseline, other, least in (
+            ("one forward, all on (bar: at most 4 times)", all_on, bar),
+            ("each configuration by itself", each, None),
+        ):
+            yield Comparison(case, size, device, baseline, waiting(ours, device), waiting(other, device), least)
