@@ -114,7 +114,7 @@ def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor
     going through the scale: at the limit it can turn, but gains nothing by growing. Steps aside still make it longer,
     a little each, so beyond the limit it is also drawn back, by as much of the gradient's norm as it is too large.
     """
-    features = h.detach()
+    features = _beginning_at(h)
     with env.draws_of(slot):
         d = delta_of(slot, features, overflows=env.arithmetic.overflows)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its size is a sum over all of it
@@ -139,7 +139,7 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, overflows: bool = Fa
     if slot.stage is SeedStage.FOSSILIZED:
         return slot.seed(h)  # type: ignore[no-any-return]
     entry, finite = h, slot.finite
-    if h.requires_grad and torch.is_grad_enabled():
+    if h.requires_grad and not h.is_leaf and torch.is_grad_enabled():  # at a leaf, gradients end anyway
         entry = h.view_as(h)
 
         def cut(gradient: Tensor) -> Tensor:
@@ -155,6 +155,15 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, overflows: bool = Fa
     return torch.where(finite, delta, 0.0)
 
 
+def _beginning_at(h: Tensor) -> Tensor:
+    """Features that gradients reach and do not pass.
+
+    Nobody wants the gradient of ``h``. But torch's GroupNorm in channels_last on the CPU, asked for the gradients of its
+    weights alone, writes that of its input to where there is no memory.
+    """
+    return h.detach().requires_grad_()
+
+
 def _all_finite(values: Tensor) -> Tensor:
     """Whether the sum of ``values`` is finite, which with room to spare means all of them, bool []."""
     return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
@@ -168,13 +177,14 @@ def shadow_gradients(
     slot = env.slots[site]
     assert slot.seed is not None
     parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
+    h = _beginning_at(h)
     with env.apart(slot), env.arithmetic.casting():
         grown = blend(h, delta_of(slot, h, overflows=env.arithmetic.overflows), env.alphas[1, site])
         logits = env.host.resume(x, site, grown, blending(env, judge=False), env.vacant)
     loss = measured_loss(logits, y).loss
     loss = env.arithmetic.scaled(loss if share is None else loss * share)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
+    gradients = torch.autograd.grad(loss, [*parameters, h], allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients[:-1], strict=True):
         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
