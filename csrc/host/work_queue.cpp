@@ -27,6 +27,13 @@ bool WorkQueue::wait(const Batch& batch, Milliseconds patience) {
     return done_.wait_for(lock, patience, [&] { return batch.finished(); });
 }
 
+void WorkQueue::cancel(const Batch& batch) {
+    const std::lock_guard lock(mutex_);
+    if (current_.get() != &batch) return;
+    cancelled_ = true;
+    drop_rest();
+}
+
 bool WorkQueue::abandon(Batch& batch) {
     const std::lock_guard lock(mutex_);
     if (current_.get() == &batch) drop_rest();

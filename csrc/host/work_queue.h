@@ -51,6 +51,8 @@ class WorkQueue {
     Turn begin(const std::shared_ptr<Batch>& batch, Milliseconds patience);
     // wait: until all tasks of `batch` are done, those left out that a cancellation came before; whether they are.
     bool wait(const Batch& batch, Milliseconds patience);
+    // cancel: as below, unless `batch` is done and another is at work.
+    void cancel(const Batch& batch);
     // Nobody will wait for `batch` any more. False if it is done already.
     bool abandon(Batch& batch);
 

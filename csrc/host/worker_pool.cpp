@@ -259,7 +259,7 @@ py::list WorkerPool::run(const std::vector<py::object>& tasks, const std::vector
     while (turn == Turn::kLater && waiting.interruptions() == 0) turn = state_->queue.begin(batch, Outside::kPatience);
     while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, Outside::kPatience)) {
         const int interruptions = waiting.interruptions();
-        if (interruptions == 1) state_->queue.cancel();
+        if (interruptions == 1) state_->queue.cancel(*batch);
         if (interruptions > 1) abandoned = state_->queue.abandon(*batch);  // the second time it is meant
     }
     waiting.come_back();
