@@ -31,8 +31,9 @@ std::vector<Lane> zip(const std::vector<Handle>& graphs, const std::vector<Handl
 LaunchResult launch(const CudaRuntime& runtime, int device, const std::vector<Handle>& graphs,
                     const std::vector<Handle>& streams, const std::vector<std::int64_t>& steps, const StopFlag* stop) {
     const auto lanes = zip(graphs, streams, steps);
+    const CudaRuntime::OnDevice on(runtime, device);
     Outside outside;
-    const auto result = launch_lanes(runtime, device, lanes, stop, outside);
+    const auto result = launch_lanes(runtime, lanes, stop, outside);
     if (outside.interruptions() > 0) runtime.wait(streams, outside);
     outside.come_back();
     outside.raise();
@@ -49,10 +50,9 @@ py::list failures(const LaunchResult& result) {
 
 }  // namespace
 
-LaunchResult launch_lanes(const CudaRuntime& runtime, int device, const std::vector<Lane>& lanes, const StopFlag* stop,
+LaunchResult launch_lanes(const CudaRuntime& runtime, const std::vector<Lane>& lanes, const StopFlag* stop,
                           Outside& outside) {
     const auto begin = std::chrono::steady_clock::now();
-    const CudaRuntime::OnDevice on(runtime, device);
     LaunchResult result;
     result.launched.assign(lanes.size(), 0);
     std::vector<std::int64_t> left;  // a lane that failed has none

@@ -43,10 +43,10 @@ struct LaunchResult {
     double seconds = 0;  // in the loop: what launching cost, not what the device took
 };
 
-// Every step of every lane, batch-major: step 0 of all lanes, then step 1, so that lanes share the device. An error
-// ends its lane only. Nothing waits for the device. Ends early when `stop`, if there is one, is set or a signal handler
-// raised.
-LaunchResult launch_lanes(const CudaRuntime& runtime, int device, const std::vector<Lane>& lanes, const StopFlag* stop,
+// Every step of every lane on the current device, batch-major: step 0 of all lanes, then step 1, so that lanes share
+// the device. An error ends its lane only. Nothing waits for the device, and nothing is thrown. Ends early when `stop`,
+// if there is one, is set or a signal handler raised.
+LaunchResult launch_lanes(const CudaRuntime& runtime, const std::vector<Lane>& lanes, const StopFlag* stop,
                           Outside& outside);
 
 void bind_graph_loop(pybind11::module_& m);

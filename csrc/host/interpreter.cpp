@@ -2,25 +2,24 @@
 
 #include <thread>
 
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
+
 namespace py = pybind11;
 
 namespace esper::host {
 
-namespace {
-
-bool interpreter_ends() {
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing() != 0;
-#else
-    return _Py_IsFinalizing() != 0;
-#endif
-}
-
-}  // namespace
-
 void enter_python(PyThreadState* state) {
-    while (interpreter_ends()) std::this_thread::sleep_for(std::chrono::hours(1));
+#if defined(__GLIBCXX__)
+    try {
+        PyEval_RestoreThread(state);
+    } catch (const abi::__forced_unwind&) {
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+#else
     PyEval_RestoreThread(state);
+#endif
 }
 
 PyObject* take_exception() {

@@ -8,14 +8,15 @@
 
 namespace esper::host {
 
-// Take the GIL back. A thread that comes when the interpreter has begun to end waits for the end of the process:
-// Python before 3.14 would end such a thread in the middle of C++, and that ends in a crash.
+// Take the GIL back. A daemon thread that comes when the interpreter ends sleeps here until the process does, as Python
+// 3.14 has it. Earlier ones end the thread by unwinding its stack: destructors would touch Python without the GIL.
 void enter_python(PyThreadState* state);
 
 // The exception that is set, with its traceback, as an object that the caller owns; clears it.
 PyObject* take_exception();
 
-// A time without the GIL in which Ctrl-C, and whatever else has a handler in Python, still acts.
+// A time without the GIL in which Ctrl-C, and whatever else has a handler in Python, still acts. Nothing should be
+// thrown in it: a thread that has an exception under way cannot be put to sleep as above.
 class Outside {
  public:
     static constexpr std::chrono::milliseconds kPatience{50};

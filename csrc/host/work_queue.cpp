@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <stdexcept>
 
 namespace esper::host {
 
@@ -11,21 +10,28 @@ Batch::Batch(const std::vector<double>& costs) : order_(costs.size()), started_(
     std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
 }
 
-bool WorkQueue::begin(const std::shared_ptr<Batch>& batch, Milliseconds patience) {
+Turn WorkQueue::begin(const std::shared_ptr<Batch>& batch, Milliseconds patience) {
     std::unique_lock lock(mutex_);
-    if (!turn_.wait_for(lock, patience, [&] { return closed() || !current_; })) return false;
-    if (closed()) throw std::runtime_error("this worker pool is closed");
+    if (!turn_.wait_for(lock, patience, [&] { return closed() || !current_; })) return Turn::kLater;
+    if (closed()) return Turn::kNever;
     cancelled_ = false;
     if (!batch->finished()) {
         current_ = batch;
         work_.notify_all();
     }
-    return true;
+    return Turn::kNow;
 }
 
 bool WorkQueue::wait(const Batch& batch, Milliseconds patience) {
     std::unique_lock lock(mutex_);
     return done_.wait_for(lock, patience, [&] { return batch.finished(); });
+}
+
+void WorkQueue::cancel(const Batch& batch) {
+    const std::lock_guard lock(mutex_);
+    if (current_.get() != &batch) return;
+    cancelled_ = true;
+    drop_rest();
 }
 
 bool WorkQueue::abandon(Batch& batch) {

@@ -36,6 +36,9 @@ class Batch {
     bool abandoned_ = false;
 };
 
+// Whether a batch may begin; never, once the queue is closed.
+enum class Turn { kNow, kLater, kNever };
+
 struct Job {
     std::shared_ptr<Batch> batch;
     size_t task = 0;
@@ -43,11 +46,13 @@ struct Job {
 
 class WorkQueue {
  public:
-    // For those who bring work. Both wait no longer than `patience`, and say whether what they waited for came.
-    // begin: nothing else is worked on and `batch` has begun; clears `cancelled`. Throws runtime_error once closed.
-    bool begin(const std::shared_ptr<Batch>& batch, Milliseconds patience);
-    // wait: all tasks of `batch` are done, those that were not begun before a cancellation left out.
+    // For those who bring work. Both wait no longer than `patience`.
+    // begin: for the turn of `batch`; when it comes, the batch has begun and `cancelled` is cleared.
+    Turn begin(const std::shared_ptr<Batch>& batch, Milliseconds patience);
+    // wait: until all tasks of `batch` are done, those left out that a cancellation came before; whether they are.
     bool wait(const Batch& batch, Milliseconds patience);
+    // cancel: as below, unless `batch` is done and another is at work.
+    void cancel(const Batch& batch);
     // Nobody will wait for `batch` any more. False if it is done already.
     bool abandon(Batch& batch);
 

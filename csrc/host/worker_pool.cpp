@@ -253,24 +253,20 @@ py::list WorkerPool::run(const std::vector<py::object>& tasks, const std::vector
         throw std::runtime_error("a task may not call run of the pool that it runs on: it would wait for itself");
     }
     const auto batch = std::make_shared<PythonBatch>(tasks, costs);
-    bool begun = false, abandoned = false;
+    Turn turn = Turn::kLater;
+    bool abandoned = false;
     Outside waiting;
-    try {
-        while (!begun && waiting.interruptions() == 0) begun = state_->queue.begin(batch, Outside::kPatience);
-        while (begun && !abandoned && !state_->queue.wait(*batch, Outside::kPatience)) {
-            const int interruptions = waiting.interruptions();
-            if (interruptions == 1) state_->queue.cancel();
-            if (interruptions > 1) abandoned = state_->queue.abandon(*batch);  // the second time it is meant
-        }
-    } catch (...) {  // the pool is closed
-        waiting.come_back();
-        batch->clear();
-        throw;
+    while (turn == Turn::kLater && waiting.interruptions() == 0) turn = state_->queue.begin(batch, Outside::kPatience);
+    while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, Outside::kPatience)) {
+        const int interruptions = waiting.interruptions();
+        if (interruptions == 1) state_->queue.cancel(*batch);
+        if (interruptions > 1) abandoned = state_->queue.abandon(*batch);  // the second time it is meant
     }
     waiting.come_back();
-    const py::list results = begun && !abandoned ? collect(*batch) : py::list();
+    const py::list results = turn == Turn::kNow && !abandoned ? collect(*batch) : py::list();
     if (!abandoned) batch->clear();
     waiting.raise();
+    if (turn == Turn::kNever) throw std::runtime_error("this worker pool is closed");
     return results;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -36,6 +37,6 @@ def device_idle(run: Callable[[], object]) -> float:
     events = [
         event
         for event in profiler.profiler.kineto_results.events()
-        if event.device_type() == torch._C._autograd.DeviceType.CUDA and not event.is_user_annotation()
+        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
     ]
     return idle_share((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)

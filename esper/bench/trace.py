@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function  # type: ignore[attr-defined]
 
 
 class TraceFile:
@@ -23,7 +23,7 @@ class TraceFile:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        everywhere = _ExperimentalConfig(profile_all_threads=True)
         with profile(activities=activities, experimental_config=everywhere) as profiler, record_function(name):
             run()
         with tempfile.TemporaryDirectory() as folder:

@@ -158,8 +158,8 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, overflows: bool = Fa
 def _beginning_at(h: Tensor) -> Tensor:
     """Features that gradients reach and do not pass.
 
-    Nobody wants the gradient of ``h``. But torch's GroupNorm in channels_last on the CPU, asked for the gradients of its
-    weights alone, writes that of its input to where there is no memory.
+    Nobody wants the gradient of ``h``. But torch's GroupNorm in channels_last on the CPU, asked for the gradients of
+    its weights alone, writes that of its input to where there is no memory.
     """
     return h.detach().requires_grad_()
 

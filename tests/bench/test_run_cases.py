@@ -78,8 +78,9 @@ def test_both_sides_train_the_same_network(host: CNNHost, other: torch.nn.Module
 def test_the_plain_side_learns_every_host_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "BATCHES", 1)
     data = split(64, 0, "cpu")
-    data.y[:] = data.x[:, 0].mean(dim=(1, 2)).gt(0).long()
-    training = PlainTraining([plain_cnn(3, 10, 4, 3) for _ in range(2)], data.x, data.y, batch=16)
+    x = data.inputs(0, len(data))
+    data.y[:] = x[:, 0].mean(dim=(1, 2)).gt(0).long()
+    training = PlainTraining([plain_cnn(3, 10, 4, 3) for _ in range(2)], x, data.y, batch=16)
     first = [training._train(number, None)[0] for number in range(2)]
     for _ in range(5):
         training.epoch()
@@ -90,7 +91,7 @@ def test_the_plain_side_learns_every_host_in_every_batch(monkeypatch: pytest.Mon
 
 def test_the_plain_side_leaves_the_number_of_threads_as_it_was() -> None:
     data = split(8, 0, "cpu")
-    training = PlainTraining([plain_cnn(3, 10, 2, 1)], data.x, data.y, batch=4)
+    training = PlainTraining([plain_cnn(3, 10, 2, 1)], data.inputs(0, len(data)), data.y, batch=4)
     training.threads = 2
     training.epoch()
     assert torch.get_num_threads() == 1

@@ -69,6 +69,15 @@ FORGOTTEN = {
             while True: pool.run([lambda: None] * 4, [0] * 4)
         sys.stderr = None  # the daemon finds its pool closed
         threading.Thread(target=play, daemon=True).start(); time.sleep(0.1); print('end')""",
+    "used by a finalizer after all hooks": """
+        class Owner:
+            def __del__(self):
+                try:
+                    self.pool.run([lambda: None], [0])
+                except RuntimeError:
+                    self.pool.close(); os.write(1, b'end\\n')
+        owner = Owner(); owner.pool = WorkerPool(2)
+        import types; sys.modules['keeper'] = types.SimpleNamespace(owner=owner)""",
     "used and closed by another hook": """
         import atexit
         pool = WorkerPool(2)
@@ -165,6 +174,8 @@ def test_killed_by_ctrl_c_without_a_handler_around() -> None:
 def test_a_forked_child_has_no_workers_and_ends() -> None:
     """As workers of a data loader do, that are forked beside a pool."""
     body = """
+        import warnings
+        warnings.simplefilter('ignore', DeprecationWarning)  # later Pythons advise against it
         pool = WorkerPool(2)
         pool.run([lambda: None], [0])
         child = os.fork()
