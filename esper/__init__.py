@@ -6,7 +6,7 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``Experiment``: a run, also resumed; ``RunSummary`` is what it ends with.
 - ``compare_controllers``: controllers, also out of checkpoints, on the same held-out hosts.
 - ``make_env``: the vector env of a task, for agents of your own.
-- ``graft``: a host made of any ``nn.Module``; ``Task`` and ``Split``: data of your own to train it on.
+- ``graft``: a host made of any ``nn.Module``; ``Task``, ``Split`` and ``Augmentation``: data of your own to train it on.
 - ``grow``: one host of a task, grown; ``Grown`` is what comes of it.
 - ``export``, ``load_host``, ``accuracy``: a grown network in files, as a plain ``nn.Module``, and how good it is.
 """
@@ -20,7 +20,7 @@ from esper.env import registration as _registration
 
 if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
-    from esper.data.task import Split, Task
+    from esper.data.task import Augmentation, Split, Task
     from esper.env.make import make_env
     from esper.experiment.compare import compare_controllers
     from esper.experiment.export import accuracy, export, load_host
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
     "Experiment": "esper.experiment.run",
     "Grown": "esper.experiment.grow",
@@ -47,6 +48,7 @@ _HOMES = {
     "make_env": "esper.env.make",
 }
 __all__ = [
+    "Augmentation",
     "ConfigError",
     "Experiment",
     "Grown",
