@@ -6,7 +6,7 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``Experiment``: a run, also resumed; ``RunSummary`` is what it ends with.
 - ``compare_controllers``: controllers, also out of checkpoints, on the same held-out hosts.
 - ``make_env``: the vector env of a task, for agents of your own.
-- ``graft``: a host made of any ``nn.Module``; ``Task``, ``Split`` and ``Augmentation``: data of your own to train it on.
+- ``graft``: a host made of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: data of your own to train it on.
 - ``grow``: one host of a task, grown; ``Grown`` is what comes of it.
 - ``export``, ``load_host``, ``accuracy``: a grown network in files, as a plain ``nn.Module``, and how good it is.
 """
