@@ -35,18 +35,21 @@ class SeedGradientCollector:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
-        self.total: Tensor | None = None  # [3 sets of G, ...] see add
+        self.total: Tensor | None = None  # float64 [G, F]
+        self.left_out: Tensor | None = None  # float64 [G], batches that a group does not count
         self.batches = 0
 
     def begin(self, names: tuple[str, ...]) -> None:
         """Start an epoch whose groups have these names, host first."""
-        self.names, self.total, self.batches = names, None, 0
+        self.names, self.total, self.left_out, self.batches = names, None, None, 0
 
-    def add(self, stats: GradStats, overflows: bool = False) -> None:
-        """Add one batch; ``stats`` has one group for each name. Where gradients are of a scaled loss that sometimes
-        ``overflows``, those that did count as zero."""
+    def add(self, stats: GradStats, excused: Tensor | None = None) -> None:
+        """Add one batch; ``stats`` has one group for each name, of which those ``excused``, bool [G], are left out."""
         self.batches += 1
-        fields = torch.where(stats.clip_coef[:, None] > 0, stats.fields, 0) if overflows else stats.fields  # [G, F]
+        fields = stats.fields if excused is None else torch.where(excused[:, None], 0, stats.fields)  # [G, F]
+        if excused is not None:
+            left_out = excused.double()
+            self.left_out = left_out if self.left_out is None else self.left_out.add_(left_out)
         if self.total is None:
             self.total = fields.clone()
         else:
@@ -54,20 +57,24 @@ class SeedGradientCollector:
 
     def packed(self, device: torch.device) -> Tensor:
         """The sums as one flat float64 tensor for the epoch's transfer."""
-        return torch.empty(0, dtype=torch.float64, device=device) if self.total is None else self.total.flatten()
+        if self.total is None:
+            return torch.empty(0, dtype=torch.float64, device=device)
+        left_out = self.total.new_zeros(len(self.total)) if self.left_out is None else self.left_out
+        return torch.cat((self.total, left_out[:, None]), dim=1).flatten()
 
     def summaries(self, packed: Tensor) -> dict[str, GradientSummary]:
         """By name, from the transferred ``packed``."""
         if not self.names or not self.batches:
             return {}
-        stats = GradStats(packed.view(len(self.names), -1), packed.new_empty(0))
+        sums = packed.view(len(self.names), -1)
+        stats, left_out = GradStats(sums[:, :-1], packed.new_empty(0)), sums[:, -1].tolist()
         result = {}
         for index, name in enumerate(self.names):
-            tensors = max(float(stats.tensors[index]), 1.0)
+            tensors, batches = max(float(stats.tensors[index]), 1.0), max(self.batches - left_out[index], 1)
             result[name] = GradientSummary(
-                norm=float(stats.norm[index]) / self.batches,
-                elements=float(stats.elements[index]) / self.batches,
-                health=float(stats.health[index]) / self.batches,
+                norm=float(stats.norm[index]) / batches,
+                elements=float(stats.elements[index]) / batches,
+                health=float(stats.health[index]) / batches,
                 vanishing=float(stats.vanishing[index]) / tensors,
                 exploding=float(stats.exploding[index]) / tensors,
                 not_finite=float(stats.nan[index] + stats.inf[index]),

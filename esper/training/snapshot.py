@@ -66,6 +66,7 @@ class Snapshot:
                 slot.cut("rollback")
         env.forget_removed_seeds()
         env.host_group.optimizer.zero_grad(set_to_none=True)
+        env.arithmetic.reset()
         for name in self.fossils:
             env.seed_groups[name].optimizer.zero_grad(set_to_none=True)
             # What the bad epoch measured of a fossil is not true of the restored one.

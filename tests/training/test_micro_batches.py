@@ -1,4 +1,4 @@
-"""L4: a batch that is computed in parts gives the step of the whole batch; only what a batch is normalised by differs."""
+"""L4: a batch that is computed in parts gives the whole batch's step; only what is normalised by a batch differs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def images(dropout: float = 0.0) -> Task:
 
 
 def close(first: dict[str, Tensor], second: dict[str, Tensor], relative: float = 1e-6) -> None:
-    """Weights of one owner together, and so its momentum, in units of their norm: small ones are sums of large terms."""
+    """Weights of one owner together, and its momentum, in units of their norm: small ones are sums of large terms."""
     assert first.keys() == second.keys()
     kinds: dict[str, list[str]] = {}
     for name in first:
@@ -56,7 +56,7 @@ def all_of(env: ParallelEnvState, seeds: tuple[str, ...]) -> dict[str, Tensor]:
     found = tensors_of(env, seeds)
     found["totals"] = env.totals.training[:3].clone()  # how many calls there were is no result
     for name, summary in env.collector.summaries(env.collector.packed(env.device)).items():
-        found[f"statistics.{name}"] = torch.tensor([value for value in vars(summary).values()])
+        found |= {f"statistics.{name}.{field}": torch.tensor(value) for field, value in vars(summary).items()}
     return found
 
 
