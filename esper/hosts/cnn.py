@@ -82,6 +82,8 @@ class CNNHost(SegmentedHost):
                     h = layer(h)
             else:
                 h = segment(h)
+            if fuses:
+                last.pool = False  # a segment by itself ends before the pool
             pooled = fuses
             if number < len(self.sites) and not fuses:
                 h = at(number, h)
