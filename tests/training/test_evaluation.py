@@ -132,7 +132,7 @@ def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
         assert not bool(read.accumulators.block[other].any())
         assert not bool(read.accumulators.correct[other].any())
     env.totals.zero_training()
-    assert float(EpochTotals(read.accumulators, 1).training[2]) == 64  # a copy, not a view
+    assert float(EpochTotals(read.accumulators, 1).training[2]) > 0  # a copy, not a view
 
 
 def test_finding_c1_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
@@ -166,9 +166,7 @@ def fleet(count: int = len(STAGES), task: Task | None = None) -> list[ParallelEn
         env.totals = totals[index]
         stage = STAGES[index % len(STAGES)]
         if stage is not None:
-            plant(
-                env, "r0c0", stage=stage, target=1.0 if stage is S.FOSSILIZED else 0.7 if stage is S.BLENDING else 1.0
-            )
+            plant(env, "r0c0", stage=stage, target=0.7 if stage is S.BLENDING else 1.0)
         plant(env, "r1c1", "attention", "GATED_GATE", S.FOSSILIZED)
         envs.append(env)
     return envs
@@ -236,10 +234,12 @@ class Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operators.append(str(func))
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
                 self.written.add(value.untyped_storage().data_ptr())
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
