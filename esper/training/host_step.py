@@ -153,7 +153,7 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmet
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = slot.seed(entry)
+    delta = slot.seed(entry).to(h.dtype)  # which may hold less than the seed makes
     if judge:
         finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
@@ -177,9 +177,7 @@ def shadow_gradients(
         logits = env.host.resume(x, site, grown, blending(env, judge=False), env.vacant)
     loss = measured_loss(logits, y).loss
     loss = env.arithmetic.scaled(loss if share is None else loss * share)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
 
 
 def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:

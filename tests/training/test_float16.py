@@ -188,3 +188,16 @@ def test_finding_h3_other_formats_have_no_scale(precision: Any) -> None:
     arithmetic.unscale([torch.optim.SGD([nn.Parameter(loss)], lr=0.1)])
     arithmetic.update()
     arithmetic.reset()
+
+
+@pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING])
+def test_a_delta_that_float16_cannot_hold_is_the_seeds_fault(stage: S) -> None:
+    """Seeds end in a float32 factor: what is finite there can be infinite in the host's features."""
+    with rig(horizon=12, **FP16) as world:
+        world.grow("r0c0", stage)
+        seed: Any = world.slot("r0c0").seed
+        with torch.no_grad():
+            seed.body[-1].weight.fill_(1e6)
+        world.step()
+        assert [cut.slot for cut in world.of_kind(SeedCut)] == ["r0c0"]
+        assert not world.of_kind(GovernorRollback)

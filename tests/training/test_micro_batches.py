@@ -14,7 +14,7 @@ from esper.config import ConfigError
 from esper.data.task import PAD, Split, Task
 from esper.hosts.host import Host, SegmentedHost
 from esper.seeds.blend import STYLES
-from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.slot import SlotSite
 from esper.seeds.stage import SeedStage as S
 from esper.training import randomness
@@ -189,3 +189,45 @@ def test_more_parts_than_samples_are_refused(parts: int, words: str) -> None:
         training_of(images(), task={"batch_size": 32, "micro_batches": parts})
     with pytest.raises(ConfigError, match=r"micro_batches.*greater than or equal to 1, not 0"):
         tiny_config(task={"micro_batches": 0})
+
+
+class Sums(nn.Module):
+    """Parameters whose gradients are one tensor, no tensor of their own, or none for some inputs."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.full((channels, 1, 1), 0.1)) for _ in range(2))
+        self.summed = nn.Parameter(torch.full((3,), 0.1))
+        self.seldom, self.unused = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        delta = h * (self.one + self.other) * self.summed.sum()
+        return delta * self.seldom if len(h) != 7 else delta
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) -> None:
+    own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
+    found = []
+    for parts in (1, 2):
+        env = training_of(images(), task={**CONSTANT, "micro_batches": parts, "precision": precision})
+        slot = plant(env, "r0c0", "own", registry=BlueprintRegistry((own,)))
+        train(env)
+        seed: Any = slot.seed
+        found.append({name: p.grad for name, p in seed.body.named_parameters() if p.grad is not None})
+        assert bool(slot.finite)
+    assert found[1].keys() == {"one", "other", "summed", "seldom"}
+    for name, gradient in found[1].items():
+        tolerance = {"rtol": 1e-5, "atol": 1e-7} if precision == "float32" else {"rtol": 2e-2, "atol": 1e-4}
+        torch.testing.assert_close(gradient, found[0][name], **tolerance)
+    assert torch.equal(found[1]["one"], found[1]["other"])
+
+
+def test_a_seed_that_some_part_does_not_reach_learns_from_the_others() -> None:
+    own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
+    env = training_of(images(), task={**CONSTANT, "micro_batches": 4})  # of 8, 8, 7 and 7
+    seed: Any = plant(env, "r0c0", "own", registry=BlueprintRegistry((own,))).seed
+    before = seed.body.seldom.item()
+    train(env)
+    assert seed.body.seldom.item() != before
+    assert seed.body.unused.grad is None
