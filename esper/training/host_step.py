@@ -115,6 +115,7 @@ def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor
     That objective is linear in d and rewards its size without end. So d is scaled to RMS(d) ≤ RMS(h), with the gradient
     going through the scale: at the limit it can turn, but gains nothing by growing. Steps aside still make it longer,
     a little each, so beyond the limit it is also drawn back, by as much of the gradient's norm as it is too large.
+    In micro-batches these sizes are those of a part.
     """
     features = h.detach()
     with env.draws_of(slot):
