@@ -84,8 +84,9 @@ class TaskConfig(Section):
     """What passes compute with: float32, bfloat16, float16, or auto, which is bfloat16 where the device is good at it
     and float32 elsewhere; None takes the task's default. Weights are float32 in any case."""
     micro_batches: Count = 1
-    """Parts that a batch is computed in, one after another, so that less memory is needed; it stays one optimizer step,
-    and only BatchNorm sees the difference: its statistics are those of a part."""
+    """Parts that a batch is computed in, one after another, so that less memory is needed; it stays one optimizer step.
+    The difference is seen by BatchNorm, whose statistics are those of a part, and by dropout, which draws by the part.
+    """
     max_grad_norm: Positive = 1.0
     """Global L2 norm to which the host and each seed are clipped, apart from one another."""
 

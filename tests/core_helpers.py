@@ -160,7 +160,7 @@ def plant(
 ) -> SeedSlot:
     """A seed at ``stage``, past all gates; blended at full ``target`` from BLENDING on."""
     slot = training.slot_by_name[name]
-    training.germinate(slot, registry.get("cnn", blueprint), STYLES[style], 0, target)
+    training.germinate(slot, registry.get(training.host.topology, blueprint), STYLES[style], 0, target)
     for after in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING):
         if slot.stage is not stage:
             slot.advance("test")

@@ -10,17 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.data.task import Task
+from esper.data.task import SAMPLE, Task
 from esper.hosts.host import Host
 
+TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
+"""What parameters can be, for the fused optimizer to step them."""
 
-def check_hosts(task: Task) -> Host:
+
+def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
     """Make two hosts of ``task`` and try a training step of one, which is returned. The caller owns the random numbers.
 
+    Images that lie in memory as bytes are given to it as ``image_dtype``.
+
     Raises ConfigError for what is no host, for logits that are not the task's, for hosts that share weights, and for
-    networks that cannot be grown: without parameters, with sparse gradients, with activation checkpointing, or with a
-    site where gradients are switched off.
+    networks that cannot be grown: without parameters or with some that cannot be trained, with sparse gradients, with
+    activation checkpointing, or with a site where gradients are switched off.
     """
+    x = task.validation.inputs(0, SAMPLE, image_dtype)
     host, other = (_made(task) for _ in range(2))
     shared = _storage(host) & _storage(other)
     for name, tensor in _named(host):
@@ -31,12 +37,13 @@ def check_hosts(task: Task) -> Host:
             )
     if not any(True for _ in host.parameters()):
         raise ConfigError(f"{task.name}: the host has no parameters")
-    with _errors_told(task, "evaluation"):
-        host.probe(task.sample)
+    with _errors_told(task, x, "evaluation"):
+        host.probe(x)
+    _check_dtypes(task, host)
     for training in (False, True):
         host.train(training)
-        _check_logits(task, host)
-    _check_gradients(task, host)
+        _check_logits(task, host, x)
+    _check_gradients(task, host, x)
     return host
 
 
@@ -58,11 +65,20 @@ def _storage(host: Host) -> set[int]:
     return {tensor.data_ptr() for _, tensor in _named(host)}
 
 
-def _check_logits(task: Task, host: Host) -> None:
-    y = task.validation.y[: len(task.sample)]
+def _check_dtypes(task: Task, host: Host) -> None:
+    for name, parameter in host.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in TRAINABLE:
+            raise ConfigError(
+                f"{task.name}: {name} is {parameter.dtype}; parameters that are trained are one of "
+                f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
+            )
+
+
+def _check_logits(task: Task, host: Host, x: Tensor) -> None:
+    y = task.validation.y[: len(x)]
     mode = "training" if host.training else "evaluation"
-    with torch.no_grad(), _errors_told(task, mode):
-        logits = host(task.sample)
+    with torch.no_grad(), _errors_told(task, x, mode):
+        logits = host(x)
     wanted = (*y.shape, task.classes)
     if not isinstance(logits, Tensor):
         raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}; it wants logits {wanted}")
@@ -74,9 +90,8 @@ def _check_logits(task: Task, host: Host) -> None:
 
 
 @contextmanager
-def _errors_told(task: Task, mode: str) -> Iterator[None]:
+def _errors_told(task: Task, x: Tensor, mode: str) -> Iterator[None]:
     """An error of the network becomes one about the task, with what went in."""
-    x = task.sample
     try:
         yield
     except ConfigError:
@@ -88,7 +103,7 @@ def _errors_told(task: Task, mode: str) -> Iterator[None]:
         ) from error
 
 
-def _check_gradients(task: Task, host: Host) -> None:
+def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
     """A forward and a backward pass, with an eye on what runs when."""
     off: list[str] = []
 
@@ -97,7 +112,7 @@ def _check_gradients(task: Task, host: Host) -> None:
             off.append(host.sites[site].name)
         return h
 
-    logits = host.train().walk(task.sample, at)
+    logits = host.train().walk(x, at)
     if off:
         raise ConfigError(
             f"{task.name}: gradients are switched off at slot {', '.join(off)} (torch.no_grad in the network); freeze "

@@ -20,6 +20,9 @@ Sample = tuple[Tensor, Tensor]
 
 SAMPLE = 3
 
+MOST_CHANNELS = 32
+"""Of images that lie in memory as bytes."""
+
 PAD = -100
 """Target of what does not count, such as the tokens behind the end of a text."""
 
@@ -104,6 +107,15 @@ class Split:
                 f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
                 f"channels want float32 {wanted}, see esper.ops.normalisation_table"
             )
+        if not min(self.x.shape) > 0 or wanted[0] > MOST_CHANNELS:
+            raise ConfigError(
+                f"{name}: images of bytes have 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
+            )
+        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
+            if not tensor.is_contiguous():
+                raise ConfigError(
+                    f"{name}: with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
+                )
 
 
 @dataclass(frozen=True)
@@ -143,13 +155,20 @@ class Task:
     """What passes compute with, see ``TaskConfig.precision``."""
 
     def __post_init__(self) -> None:
-        of_bytes = isinstance(self.train, Split) and self.train.table is not None
-        if self.augmentation != Augmentation() and not of_bytes:
-            raise ConfigError(f"{self.name}: only training images of bytes with a table are augmented, and it has none")
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
         if not isinstance(self.train, Split) and not len(self.train):  # type: ignore[arg-type]
             raise ConfigError(f"{self.name}, train split: it has no samples")
+        self._check_augmentation()
+
+    def _check_augmentation(self) -> None:
+        if self.augmentation == Augmentation():
+            return
+        if not isinstance(self.train, Split) or self.train.table is None:
+            raise ConfigError(f"{self.name}: only training images of bytes with a table are augmented, and it has none")
+        side, crop = min(self.train.x.shape[1:3]), self.augmentation.crop
+        if not 0 <= crop < side:
+            raise ConfigError(f"{self.name}: crop is {crop}; images of this size want 0 to {side - 1} pixels")
 
     def _splits(self) -> dict[str, Split]:
         """Those in memory, by name."""

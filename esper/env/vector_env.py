@@ -28,7 +28,7 @@ from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompl
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
-from esper.training.precision import casting, concrete
+from esper.training.precision import casting, concrete, image_dtype
 from esper.training.randomness import seeded
 from esper.training.tiers import make_lanes
 from esper.training.totals import make_totals
@@ -69,7 +69,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         n_envs = int(config.env.n_envs or 1)
         precision = concrete(config.task.precision or task.precision, task.device)
         with seeded(0), casting(precision, task.device):
-            sites = check_hosts(task).sites
+            sites = check_hosts(task, image_dtype(precision)).sites
         totals = make_totals(
             n_envs,
             task.device,

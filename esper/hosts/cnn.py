@@ -73,15 +73,17 @@ class CNNHost(SegmentedHost):
         pooled = False
         for number in range(start, len(self.segments)):
             segment = self._layers(number)
-            last = segment[-1]
-            fuses = number in vacant and isinstance(last, NormReluPool) and self._begins_with_pool(number + 1)
-            if isinstance(last, NormReluPool):
-                last.pool = fuses
+            norm = segment[-1] if isinstance(segment[-1], NormReluPool) else None
+            fuses = number in vacant and norm is not None and self._begins_with_pool(number + 1)
+            if norm is not None:
+                norm.pool = fuses
             if pooled:
                 for layer in list(segment)[1:]:
                     h = layer(h)
             else:
                 h = segment(h)
+            if norm is not None:
+                norm.pool = False  # a segment by itself ends before the pool
             pooled = fuses
             if number < len(self.sites) and not fuses:
                 h = at(number, h)

@@ -22,6 +22,7 @@ from esper.training.precision import Arithmetic, concrete
 from esper.training.randomness import Draws, Purpose, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.shadow import ShadowBuffers
 from esper.training.storage import ParameterGroup, SeedStorage
+from esper.training.torch_faults import guard_group_norm
 from esper.training.totals import EpochTotals
 
 HOST = "host"
@@ -54,6 +55,7 @@ class ParallelEnvState:
         self.dropout = torch.Generator(self.device)
         self.draws = Draws(self.dropout)
         own_dropout(self.host, self.draws)
+        guard_group_norm(self.host)
         self.sample = task.sample
         self.calibration = task.calibration_inputs() if config.env.recalibrate else None
         """Inputs that BatchNorm's statistics are estimated on for counterfactuals, where the config asks for it."""
@@ -103,6 +105,7 @@ class ParallelEnvState:
         self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
         """Those that become non-finite only where the host goes bad; a mask of −inf is none of them."""
         self.host_group.optimizer.zero_momentum()
+        self.arithmetic.reset()
         self.order.manual_seed(self._seed(Purpose.DATA))
         if self.feed is not None:
             self.feed.restart(derive_seed(run_seed, self.index, 0, Purpose.AUGMENTATION), episode)
@@ -123,6 +126,7 @@ class ParallelEnvState:
 
         def prepare(seed: Seed) -> Seed:
             own_dropout(seed, self.draws)
+            guard_group_norm(seed)
             if draws_globally(seed, probe):
                 self.global_seeds.add(slot.name)
             return self.storage.house(seed, (slot.name, blueprint, style.operator))

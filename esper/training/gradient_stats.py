@@ -36,11 +36,12 @@ class SeedGradientCollector:
     def __init__(self, groups: int, device: torch.device) -> None:
         self.names: tuple[str, ...] = ()
         self.batches = 0
-        self._block = torch.zeros(groups, len(FIELDS), dtype=torch.float64, device=device)
+        self._block = torch.zeros(groups, len(FIELDS) + 1, dtype=torch.float64, device=device)
 
     @property
     def total(self) -> Tensor:
-        """Sums of this epoch, float64 [G, F], fields named by ``esper.ops.FIELDS``; always in the same memory."""
+        """Sums of this epoch, float64 [G, F + 1]: the fields named by ``esper.ops.FIELDS``, and batches that a group
+        does not count. Always in the same memory."""
         return self._block[: len(self.names)]
 
     def begin(self, names: tuple[str, ...]) -> None:
@@ -48,12 +49,13 @@ class SeedGradientCollector:
         self.names, self.batches = names, 0
         self._block.zero_()
 
-    def add(self, stats: GradStats, overflows: bool = False) -> None:
-        """Add one batch; ``stats`` has one group for each name. Where gradients are of a scaled loss that sometimes
-        ``overflows``, those that did count as zero."""
+    def add(self, stats: GradStats, excused: Tensor | None = None) -> None:
+        """Add one batch; ``stats`` has one group for each name, of which those ``excused``, bool [G], are left out."""
         self.batches += 1
-        fields = torch.where(stats.clip_coef[:, None] > 0, stats.fields, 0) if overflows else stats.fields  # [G, F]
-        self.total.add_(fields)
+        fields = stats.fields if excused is None else torch.where(excused[:, None], 0, stats.fields)
+        self.total[:, :-1].add_(fields)
+        if excused is not None:
+            self.total[:, -1].add_(excused)
 
     def packed(self) -> Tensor:
         """The sums as one flat float64 tensor for the epoch's transfer."""
@@ -63,14 +65,15 @@ class SeedGradientCollector:
         """By name, from the transferred ``packed``."""
         if not self.names or not self.batches:
             return {}
-        stats = GradStats(packed.view(len(self.names), -1), packed.new_empty(0))
+        sums = packed.view(len(self.names), -1)
+        stats, left_out = GradStats(sums[:, :-1], packed.new_empty(0)), sums[:, -1].tolist()
         result = {}
         for index, name in enumerate(self.names):
-            tensors = max(float(stats.tensors[index]), 1.0)
+            tensors, batches = max(float(stats.tensors[index]), 1.0), max(self.batches - left_out[index], 1)
             result[name] = GradientSummary(
-                norm=float(stats.norm[index]) / self.batches,
-                elements=float(stats.elements[index]) / self.batches,
-                health=float(stats.health[index]) / self.batches,
+                norm=float(stats.norm[index]) / batches,
+                elements=float(stats.elements[index]) / batches,
+                health=float(stats.health[index]) / batches,
                 vanishing=float(stats.vanishing[index]) / tensors,
                 exploding=float(stats.exploding[index]) / tensors,
                 not_finite=float(stats.nan[index] + stats.inf[index]),

@@ -20,6 +20,7 @@ from esper.seeds.stage import SeedStage
 from esper.training.env_state import ParallelEnvState
 from esper.training.lanes import Cancelled
 from esper.training.loss import count_of, measured_loss
+from esper.training.precision import Arithmetic
 from esper.training.storage import ParameterGroup
 
 EXPLODING = 10.0
@@ -60,7 +61,7 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
         parameter.grad = None
     parts = env.config.task.micro_batches
     whole = count_of(y) if parts > 1 else None
-    for env.part, (part_x, part_y) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+    for env.part, (part_x, part_y) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)):
         add_gradients(env, part_x, part_y, None if whole is None else count_of(part_y) / whole)
     env.arithmetic.unscale(group.optimizer for group in groups)
     stats = grad_stats(
@@ -68,8 +69,9 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
         max_norm=env.config.task.max_grad_norm,
         exploding_norm=EXPLODING * env.config.task.max_grad_norm,
     )
-    env.collector.add(stats, env.arithmetic.overflows)
-    step_groups(env, groups, stats)
+    excused = env.arithmetic.excuses(stats.clip_coef > 0)
+    env.collector.add(stats, excused)
+    step_groups(groups, stats, excused)
     env.arithmetic.update()
 
 
@@ -101,7 +103,7 @@ def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, j
                 return straight_through(env, slot, h)
             features[site] = env.host.kept(h.detach())
         elif slot.blended:
-            return blend(h, delta_of(slot, h, judge, env.arithmetic.overflows), env.alphas[0, site])
+            return blend(h, delta_of(slot, h, judge, env.arithmetic), env.alphas[0, site])
         return h
 
     return at
@@ -113,10 +115,11 @@ def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor
     That objective is linear in d and rewards its size without end. So d is scaled to RMS(d) ≤ RMS(h), with the gradient
     going through the scale: at the limit it can turn, but gains nothing by growing. Steps aside still make it longer,
     a little each, so beyond the limit it is also drawn back, by as much of the gradient's norm as it is too large.
+    In micro-batches these sizes are those of a part.
     """
-    features = _beginning_at(h)
+    features = h.detach()
     with env.draws_of(slot):
-        d = delta_of(slot, features, overflows=env.arithmetic.overflows)
+        d = delta_of(slot, features)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its size is a sum over all of it
     size = d.detach().norm()
     ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
@@ -126,42 +129,35 @@ def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor
     return h + (d - d.detach()).to(h.dtype)
 
 
-def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, overflows: bool = False) -> Tensor:
+def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
     """d(h), [B, ...] as h; for a living seed, zero from the moment it is non-finite.
 
     The cut is made on the device, forward and backward, without a sync; with ``where`` and not with a product, because
     0 · NaN is NaN. A fossil is part of the host, and the governor's to judge. ``judge`` is False where h has passed an
     incubating seed: what that one does to seeds behind it is not their fault, and one of these that the host's own pass
-    has found to be broken is absent.
+    has found to be broken is absent. Gradients are of a loss that ``arithmetic`` may have scaled.
     """
     assert slot.seed is not None
     assert slot.finite is not None
     if slot.stage is SeedStage.FOSSILIZED:
         return slot.seed(h)  # type: ignore[no-any-return]
     entry, finite = h, slot.finite
-    if h.requires_grad and not h.is_leaf and torch.is_grad_enabled():  # at a leaf, gradients end anyway
+    if h.requires_grad and torch.is_grad_enabled():
         entry = h.view_as(h)
 
         def cut(gradient: Tensor) -> Tensor:
             # The flag knows about this very delta by now, and here it learns of what flows back through the seed.
-            if judge and not overflows:
-                finite.logical_and_(_all_finite(gradient))
+            if judge:
+                found = _all_finite(gradient)
+                excused = None if arithmetic is None else arithmetic.excuses(found)
+                finite.logical_and_(found if excused is None else found | excused)
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = slot.seed(entry)
+    delta = slot.seed(entry).to(h.dtype)  # which may hold less than the seed makes
     if judge:
         finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
-
-
-def _beginning_at(h: Tensor) -> Tensor:
-    """Features that gradients reach and do not pass.
-
-    Nobody wants the gradient of ``h``. But torch's GroupNorm in channels_last on the CPU, asked for the gradients of
-    its weights alone, writes that of its input to where there is no memory.
-    """
-    return h.detach().requires_grad_()
 
 
 def _all_finite(values: Tensor) -> Tensor:
@@ -177,27 +173,23 @@ def shadow_gradients(
     slot = env.slots[site]
     assert slot.seed is not None
     parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
-    h = _beginning_at(h)
     with env.apart(slot), env.arithmetic.casting():
-        grown = blend(h, delta_of(slot, h, overflows=env.arithmetic.overflows), env.alphas[1, site])
+        grown = blend(h, delta_of(slot, h), env.alphas[1, site])
         logits = env.host.resume(x, site, grown, blending(env, judge=False), env.vacant)
     loss = measured_loss(logits, y).loss
     loss = env.arithmetic.scaled(loss if share is None else loss * share)
-    gradients = torch.autograd.grad(loss, [*parameters, h], allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients[:-1], strict=True):
-        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
 
 
-def step_groups(env: ParallelEnvState, groups: list[ParameterGroup], stats: GradStats) -> None:
-    """Clip and step every group; one whose gradient is not finite stays as it is, and its seed is marked.
+def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:
+    """Clip and step every group; one whose gradient is not finite stays as it is, and its seed is marked unless it is
+    ``excused``, bool [G].
 
     The optimizers multiply gradients by the clip coefficient, 0 where they are not finite, and read it from device
     memory: clipping costs no pass of its own and no synchronisation.
     """
-    coefficient = stats.clip_coef  # [G]
-    sgd_step([group.optimizer for group in groups], coefficient)
-    if env.arithmetic.overflows:
-        return
+    sgd_step([group.optimizer for group in groups], stats.clip_coef)
+    sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]
     for index, group in enumerate(groups):
         if group.slot is not None and group.slot.finite is not None:
-            group.slot.finite.logical_and_(coefficient[index] > 0)
+            group.slot.finite.logical_and_(sound[index])

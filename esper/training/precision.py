@@ -38,11 +38,20 @@ def concrete(precision: Precision, device: torch.device) -> Precision:
     return precision
 
 
+def image_dtype(precision: Precision) -> torch.dtype:
+    """What images that lie in memory as bytes are turned into for passes in ``precision``, a concrete one."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
 def casting(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Passes in here compute with ``precision``, a concrete one, where torch's autocast says that they may."""
+    """Passes in here compute with ``precision``, a concrete one, where torch's autocast says that they may.
+
+    Weights are cast at every use: torch keeps casts in one place for all threads, which each lane empties at the end of
+    its pass, so that it would depend on the other lanes how the gradient of a layer that runs twice is rounded.
+    """
     if precision == "float32":
         return nullcontext()
-    return torch.autocast(device.type, getattr(torch, precision))
+    return torch.autocast(device.type, getattr(torch, precision), cache_enabled=False)
 
 
 class Arithmetic:
@@ -55,17 +64,29 @@ class Arithmetic:
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self.precision, self.device = precision, device
         self._scaler = torch.amp.GradScaler(device.type) if precision == "float16" else None
+        self._at_first = {} if self._scaler is None else self._scaler.state_dict()
+        self._one = torch.ones((), device=device)
         self._unscaled = False
+
+    def reset(self) -> None:
+        """The scale as it is at first, in the storage that it has: for another host, or one that was put back."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._at_first)
 
     @property
     def image_dtype(self) -> torch.dtype:
-        """What images that lie in memory as bytes are turned into."""
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        """See :func:`image_dtype`."""
+        return image_dtype(self.precision)
 
     @property
     def overflows(self) -> bool:
-        """Whether gradients that are not finite are the scale's doing, and say nothing about a network's health."""
+        """Whether the loss is scaled, so that gradients overflow now and then."""
         return self._scaler is not None
+
+    def excuses(self, finite: Tensor) -> Tensor | None:
+        """Of gradients that are ``finite`` or not, bool [...], those that the loss's scale alone may have made too
+        large, which says nothing about a network: all that are not, until it has come down to 1. None for none."""
+        return None if self._scaler is None else ~finite & (self._scaler.scale(self._one) > 1)
 
     def casting(self) -> AbstractContextManager[object]:
         """See :func:`casting`."""

@@ -57,7 +57,7 @@ class Snapshot:
     def restore(self, env: ParallelEnvState) -> None:
         """Put everything back, bit for bit; prune living seeds, and fossils that the snapshot does not know.
 
-        Clocks, schedules and generators do not rewind.
+        Clocks, schedules and generators do not rewind. The scale of losses in float16 is as at first.
         """
         for slot in env.slots:
             if slot.stage is SeedStage.FOSSILIZED and slot.name not in self.fossils:
@@ -66,6 +66,7 @@ class Snapshot:
                 slot.cut("rollback")
         env.forget_removed_seeds()
         env.host_group.optimizer.zero_grad(set_to_none=True)
+        env.arithmetic.reset()
         for name in self.fossils:
             env.seed_groups[name].optimizer.zero_grad(set_to_none=True)
             # What the bad epoch measured of a fossil is not true of the restored one.

@@ -1,0 +1,302 @@
+"""Hosts whose BatchNorm, ReLU and pool are one operator: the same networks as those of plain modules, and nothing falls
+back to these unnoticed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import esper
+from esper.data.task import Split
+from esper.experiment.export import committed_network
+from esper.hosts import cnn
+from esper.hosts.cnn import CNNHost
+from esper.hosts.graft import graft
+from esper.ops import NormReluPool
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.stage import SeedStage as S
+from esper.training.evaluate import evaluate
+from esper.training.snapshot import Snapshot, ValidationRecord
+from tests.core_helpers import plant, same_bits, tensors_of, train
+from tests.training.byte_images import byte_digits
+from tests.training.test_foreign_hosts import training_of
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "two rows": {"blocks": 3},
+    "one row": {"blocks": 3, "rows": 1},
+    "no pool": {"blocks": 2, "rows": 1, "pool": False},
+    "last not pooled": {"blocks": 2, "pool_last": False},
+    "one row, last not pooled": {"blocks": 2, "rows": 1, "pool_last": False},
+    "1x1": {"blocks": 2, "kernel": 1},
+}
+DTYPES = ("float32", "bfloat16")
+
+
+def made(shape: str, seed: int = 0) -> CNNHost:
+    torch.manual_seed(seed)
+    return CNNHost(3, 10, base=8, **SHAPES[shape])
+
+
+def twin_of(host: CNNHost, shape: str, monkeypatch: pytest.MonkeyPatch) -> CNNHost:
+    """The same host of plain modules, in plain memory."""
+    with monkeypatch.context() as patched:
+        patched.setattr(cnn, "FUSED_CHANNELS", 10**9)
+        plain = made(shape, seed=1)
+    assert not any(isinstance(module, NormReluPool) for module in plain.modules())
+    plain.load_state_dict(host.state_dict())
+    return plain
+
+
+def images(count: int = 6, side: int = 16) -> Tensor:
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(count))
+
+
+def in_precision(dtype: str) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16", cache_enabled=False)
+
+
+def pass_on(_site: int, h: Tensor) -> Tensor:
+    return h
+
+
+def passed(
+    host: CNNHost, x: Tensor, dtype: str, vacant: Collection[int] = (), training: bool = True
+) -> dict[str, Tensor]:
+    """Logits, the gradient of the inputs and of every parameter, and every buffer after one pass."""
+    x = x.clone().requires_grad_()
+    host.train(training)
+    host.zero_grad()
+    with in_precision(dtype):
+        logits = host.walk(x, pass_on, vacant)
+    F.cross_entropy(logits.float(), torch.arange(len(x)) % 10).backward()
+    assert x.grad is not None
+    found = {"logits": logits.detach().float(), "inputs": x.grad}
+    found |= {name: p.grad.clone() for name, p in host.named_parameters() if p.grad is not None}
+    return found | {name: buffer.clone() for name, buffer in host.named_buffers()}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_fused_host_has_the_keys_and_values_of_plain_modules(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = made(shape)
+    plain = twin_of(host, shape, monkeypatch)
+    assert list(host.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in host.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert list(host.state_dict())[:2] == ["segments.0.0.weight", "segments.0.1.weight"]
+    assert host.parameter_count == plain.parameter_count
+    host.load_state_dict(plain.state_dict())
+    for training in (True, False):
+        for a, b in zip(
+            *(passed(h, images(), "float32", training=training).items() for h in (host, plain)), strict=True
+        ):
+            assert a[0] == b[0]
+            torch.testing.assert_close(a[1], b[1], rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_fused_host_in_bfloat16_is_as_close_to_float32_as_plain_modules_are(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = made(shape)
+    plain = twin_of(host, shape, monkeypatch)
+    exact = passed(copy.deepcopy(plain).double(), images(48).double(), "float32")
+    ours, theirs = passed(host, images(48), "bfloat16"), passed(plain, images(48), "bfloat16")
+    for name, wanted in exact.items():
+        if "tracked" not in name:
+            mine, its = (float((found[name].double() - wanted).norm() / wanted.norm()) for found in (ours, theirs))
+            assert mine <= 1.5 * its + 0.01, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_vacant_sites_change_no_bit(shape: str, training: bool, dtype: str) -> None:
+    """The pool behind a vacant site is part of the operator before it; so is each subset of them."""
+    host = made(shape)
+    passed(host, images(), dtype)  # statistics that are not those of birth
+    sites = range(len(host.sites))
+    wanted = passed(copy.deepcopy(host), images(), dtype, (), training)
+    for vacant in (frozenset(sites), frozenset({0}), frozenset(sites[1:]), frozenset(sites[-1:])):
+        same_bits(wanted, passed(copy.deepcopy(host), images(), dtype, vacant, training))
+
+
+def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
+    host, called, pools = made("two rows").eval(), list[int](), list[bool]()
+    for module in host.modules():
+        if isinstance(module, NormReluPool):
+            module.register_forward_pre_hook(lambda layer, _inputs: pools.append(layer.pool))
+
+    def at(site: int, h: Tensor) -> Tensor:
+        called.append(site)
+        return h
+
+    host.walk(images(), at, vacant={0, 4})
+    assert (called, pools) == ([1, 2, 3, 5], [True, False, True])
+    assert host.segments[0](images()).shape[-1] == 16  # a segment by itself does not pool, whatever was fused before
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_host_that_is_resumed_goes_on_to_the_same_bits(shape: str, dtype: str) -> None:
+    host = made(shape).eval()
+    x, features = images(), dict[int, Tensor]()
+
+    def keep(site: int, h: Tensor) -> Tensor:
+        features[site] = h
+        return h
+
+    with torch.inference_mode(), in_precision(dtype):
+        wanted = host.walk(x, keep)
+        for site, h in features.items():
+            for vacant in ((), frozenset(range(len(host.sites))) - {site}):
+                assert torch.equal(host.resume(x, site, h, pass_on, vacant), wanted), (site, vacant)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slot", ["r0c0", "r1c0", "r0c1", "r1c1"])
+def test_a_seed_in_any_slot_leaves_the_bits_of_the_host_alone(slot: str, dtype: str) -> None:
+    """Before it germinated the pool behind its slot was fused; afterwards it is not."""
+    for stage in (S.GERMINATED, S.TRAINING):
+        alone, growing = (training_of(byte_digits(), task={"precision": dtype}) for _ in range(2))
+        for env in (alone, growing):
+            train(env)
+        plant(growing, slot, stage=stage)
+        for env in (alone, growing):
+            train(env, 2)
+        assert (growing.vacant != alone.vacant) == (stage is S.TRAINING)
+        same_bits(tensors_of(alone), tensors_of(growing))
+        off = (0.0,) * 4
+        a, b = (evaluate(env, env.task.validation, [off]) for env in (alone, growing))
+        assert torch.equal(a.stats, b.stats)
+
+
+# Nothing falls back
+
+
+def float_images(channels: int) -> esper.Task:
+    """The same images as float32 in plain memory, as a user's own task has them."""
+    task = byte_digits(channels=channels)
+    splits = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(task, name)
+        splits[name] = Split(split.inputs(0, len(split)).contiguous(), split.y)
+    return replace(task, **splits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["bytes", "float32"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_fused_operator_serves_every_host_with_every_seed(
+    channels: int, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each slot, incubated both ways and blended, trained and validated; a fallback is an error here."""
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    task = byte_digits(channels=channels) if kind == "bytes" else float_images(channels)
+    for blueprint in BLUEPRINTS.names("cnn"):
+        for style in ("LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"):
+            for stage, incubation in ((S.TRAINING, "shadow"), (S.TRAINING, "ste"), (S.HOLDING, "shadow")):
+                env = training_of(
+                    task,
+                    task={"precision": dtype, "samples_per_epoch": 16, "batch_size": 16},
+                    env={"incubation": incubation, "recalibrate": stage is S.HOLDING},
+                )
+                for slot in env.slots:
+                    plant(env, slot.name, blueprint, style, stage)
+                train(env)
+                on = tuple(1.0 for _ in env.slots)
+                few = Split(task.validation.x[:8], task.validation.y[:8], task.validation.table)
+                evaluate(env, few, [on, (0.0, *on[1:])], env.calibration)
+
+
+def test_the_error_of_a_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above would notice."""
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    with pytest.raises(RuntimeError, match="NormReluPool goes through the three PyTorch functions"):
+        made("two rows").double()(images().double())
+
+
+# Files, copies and snapshots
+
+
+def grown_env(**values: Any) -> Any:
+    env = training_of(byte_digits(**values))
+    plant(env, "r0c0", "conv_light", stage=S.FOSSILIZED)
+    plant(env, "r1c1", "norm", "GATED_GATE", stage=S.FOSSILIZED)
+    train(env, 2)
+    return env
+
+
+def test_a_fused_host_with_its_seeds_comes_back_from_its_files(tmp_path: Path) -> None:
+    env = grown_env()
+    network = committed_network(env)
+    esper.export(network, tmp_path / "saved")
+    loaded = esper.load_host(tmp_path / "saved", model=env.task.build_host())
+    x = env.task.test.inputs(0, 50)
+    assert torch.equal(loaded(x), network(x))
+    for layer in loaded.modules():
+        if isinstance(layer, nn.Conv2d) and layer in loaded.host.modules():
+            assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+    on = tuple(slot.alpha.alpha for slot in env.slots)
+    result = evaluate(env, env.task.test, [on])
+    everything = env.task.test.inputs(0, len(env.task.test))
+    assert esper.accuracy(loaded, everything, env.task.test.y) == pytest.approx(result.accuracy[0], abs=0.26)
+    a, b = esper.load_host(tmp_path / "saved", model=env.task.build_host()).state_dict(), network.state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_the_hosts_of_presets_come_back_without_a_model_at_hand(tmp_path: Path) -> None:
+    from esper.data.tasks import build_host
+
+    task = replace(byte_digits(32, channels=3), name="cifar10", build_host=lambda: build_host("cifar10"))
+    env = training_of(task)
+    plant(env, "r0c1", "bottleneck", stage=S.FOSSILIZED)
+    train(env)
+    network = committed_network(env)
+    esper.export(network, tmp_path / "saved")
+    x = task.test.inputs(0, 5)
+    assert torch.equal(esper.load_host(tmp_path / "saved")(x), network(x))
+
+
+def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
+    env = grown_env()
+    before, places = tensors_of(env, ("r0c0", "r1c1")), [p.data_ptr() for p in env.host.parameters()]
+    snapshot = Snapshot()
+    snapshot.capture(env, ValidationRecord(0.0, 0.0, 0.0, 0.0))
+    train(env)
+    assert not torch.equal(before["host.parameter.0"], tensors_of(env)["host.parameter.0"])
+    snapshot.restore(env)
+    same_bits(before, tensors_of(env, ("r0c0", "r1c1")))
+    assert [p.data_ptr() for p in env.host.parameters()] == places
+    assert [p.stride() for p in env.host.parameters()] == [p.stride() for p in env.task.build_host().parameters()]
+
+
+def test_a_copy_of_a_fused_host_is_another_host_of_the_same_values() -> None:
+    host = made("two rows")
+    passed(host, images(), "float32", vacant=range(6))
+    copied = copy.deepcopy(host)
+    same_bits(passed(host, images(), "float32"), passed(copied, images(), "float32"))
+    assert not {p.data_ptr() for p in host.parameters()} & {p.data_ptr() for p in copied.parameters()}
+    assert [p.stride() for p in host.parameters()] == [p.stride() for p in copied.parameters()]
+
+
+def test_a_fused_host_can_be_grafted_like_any_module() -> None:
+    """Its segments have outputs at which a user may put slots of another name."""
+    grafted = graft(made("two rows"), {"r0c0": "segments.0", "r0c1": "segments.3"}, example=images())
+    assert [(site.name, site.channels) for site in grafted.sites] == [("r0c0", 8), ("r0c1", 16)]
+    host, shapes = made("two rows"), list[tuple[int, ...]]()
+
+    def add(_site: int, h: Tensor) -> Tensor:
+        shapes.append(tuple(h.shape[1:]))
+        return h + 1
+
+    ours = grafted.eval().walk(images(), add)
+    theirs = host.eval().walk(images(), lambda site, h: h + 1 if site in (0, 3) else h)
+    assert torch.equal(ours, theirs)
+    assert shapes == [(8, 16, 16), (16, 4, 4)]

@@ -1,0 +1,289 @@
+"""Validation: its mode (finding L2), who writes what (H5, C1, trap 31), and what the one transfer brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.attribution.counterfactual import CounterfactualHelper
+from esper.data.task import PAD, Task
+from esper.env.episode import Episode
+from esper.hosts.graft import graft
+from esper.hosts.host import Host, SegmentedHost
+from esper.seeds.slot import SlotSite
+from esper.seeds.stage import SeedStage as S
+from esper.training.env_state import ParallelEnvState
+from esper.training.evaluate import evaluate
+from esper.training.host_step import train_epoch
+from esper.training.lanes import Lanes
+from esper.training.totals import FIELDS, EpochTotals, make_totals
+from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
+from tests.training.byte_images import byte_digits
+from tests.training.test_foreign_hosts import language, of, training_of
+
+CPU = torch.device("cpu")
+
+
+class Watched(nn.Module):
+    """Notes in which mode it runs."""
+
+    def __init__(self, seen: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.seen = seen
+        self.layer = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        autocast = torch.is_autocast_enabled("cpu")
+        mode = {"inference": torch.is_inference_mode_enabled(), "grad": torch.is_grad_enabled()}
+        self.seen.append({**mode, "autocast": autocast, "training": self.training})
+        out: Tensor = self.layer(x)
+        assert out.dtype == (torch.bfloat16 if autocast else torch.float32)
+        return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("grafted", [False, True])
+def test_finding_l2_validation_runs_in_inference_mode_and_in_the_precision_of_training(
+    dtype: str, grafted: bool
+) -> None:
+    """Hosts whose layers may keep what they see for a training pass are the exception: they run without gradients."""
+    seen: list[dict[str, Any]] = []
+
+    def build_host() -> Host:
+        tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+        if grafted:
+            return graft(nn.Sequential(Watched(seen), tail), {"r0c0": "0"})
+        return SegmentedHost([Watched(seen), tail], [SlotSite("r0c0", 4)], "cnn")
+
+    env = training_of(of(build_host), task={"precision": dtype})
+    plant(env, "r0c0", stage=S.HOLDING)
+    for calibrate in (None, env.sample):
+        seen.clear()
+        evaluate(env, digits().validation, [(1.0,), (0.0,)], calibrate)
+        assert seen
+        autocast = dtype == "bfloat16"
+        wanted = {"inference": not grafted, "grad": False, "autocast": autocast, "training": False}
+        assert all(mode == wanted for mode in seen)
+    seen.clear()
+    train(env)
+    assert seen
+    assert all(mode == {**wanted, "inference": False, "grad": True, "training": True} for mode in seen)
+
+
+# What is read
+
+
+def by_hand(env: ParallelEnvState, configuration: tuple[float, ...]) -> Tensor:
+    """Logits of the validation split."""
+
+    def at(site: int, h: Tensor) -> Tensor:
+        seed, alpha = env.slots[site].seed, configuration[site]
+        return h + alpha * seed(h) if seed is not None and alpha else h
+
+    seeds = [slot.seed for slot in env.slots if slot.seed is not None]
+    for module in (env.host, *seeds):
+        module.eval()
+    with torch.no_grad():
+        logits = env.host.walk(env.task.validation.inputs(0, len(env.task.validation)), at)
+    for module in (env.host, *seeds):
+        module.train()
+    return logits
+
+
+TASKS = {"images": digits, "bytes": byte_digits, "texts": language}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
+    task: Task = TASKS[kind]()
+    count, language_task = 6, task.validation.y.dim() == 2
+    totals = make_totals(3, CPU, count, len(task.validation), language_task)
+    env = training_of(task)
+    env.totals = totals[1]
+    name = "mlp" if language_task else "conv_light"
+    plant(env, env.slots[0].name, name, stage=S.BLENDING, target=0.7)
+    train(env)
+    plan = CounterfactualHelper().plan(env.slots, costly=True)
+    assert len(plan) > 1
+    evaluate(env, task.validation, plan, totals=env.totals)
+    read = EpochTotals(env.totals.accumulators.read(), 1)
+    y = task.validation.y
+    for row, configuration in enumerate(plan):
+        logits = by_hand(env, configuration)
+        counted = y != PAD
+        losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=PAD, reduction="sum")
+        right = (logits.argmax(-1) == y) & counted
+        wanted = [float(losses), float(right.sum()), float(counted.sum()), 1.0, 0.0]
+        assert read.stats(len(plan))[row].tolist() == pytest.approx(wanted, rel=1e-4, abs=1)
+        assert read.stats(len(plan))[row, 0] == pytest.approx(float(losses), rel=1e-4)
+        each = right.sum(1) if language_task else right
+        assert (read.correct(len(plan))[row] != each).sum() <= 2  # images whose two best logits are a rounding apart
+    for other in (0, 2):
+        assert not bool(read.accumulators.block[other].any())
+        assert not bool(read.accumulators.correct[other].any())
+    env.totals.zero_training()
+    assert float(EpochTotals(read.accumulators, 1).training[2]) > 0  # a copy, not a view
+
+
+def test_finding_c1_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
+    with rig(n_envs=3, horizon=2) as world:
+        for _ in range(2):
+            world.step()
+        block = world.training().totals.accumulators.block
+        rows, kept = block.clone(), [world.episode(i).measurement for i in range(3)]
+        world.reset(options={"reset_mask": np.array([False, True, False])})
+        for index in (0, 2):
+            assert torch.equal(block[index], rows[index])
+            assert world.episode(index).measurement is kept[index]
+        assert not torch.equal(block[1], rows[1])
+        assert world.episode(1).measurement is not kept[1]
+        assert block[1, 0].tolist() == [0.0] * FIELDS  # nothing was trained yet
+
+
+# Who writes
+
+
+STAGES = (None, S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED)
+
+
+def fleet(count: int = len(STAGES), task: Task | None = None) -> list[ParallelEnvState]:
+    """Envs over one block of totals, one of each stage, and all with a fossil."""
+    task = task or digits()
+    totals = make_totals(count, CPU, 12, len(task.validation))
+    envs = []
+    for index in range(count):
+        env = training_of(task, index=index)
+        env.totals = totals[index]
+        stage = STAGES[index % len(STAGES)]
+        if stage is not None:
+            plant(env, "r0c0", stage=stage, target=0.7 if stage is S.BLENDING else 1.0)
+        plant(env, "r1c1", "attention", "GATED_GATE", S.FOSSILIZED)
+        envs.append(env)
+    return envs
+
+
+def epoch(env: ParallelEnvState) -> None:
+    train_epoch(env)
+    evaluate(env, env.task.validation, CounterfactualHelper().plan(env.slots, costly=True), totals=env.totals)
+
+
+def bits_of(envs: list[ParallelEnvState]) -> dict[str, Tensor]:
+    accumulators = envs[0].totals.accumulators
+    found = {"block": accumulators.block.clone(), "correct": accumulators.correct.clone()}
+    for env in envs:
+        seeds = tuple(env.seed_groups)
+        found |= {f"{env.index}.{name}": tensor for name, tensor in tensors_of(env, seeds).items()}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["images", "bytes"])
+def test_finding_c1_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
+    """Trap 31: each row is zeroed and added to by its env's lane alone, in hosts with seeds of every stage."""
+    found = []
+    for lanes in (1, 2, 3, 7):
+        envs = fleet(task=TASKS[kind]())
+        with Lanes(lanes) as pool:
+            for _ in range(2):
+                pool.run(epoch, envs)
+        found.append(bits_of(envs))
+    for more in found[1:]:
+        same_bits(found[0], more)
+    assert len({tuple(row) for row in found[0]["block"][:, 0].tolist()}) == len(STAGES)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rounds=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=3),
+    lanes=st.integers(2, 6),
+)
+def test_trap_31_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], lanes: int) -> None:
+    torch.set_num_threads(1)
+    envs, alone = fleet(5), fleet(5)
+    with Lanes(lanes) as pool:
+        for active in rounds:
+            before = envs[0].totals.accumulators.read()
+            pool.run(epoch, [envs[index] for index in active])
+            now = envs[0].totals.accumulators
+            for index in range(5):
+                if index in active:
+                    assert float(now.block[index, 0, 2]) == 64
+                    epoch(alone[index])
+                else:
+                    assert torch.equal(before.block[index], now.block[index])
+                    assert torch.equal(before.correct[index], now.correct[index])
+    same_bits(bits_of(alone), bits_of(envs))
+
+
+class Writes(TorchDispatchMode):
+    """Operators that the thread in which it is entered runs, and the memory that they write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(str(func))
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                self.written.add(value.untyped_storage().data_ptr())
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def memory_of(env: ParallelEnvState) -> Iterator[set[int]]:
+    """The storages that belong to an env: weights, buffers, momentum, alphas, rate, totals and batches."""
+    assert env.feed is not None
+    tensors = [*env.host.state_dict().values(), env.alphas, env.rate, env.totals.training, env.feed.x, env.feed.order]
+    for group in (env.host_group, *env.seed_groups.values()):
+        tensors += group.parameters
+        tensors += [state["momentum_buffer"] for state in group.optimizer.state.values()]
+    yield {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def test_finding_h5_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> None:
+    """The plan is plain numbers, and the thread that starts the lanes runs no operator while they validate."""
+    with rig(n_envs=2, horizon=9) as world:
+        world.grow("r0c0", S.BLENDING)
+        world.grow("r0c1", S.TRAINING)
+        episodes = [world.episode(index) for index in range(2)]
+        on_the_lane: list[list[str]] = []
+
+        def validate(episode: Episode) -> None:
+            with Writes() as writes:
+                episode.validate()
+            on_the_lane.append(writes.operators)
+
+        with Writes() as main:
+            world.env.lanes.run(validate, episodes)
+        assert main.operators == []
+        plan = episodes[0].counterfactual.configurations
+        assert len(plan) > 2
+        assert all(type(alpha) is float for configuration in plan for alpha in configuration)
+        assert any("aten.addcmul.default" in operators for operators in on_the_lane)  # where they are read
+        assert len(on_the_lane) == 2
+
+
+def test_finding_h5_the_thread_that_steps_writes_nothing_that_belongs_to_an_env() -> None:
+    with rig(n_envs=2, horizon=9) as world:
+        world.grow("r0c0", S.HOLDING)
+        actions = wait_actions(2)
+        with memory_of(world.training()) as memory, Writes() as main:
+            world.env.step(actions)
+        assert main.operators  # it has read what was transferred
+        assert not main.written & memory
+        with memory_of(world.training()) as memory, Writes() as lane:
+            train_epoch(world.training())
+        assert lane.written & memory  # as the same eyes see where it is written

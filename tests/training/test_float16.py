@@ -1,0 +1,203 @@
+"""float16: gradients are of a scaled loss, and its scale is one env's own business (finding H3, trap 34)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.stage import SeedStage as S
+from esper.telemetry.event import GovernorRollback, SeedCut
+from esper.training.env_state import ParallelEnvState
+from esper.training.evaluate import evaluate
+from esper.training.host_step import begin_epoch, train_epoch, train_step
+from esper.training.lanes import Lanes
+from esper.training.precision import Arithmetic
+from esper.training.snapshot import Snapshot, ValidationRecord
+from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train
+from tests.training.test_cut import Overflow
+from tests.training.test_foreign_hosts import training_of
+
+FP16: dict[str, Any] = {"task": {"precision": "float16"}}
+HUGE = 2.0**120
+"""At this scale every gradient of a loss overflows float16, and stays finite in float32."""
+
+
+def scaler_of(env: ParallelEnvState) -> torch.amp.GradScaler:
+    scaler = env.arithmetic._scaler
+    assert scaler is not None
+    return scaler
+
+
+def set_scale(env: ParallelEnvState, scale: float) -> None:
+    scaler_of(env).load_state_dict({**scaler_of(env).state_dict(), "scale": scale})
+
+
+def test_finding_l3_a_host_with_seeds_learns_in_float16() -> None:
+    env = training_of(
+        digits(),
+        task={"precision": "float16", "samples_per_epoch": 992, "learning_rate": 0.1},
+        env={"episode_length": 9},
+    )
+    plant(env, "r0c0", stage=S.HOLDING)
+    born = tensors_of(env, ("r0c1",)) if plant(env, "r0c1") else {}
+    seen: list[torch.dtype] = []
+    env.host.segments[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))  # type: ignore[operator, union-attr]
+    alphas = tuple(slot.alpha.alpha for slot in env.slots)
+    before = evaluate(env, digits().validation, [alphas])
+    train(env, 8)
+    after = evaluate(env, digits().validation, [alphas])
+    assert set(seen) == {torch.float16}
+    assert after.accuracy[0] > before.accuracy[0] + 40
+    assert all(p.dtype == torch.float32 for group in env.learning_groups() for p in group.parameters)
+    learned = tensors_of(env, ("r0c1",))
+    assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c1"))
+
+
+def test_finding_h3_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
+    found = []
+    for scale in (2.0**4, 2.0**8):
+        env = training_of(digits(), **FP16)
+        plant(env, "r0c0")
+        set_scale(env, scale)
+        train_step(env, begin_epoch(env), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
+        found.append(tensors_of(env, ("r0c0",)))
+        summaries = env.collector.summaries(env.collector.packed())
+        found[-1]["norm"] = torch.tensor([summaries["host"].norm, summaries["r0c0"].norm])
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=1e-2, atol=1e-5)
+
+
+def test_finding_h3_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else() -> None:
+    env = training_of(digits(), **FP16)
+    plant(env, "r0c0", stage=S.HOLDING)
+    plant(env, "r0c1")
+    set_scale(env, HUGE)
+    names = ("r0c0", "r0c1")
+    weights = {name: tensor for name, tensor in tensors_of(env, names).items() if "parameter" in name or "mom" in name}
+    groups = begin_epoch(env)
+    x, y = digits().train.x[:32], digits().train.y[:32]  # type: ignore[union-attr]
+    for step in range(1, 4):
+        train_step(env, groups, x, y)
+        assert scaler_of(env).get_scale() == HUGE / 2**step
+    now = tensors_of(env, names)
+    same_bits(
+        {n: t for n, t in weights.items() if "tracked" not in n}, {n: now[n] for n in weights if "tracked" not in n}
+    )
+    assert all(bool(slot.finite) for slot in env.slots if slot.seed is not None)
+    summaries = env.collector.summaries(env.collector.packed())
+    assert [summary.not_finite for summary in summaries.values()] == [0, 0, 0]
+    set_scale(env, 1024.0)
+    train_step(env, groups, x, y)
+    assert scaler_of(env).get_scale() == 1024
+    now = tensors_of(env, names)
+    assert not torch.equal(weights["r0c0.parameter.0"], now["r0c0.parameter.0"])
+    # Means are over the batches that were measured: an overflow is no sign of ill health.
+    summaries = env.collector.summaries(env.collector.packed())
+    assert all(summary.health == 1 and summary.norm > 0 for summary in summaries.values())
+    assert summaries["host"].elements == sum(p.numel() for p in env.host_group.parameters)
+
+
+def test_finding_h3_an_overflow_is_no_reason_to_cut_a_seed_or_to_roll_back() -> None:
+    with rig(horizon=12, **FP16) as world:
+        world.grow("r0c0", S.HOLDING)
+        world.grow("r0c1", S.TRAINING)
+        set_scale(world.training(), HUGE)
+        rate = scaler_of(world.training()).get_scale()
+        for _ in range(3):
+            world.step()
+            assert scaler_of(world.training()).get_scale() < rate
+        assert not world.of_kind(SeedCut)
+        assert not world.of_kind(GovernorRollback)
+        assert (world.slot("r0c0").stage, world.slot("r0c1").stage) == (S.HOLDING, S.TRAINING)
+
+
+@pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
+def test_finding_h3_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stage: S) -> None:
+    """Else the host behind it would skip every step from then on, and nobody would be told."""
+
+    class Bad(Overflow):
+        def forward(self, h: Tensor) -> Tensor:
+            return self.scale * (torch.where(h < 1e4, h, torch.exp(200 * h)) if self.late else h)
+
+    own = Blueprint("cnn", "own", "a test's own", Bad, lambda channels: channels)
+    registry = BlueprintRegistry((BLUEPRINTS.get("cnn", "conv_light"), own))
+    with rig(horizon=30, blueprints=registry, task={"precision": "float16", "samples_per_epoch": 320}) as world:
+        world.grow("r0c1", stage, "own")
+        seed: Any = world.slot("r0c1").seed
+        seed.body.late = True
+        for _ in range(3):
+            world.step()
+        assert [cut.slot for cut in world.of_kind(SeedCut)] == ["r0c1"]
+        assert not world.of_kind(GovernorRollback)
+        before = tensors_of(world.training())
+        world.step()
+        assert not torch.equal(before["host.parameter.0"], tensors_of(world.training())["host.parameter.0"])
+
+
+def test_trap_34_every_env_has_a_scale_of_its_own() -> None:
+    def trained(scales: dict[int, float], lanes: int) -> list[tuple[dict[str, Tensor], float]]:
+        envs = [training_of(digits(), index=index, **FP16) for index in range(3)]
+        for index, scale in scales.items():
+            set_scale(envs[index], scale)
+        assert len({id(scaler_of(env)) for env in envs}) == 3
+        with Lanes(lanes) as pool:
+            for _ in range(2):
+                pool.run(train_epoch, envs)
+        return [(tensors_of(env), scaler_of(env).get_scale()) for env in envs]
+
+    plain, disturbed = trained({}, 1), trained({1: HUGE}, 3)
+    for index in (0, 2):
+        same_bits(plain[index][0], disturbed[index][0])
+        assert plain[index][1] == disturbed[index][1]
+    assert disturbed[1][1] == HUGE / 2**4  # two epochs of two batches
+
+
+def test_trap_15_the_scale_of_one_episode_is_not_the_next_ones() -> None:
+    env, fresh = training_of(digits(), **FP16), training_of(digits(), **FP16)
+    set_scale(env, HUGE)
+    train(env)
+    place = scaler_of(env)._scale
+    for one in (env, fresh):
+        one.reset(0, 1)
+        assert scaler_of(one).get_scale() == 2.0**16
+        train(one)
+    same_bits(tensors_of(env), tensors_of(fresh))
+    assert scaler_of(env)._scale is place  # where a captured step finds it
+
+
+def test_a_rollback_puts_the_scale_back() -> None:
+    env = training_of(digits(), **FP16)
+    snapshot = Snapshot()
+    snapshot.capture(env, ValidationRecord(2.3, 10.0, 10.0, 2.3))
+    set_scale(env, HUGE)
+    train(env)
+    snapshot.restore(env)
+    assert scaler_of(env).get_scale() == 2.0**16
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_finding_h3_other_formats_have_no_scale(precision: Any) -> None:
+    arithmetic = Arithmetic(precision, torch.device("cpu"))
+    loss = torch.tensor(2.0)
+    assert arithmetic.scaled(loss) is loss
+    assert arithmetic.excuses(torch.tensor([False])) is None
+    arithmetic.unscale([torch.optim.SGD([nn.Parameter(loss)], lr=0.1)])
+    arithmetic.update()
+    arithmetic.reset()
+
+
+@pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING])
+def test_a_delta_that_float16_cannot_hold_is_the_seeds_fault(stage: S) -> None:
+    """Seeds end in a float32 factor: what is finite there can be infinite in the host's features."""
+    with rig(horizon=12, **FP16) as world:
+        world.grow("r0c0", stage)
+        seed: Any = world.slot("r0c0").seed
+        with torch.no_grad():
+            seed.body[-1].weight.fill_(1e6)
+        world.step()
+        assert [cut.slot for cut in world.of_kind(SeedCut)] == ["r0c0"]
+        assert not world.of_kind(GovernorRollback)

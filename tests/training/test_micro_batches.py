@@ -1,0 +1,233 @@
+"""L4: a batch that is computed in parts gives the whole batch's step; only what is normalised by a batch differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.data.task import PAD, Split, Task
+from esper.hosts.host import Host, SegmentedHost
+from esper.seeds.blend import STYLES
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.slot import SlotSite
+from esper.seeds.stage import SeedStage as S
+from esper.training import randomness
+from esper.training.env_state import ParallelEnvState
+from esper.training.host_step import begin_epoch, train_step
+from esper.training.randomness import OwnedDropout
+from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
+from tests.training.test_foreign_hosts import language, texts, training_of
+
+BATCH = 30
+PARTS = (2, 4, 7, BATCH)  # 4 and 7 do not divide the batch
+CONSTANT = {"schedule": "constant", "samples_per_epoch": BATCH, "batch_size": BATCH}
+
+
+def host_without_batch_norm(dropout: float = 0.0) -> Host:
+    first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(1, 4), nn.ReLU(), nn.Dropout(dropout))
+    second = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    return SegmentedHost([first, second, head], [SlotSite("r0c0", 4), SlotSite("r0c1", 4)], "cnn")
+
+
+def images(dropout: float = 0.0) -> Task:
+    return replace(digits(), build_host=lambda: host_without_batch_norm(dropout))
+
+
+def close(first: dict[str, Tensor], second: dict[str, Tensor], relative: float = 1e-6) -> None:
+    """Weights of one owner together, and its momentum, in units of their norm: small ones are sums of large terms."""
+    assert first.keys() == second.keys()
+    kinds: dict[str, list[str]] = {}
+    for name in first:
+        kinds.setdefault(name.rstrip("0123456789"), []).append(name)
+    for kind, names in kinds.items():
+        a, b = (torch.cat([found[name].double().flatten() for name in names]) for found in (first, second))
+        assert float((a - b).norm()) <= relative * float(b.norm()), kind
+
+
+def all_of(env: ParallelEnvState, seeds: tuple[str, ...]) -> dict[str, Tensor]:
+    """Weights, momentum, totals and gradient statistics."""
+    found = tensors_of(env, seeds)
+    found["totals"] = env.totals.training[:3].clone()  # how many calls there were is no result
+    for name, summary in env.collector.summaries(env.collector.packed()).items():
+        found |= {f"statistics.{name}.{field}": torch.tensor(value) for field, value in vars(summary).items()}
+    return found
+
+
+def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> ParallelEnvState:
+    env = training_of(task, task={**CONSTANT, "micro_batches": parts}, env={"incubation": incubation})
+    plant(env, "r0c0", stage=stage, target=0.7)
+    plant(env, "r0c1", "bottleneck", "GATED_GATE", S.HOLDING)
+    return env
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+@pytest.mark.parametrize("parts", PARTS)
+def test_finding_l4_a_step_in_parts_is_the_step_of_the_whole_batch(parts: int, incubation: str) -> None:
+    whole, split = (grown(images(), count, incubation) for count in (1, parts))
+    for env in (whole, split):
+        train(env)
+    close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
+    assert float(split.totals.training[3]) == parts
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_finding_l4_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) -> None:
+    """The text's first half is padded more than its second, so the mean of the parts' means would be another one."""
+    split = texts()
+    y = split.y.clone()
+    y[: BATCH // 2, 1:] = PAD
+    task = language(Split(split.x, y))
+    found = []
+    for count in (1, parts):
+        env = training_of(task, task={**CONSTANT, "micro_batches": count})
+        slot = env.slot_by_name["r0c0"]
+        env.germinate(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"], 0, 1.0)
+        slot.advance("test")
+        groups = begin_epoch(env)
+        train_step(env, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
+        found.append(all_of(env, ("r0c0",)))
+    close(found[1], found[0])
+    assert found[0]["totals"][2] == int((y[:BATCH] != PAD).sum())
+
+
+def test_finding_l4_a_part_of_nothing_but_padding_weighs_nothing() -> None:
+    """Such samples are refused in memory; one that streams in must not break a step that it has no part in."""
+    task = language(texts(padding=False))
+    x, y = task.train.x[:8], task.train.y[:8].clone()  # type: ignore[union-attr]
+    y[2:4] = PAD
+    found = []
+    for count in (1, 4):
+        env = training_of(task, task={**CONSTANT, "micro_batches": count})
+        train_step(env, begin_epoch(env), x, y)
+        assert bool(torch.isfinite(env.host_group.parameters[0]).all())
+        found.append(all_of(env, ()))
+    close(found[1], found[0])
+
+
+class Masks:
+    """Dropout that keeps what it draws or, given the masks of an earlier pass, uses those."""
+
+    def __init__(self, given: Iterator[Tensor] | None = None) -> None:
+        self.given, self.drawn = given, list[Tensor]()
+
+    def forward(self, layer: OwnedDropout, x: Tensor) -> Tensor:
+        if not layer.training:
+            return x
+        mask = torch.empty_like(x).bernoulli_(0.5, generator=layer.draws.generator) if self.given is None else None
+        self.drawn.append(next(self.given) if mask is None else mask)  # type: ignore[arg-type]
+        return x * self.drawn[-1] * 2
+
+
+def test_finding_l4_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split, whole = (grown(images(dropout=0.5), parts, "shadow") for parts in (3, 1))
+    drawn = Masks()
+    monkeypatch.setattr(randomness.OwnedDropout, "forward", lambda layer, x: drawn.forward(layer, x))
+    train(split)
+    # Drawn by turns: the host's pass. The shadow pass of r0c0 begins behind the layer that drops.
+    assert [len(mask) for mask in drawn.drawn] == [10, 10, 10]
+    assert not torch.equal(drawn.drawn[0], drawn.drawn[1])
+    given = Masks(iter([torch.cat(drawn.drawn)]))
+    monkeypatch.setattr(randomness.OwnedDropout, "forward", lambda layer, x: given.forward(layer, x))
+    train(whole)
+    close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "ste"])
+def test_finding_l4_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(incubation: str) -> None:
+    sections: dict[str, Any] = {"task": {**CONSTANT, "micro_batches": 4}, "env": {"incubation": incubation}}
+    alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
+    plant(growing, "r0c0")
+    plant(growing, "r0c1")
+    for env in (alone, growing):
+        train(env, 2)
+    same_bits(tensors_of(alone), tensors_of(growing))
+    assert torch.equal(alone.totals.training, growing.totals.training)
+
+
+def test_finding_l4_batch_norm_sees_the_parts() -> None:
+    """As documented: its statistics, in training and those that it remembers, are those of a part."""
+    seen: dict[int, list[Tensor]] = {}
+    for parts in (1, 2):
+        env = make_training(tiny_config(task={**CONSTANT, "micro_batches": parts}))
+        groups = begin_epoch(env)
+        layer = next(module for module in env.host.modules() if isinstance(module, nn.BatchNorm2d))
+        inputs = seen.setdefault(parts, [])
+        layer.register_forward_pre_hook(lambda _layer, args, kept=inputs: kept.append(args[0].detach().clone()))  # type: ignore[misc]
+        x, y = digits().train.x[:BATCH], digits().train.y[:BATCH]  # type: ignore[union-attr]
+        train_step(env, groups, x, y)
+        remembered = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
+        for part in inputs:
+            remembered = 0.9 * remembered + 0.1 * part.mean(dim=(0, 2, 3))
+        torch.testing.assert_close(layer.running_mean, remembered)
+        assert layer.num_batches_tracked == parts == len(inputs)
+    torch.testing.assert_close(torch.cat(seen[2]), seen[1][0])
+
+
+@pytest.mark.parametrize(("parts", "sizes"), [(4, [2, 2, 1, 1]), (5, [2, 1, 1, 1, 1]), (6, [1] * 6), (1, [6])])
+def test_finding_l4_there_are_as_many_parts_as_asked_for_and_they_differ_by_one_sample_at_most(
+    parts: int, sizes: list[int]
+) -> None:
+    env = training_of(images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts})
+    found: list[int] = []
+    env.host.segments[0].register_forward_pre_hook(lambda _m, args: found.append(len(args[0])))  # type: ignore[operator, union-attr]
+    train(env)
+    assert found == sizes
+
+
+@pytest.mark.parametrize(("parts", "words"), [(33, "task.micro_batches is 33, more than the 32 samples of a batch")])
+def test_more_parts_than_samples_are_refused(parts: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        training_of(images(), task={"batch_size": 32, "micro_batches": parts})
+    with pytest.raises(ConfigError, match=r"micro_batches.*greater than or equal to 1, not 0"):
+        tiny_config(task={"micro_batches": 0})
+
+
+class Sums(nn.Module):
+    """Parameters whose gradients are one tensor, no tensor of their own, or none for some inputs."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.full((channels, 1, 1), 0.1)) for _ in range(2))
+        self.summed = nn.Parameter(torch.full((3,), 0.1))
+        self.seldom, self.unused = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        delta = h * (self.one + self.other) * self.summed.sum()
+        return delta * self.seldom if len(h) != 7 else delta
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_seeds_gradients_are_added_whatever_memory_they_share(precision: str) -> None:
+    own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
+    found = []
+    for parts in (1, 2):
+        env = training_of(images(), task={**CONSTANT, "micro_batches": parts, "precision": precision})
+        slot = plant(env, "r0c0", "own", registry=BlueprintRegistry((own,)))
+        train(env)
+        seed: Any = slot.seed
+        found.append({name: p.grad for name, p in seed.body.named_parameters() if p.grad is not None})
+        assert bool(slot.finite)
+    assert found[1].keys() == {"one", "other", "summed", "seldom"}
+    for name, gradient in found[1].items():
+        tolerance = {"rtol": 1e-5, "atol": 1e-7} if precision == "float32" else {"rtol": 2e-2, "atol": 1e-4}
+        torch.testing.assert_close(gradient, found[0][name], **tolerance)
+    assert torch.equal(found[1]["one"], found[1]["other"])
+
+
+def test_a_seed_that_some_part_does_not_reach_learns_from_the_others() -> None:
+    own = Blueprint("cnn", "own", "a test's own", Sums, lambda channels: 2 * channels + 5)
+    env = training_of(images(), task={**CONSTANT, "micro_batches": 4})  # of 8, 8, 7 and 7
+    seed: Any = plant(env, "r0c0", "own", registry=BlueprintRegistry((own,))).seed
+    before = seed.body.seldom.item()
+    train(env)
+    assert seed.body.seldom.item() != before
+    assert seed.body.unused.grad is None
