@@ -14,11 +14,13 @@ def guard_group_norm(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, nn.GroupNorm):
-            layer.register_forward_pre_hook(_laid_out_plainly)
+            layer.register_forward_pre_hook(_laid_out_plainly, with_kwargs=True)
 
 
-def _laid_out_plainly(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    h = inputs[0]
+def _laid_out_plainly(
+    _layer: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]
+) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+    h = positional[0] if positional else named["input"]
     if h.device.type == "cpu" and torch.is_grad_enabled() and not h.requires_grad:
-        return (h.contiguous(), *inputs[1:])
-    return inputs
+        h = h.contiguous()
+    return (h,), {}

@@ -38,6 +38,7 @@ def test_a_guarded_layer_computes_what_it_did() -> None:
     guard_group_norm(layer)
     for h in inputs.values():
         torch.testing.assert_close(layer(h), wanted)
+        assert torch.equal(layer(input=h), layer(h))
         with torch.inference_mode():
             assert layer(h).stride() == h.stride()  # nothing is laid out anew where nothing is wrong
         assert layer(h.clone().requires_grad_()).stride() == h.stride()
