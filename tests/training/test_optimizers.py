@@ -72,7 +72,7 @@ def test_trap_15_a_seed_starts_with_momentum_of_its_own() -> None:
     env = training_of(digits())
     slot = plant(env, "r0c0", stage=S.HOLDING)
     train(env, 2)
-    first = env.seed_groups["r0c0"].optimizer
+    assert all(state["momentum_buffer"].any() for state in env.seed_groups["r0c0"].optimizer.state.values())
     slot.cut("test")
     env.forget_removed_seeds()
     for _ in range(10):
