@@ -69,19 +69,21 @@ class CNNHost(SegmentedHost):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
-        """A pool behind a vacant site is done together with what stands before the site, to the same bits."""
+        """A pool behind a vacant site is done together with what stands before the site, to the same bits; but not
+        where segments are compiled, each as a whole."""
         pooled = False
         for number in range(start, len(self.segments)):
             segment = self._layers(number)
             last = segment[-1]
-            fuses = number in vacant and isinstance(last, NormReluPool) and self._begins_with_pool(number + 1)
+            joins = number in vacant and self.compiled is None
+            fuses = joins and isinstance(last, NormReluPool) and self._begins_with_pool(number + 1)
             if isinstance(last, NormReluPool):
                 last.pool = fuses
             if pooled:
                 for layer in list(segment)[1:]:
                     h = layer(h)
             else:
-                h = segment(h)
+                h = self.run(segment, h)
             pooled = fuses
             if number < len(self.sites) and not fuses:
                 h = at(number, h)

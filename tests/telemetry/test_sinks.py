@@ -320,7 +320,7 @@ def test_console_counts_epochs_where_there_are_no_images() -> None:
 
 
 def test_console_tells_what_was_learned_and_compared_and_that_a_run_was_resumed() -> None:
-    lines = printed(RunResumed(3, 10, 8, 30, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
+    lines = printed(RunResumed(3, 10, 8, 30, None, None, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
     assert lines == [
         "resumed after round 3/10",
         "  learned: KL 0.012  clipped 8%  entropy 2.50  explained -0.50  12,800 env steps",
