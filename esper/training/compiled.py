@@ -8,7 +8,7 @@ before its first step, because torch cannot compile in one thread what another o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -39,7 +39,8 @@ MOST_WORDS = 300
 
 @cache
 def compiled_run(backend: str) -> Run:
-    """``run_segment``, compiled: no graph break, and code that serves every batch size but 1, which has its own."""
+    """``run_segment``, compiled, without a graph break, and for ranges of batch sizes: 1 has code of its own, and on a
+    CPU, where convolutions of small batches are other ones, those below 16."""
     options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": backend}
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         options["recompile_limit"] = MOST_VARIANTS
@@ -71,8 +72,8 @@ def compile_host(
 
     Args:
         host: in the mode that it is in, which it keeps.
-        trained: inputs [B, ...] for a forward and a backward pass in train mode, of each batch size that matters: all
-            sizes but 1 are alike.
+        trained: inputs [B, ...] for a forward and a backward pass in train mode, of each batch size that there
+            will be.
         evaluated: inputs for a forward pass in eval mode.
         casting: the number format of passes.
         backend: of torch.compile; None: ``BACKEND``.
@@ -128,14 +129,19 @@ def _compile_for(env: ParallelEnvState) -> str | None:
     task, sizes, dtype = env.task, env.config.task, env.arithmetic.image_dtype
     assert sizes.batch_size is not None
 
-    def inputs(counts: Iterable[int]) -> list[Tensor]:
-        return [task.validation.inputs(0, count, dtype) for count in _telling(counts)]
+    def trained(count: int) -> Tensor:
+        if isinstance(task.train, Split):
+            return task.train.inputs(0, count, dtype)
+        return task.calibration_inputs(count)
 
-    parts = torch.arange(sizes.batch_size).chunk(sizes.micro_batches)
-    splits = (task.validation, task.test)
+    parts = {len(rows) for rows in torch.arange(sizes.batch_size).chunk(sizes.micro_batches)}
     most = task.evaluation_batch
-    steps = [min(most, len(split) - start) for split in splits for start in range(0, len(split), most)]
-    reason = compile_host(env.host, inputs(map(len, parts)), inputs(steps), env.arithmetic.casting)
+    evaluated = [
+        split.inputs(0, count, dtype)
+        for split in (task.validation, task.test)
+        for count in {min(most, len(split) - start) for start in range(0, len(split), most)}
+    ]
+    reason = compile_host(env.host, [trained(count) for count in parts], evaluated, env.arithmetic.casting)
     if reason is None and env.calibration is not None:
         few = Split(task.validation.x[:2], task.validation.y[:2], task.validation.table)
         try:
@@ -143,12 +149,6 @@ def _compile_for(env: ParallelEnvState) -> str | None:
         except Exception as error:  # as in compile_host
             return _reason_of(error)
     return reason
-
-
-def _telling(counts: Iterable[int]) -> Collection[int]:
-    """1, where it is among the batch sizes, and one that stands for all others; the larger first."""
-    found = set(counts)
-    return sorted({max(found), *({1} & found)}, reverse=True)
 
 
 def _rehearse(
