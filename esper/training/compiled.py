@@ -2,19 +2,20 @@
 
 One compiled function serves the segments of all hosts: what was compiled for one env is what the next one runs. It
 knows several variants of a segment, by mode, gradients, number format and threads. All that a run needs are compiled
-before its first step, because torch cannot compile in one thread what another one is just calling.
+before its first step: while torch compiles in one thread it changes how modules are called in all others.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.data.task import Split
 from esper.hosts.graft import GraftedHost
@@ -37,17 +38,51 @@ MOST_WORDS = 300
 """Characters of a reason; what torch says about a failed compilation fills pages."""
 
 
+class CompiledRun:
+    """``run_segment``, compiled, without a graph break; for lanes to call side by side.
+
+    Code serves ranges of batch sizes: 1 has code of its own, and on a CPU, where convolutions of small batches are
+    other ones, so have those below 16.
+
+    Which code fits a call, torch finds out by guards that take notes while they look: two threads that look at once get
+    wrong answers. So one looks at a time; what it finds is carried out by all at the same time.
+    """
+
+    def __init__(self, backend: str) -> None:
+        from torch._dynamo import lookup_backend  # takes a second to load
+
+        self._looking = threading.Lock()
+        self._compile_graph = lookup_backend(backend)
+        options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": self._graph}
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:
+            options["recompile_limit"] = MOST_VARIANTS
+        else:  # torch before 2.13: for all that the process compiles
+            limit = getattr(torch.compiler.config, "recompile_limit", MOST_VARIANTS)
+            torch.compiler.config.recompile_limit = max(limit, MOST_VARIANTS)
+        self._run: Run = torch.compile(run_segment, **options)
+
+    def __call__(self, segment: nn.Module, h: Tensor) -> Tensor:
+        with self._looking:
+            return self._run(segment, h)
+
+    def _graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """What torch calls in the end, compiled by the backend."""
+        compiled = self._compile_graph(graph, inputs)
+
+        def found(*arguments: Any) -> Any:
+            self._looking.release()
+            try:
+                return compiled(*arguments)
+            finally:
+                self._looking.acquire()
+
+        return found
+
+
 @cache
-def compiled_run(backend: str) -> Run:
-    """``run_segment``, compiled, without a graph break, and for ranges of batch sizes: 1 has code of its own, and on a
-    CPU, where convolutions of small batches are other ones, those below 16."""
-    options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": backend}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        options["recompile_limit"] = MOST_VARIANTS
-    else:  # torch before 2.13: for all that the process compiles
-        limit = getattr(torch.compiler.config, "recompile_limit", MOST_VARIANTS)
-        torch.compiler.config.recompile_limit = max(limit, MOST_VARIANTS)
-    return torch.compile(run_segment, **options)
+def compiled_run(backend: str) -> CompiledRun:
+    """One for the process, so that all hosts share what it has compiled."""
+    return CompiledRun(backend)
 
 
 def obstacle(host: Host, draws: bool = False) -> str | None:
