@@ -14,6 +14,7 @@ from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import Lanes
+from esper.training.tiers import prepare_hosts
 from esper.training.totals import make_totals
 
 Floats = NDArray[np.float64]
@@ -62,6 +63,7 @@ def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes | GpuLanes
         result = evaluate(env, task.validation, [(0.0,) * len(env.slots)])
         curves[env.index][:, env.epoch] = float(result.accuracy[0]), float(result.loss[0])
 
+    prepare_hosts(config.run, envs, lanes)
     for env in envs:
         env.reset(run_seed, episode=0)
     trainer = HostTrainer(task, envs, lanes)

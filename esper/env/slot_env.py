@@ -27,6 +27,7 @@ from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
+from esper.training.tiers import Tier
 
 Float32s = NDArray[np.float32]
 Actions = NDArray[np.int64]
@@ -100,6 +101,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
         self.episode_numbers = np.full(self.num_envs, -1)
         """[E] int64, counted from the first episode under the run seed; -1 before it."""
+        self.tier: Tier | None = None
+        """How steps of hosts are carried out; None where hosts are simulated."""
         self.spans = Spans(marks=config.run.mark_phases)
         """Times the phases of steps, and whatever else of its run the env's owner puts under a phase."""
 

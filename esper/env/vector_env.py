@@ -22,15 +22,16 @@ from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
 from esper.env.world import World
+from esper.ops import _native
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import Action, ActionSpec
-from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event
+from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event, StepsNotCaptured
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.precision import casting, concrete, image_dtype
 from esper.training.randomness import seeded
-from esper.training.tiers import make_lanes
+from esper.training.tiers import make_lanes, prepare_hosts
 from esper.training.totals import make_totals
 
 
@@ -87,8 +88,11 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.emit = emit
         self.baseline = baseline
         self.lanes = make_lanes(config.run, task.device)
+        self.tier = prepare_hosts(config.run, self.training, self.lanes)
         self.trainer = HostTrainer(task, self.training, self.lanes)
         self.episodes: list[Episode] = []
+        self._not_captured: set[str] = set()
+        """Reasons that have been told."""
         if self.trainer.batches is not None:
             self.trainer.batches.spans = self.spans
 
@@ -149,6 +153,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.lanes.run(Episode.validate, active)
             if active:
                 transfer(active)
+        self._tell_what_is_not_captured()
         with self.spans("govern"):
             for episode in active:
                 episode.govern()
@@ -197,6 +202,15 @@ class GrowthVectorEnv(SlotVectorEnv):
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):
             self.emit(event)
+
+    def _tell_what_is_not_captured(self) -> None:
+        """Each reason once. Raises RuntimeError with ``ESPER_REQUIRE_NATIVE=1`` where the config names the tier."""
+        for reason in self.lanes.reasons():
+            if reason not in self._not_captured:
+                self._not_captured.add(reason)
+                self._tell(StepsNotCaptured(reason))
+                if self.config.run.tier == "graph":
+                    _native.refuse_fallback("steps are queued by Python, and not captured", reason)
 
     def _report(self, episode: Episode, reward: float) -> None:
         """Stage changes, the epoch, and the episode when it ended, as events."""

@@ -12,6 +12,7 @@ import torch
 from esper import _host
 from esper.config import ConfigError
 from esper.ops import _native
+from esper.training.offers import offers
 
 PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
 
@@ -28,6 +29,7 @@ def describe_environment() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "cuda": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "steps": {offer.device: str(offer) for offer in offers()},
         "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
         "built_with": _native.built_with(),
         "native_required": _native.native_required(),
@@ -46,6 +48,7 @@ def summary_lines(paths: bool = True) -> list[str]:
         f"Python {facts['python']}; {packages}",
         f"{hardware}; {', '.join(facts['instruction_sets']) or platform.machine()}",
         f"CUDA {facts['cuda'] or 'not in this torch'}; GPUs: {', '.join(facts['gpus']) or 'none'}",
+        *(f"  {device:14s} {offer}" for device, offer in facts["steps"].items()),
         f"Built with: {facts['built_with']}",
         *(f"  {name:14s} {where}" for name, where in modules.items()),
         f"A fallback is {'an error' if facts['native_required'] else 'allowed'} "

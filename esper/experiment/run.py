@@ -182,10 +182,12 @@ class Experiment:
         self.done, self.best = int(state["round"]), float(state["best"])
         self._earlier_seconds = float(state["seconds"])
         rounds = int(self.config.run.rounds or 1)
-        self._emit(RunResumed(self.done, rounds, self.env.num_envs, self.env.horizon, time.time()))
+        sizes = (self.done, rounds, self.env.num_envs, self.env.horizon)
+        self._emit(RunResumed(*sizes, *self._tier(), time.time()))
 
     def _announce(self) -> None:
         config, spec = self.config, self.env.action_spec
+        tier, refused = self._tier()
         self._emit(
             RunStarted(
                 task=config.task.name,
@@ -197,10 +199,16 @@ class Experiment:
                 host_parameters=self.env.host_parameters,
                 slots=spec.slots,
                 blueprints=spec.blueprints,
+                tier=tier,
+                tier_refused=refused,
                 time=time.time(),
                 folder=str(self.folder),
             )
         )
+
+    def _tier(self) -> tuple[str | None, str | None]:
+        """How steps are carried out, and why not as the config says."""
+        return (None, None) if self.env.tier is None else (self.env.tier.name, self.env.tier.refused)
 
     def _play(self, total: int) -> None:
         """One round. It is learned from, reported and remembered as a whole or not at all."""

@@ -69,19 +69,21 @@ class CNNHost(SegmentedHost):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
-        """A pool behind a vacant site is done together with what stands before the site, to the same bits."""
+        """A pool behind a vacant site is done together with what stands before the site, to the same bits; but not
+        where segments are compiled, each as a whole."""
         pooled = False
         for number in range(start, len(self.segments)):
             segment = self._layers(number)
             norm = segment[-1] if isinstance(segment[-1], NormReluPool) else None
-            fuses = number in vacant and norm is not None and self._begins_with_pool(number + 1)
+            joins = number in vacant and self.compiled is None
+            fuses = joins and norm is not None and self._begins_with_pool(number + 1)
             if norm is not None:
                 norm.pool = fuses
             if pooled:
                 for layer in list(segment)[1:]:
                     h = layer(h)
             else:
-                h = segment(h)
+                h = self.run(segment, h)
             if norm is not None:
                 norm.pool = False  # a segment by itself ends before the pool
             pooled = fuses

@@ -6,12 +6,15 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.seeds.slot import SlotSite
 
+Run = Callable[[nn.Module, Tensor], Tensor]
+"""Carries out a segment on the features that arrive at it."""
 At = Callable[[int, Tensor], Tensor]
 """Called at each site with its number in execution order and the features that arrive; returns those that go on."""
 
@@ -65,11 +68,19 @@ class Host(nn.Module, ABC):
         return row_major(site.name for site in self.sites)
 
 
+def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
+    """A function and no method, because it is what is compiled, once for all segments of all hosts."""
+    return segment(h)  # type: ignore[no-any-return]
+
+
 class SegmentedHost(Host):
     """Segments s_0 ... s_S with site i between s_i and s_{i+1}: alone it is s_S(...s_1(s_0(x))).
 
     Nothing before a site runs again when the network is resumed there.
     """
+
+    compiled: Run | None = None
+    """Carries out segments in place of ``run_segment``; no copy and no file of the host has it."""
 
     def __init__(self, segments: Sequence[nn.Module], sites: Sequence[SlotSite], topology: str) -> None:
         super().__init__()
@@ -86,10 +97,18 @@ class SegmentedHost(Host):
     def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self._from(site + 1, h, at, vacant)
 
+    def run(self, segment: nn.Module, h: Tensor) -> Tensor:
+        """What leaves ``segment`` for features ``h`` that arrive at it."""
+        return (self.compiled or run_segment)(segment, h)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {name: value for name, value in state.items() if name != "compiled"}
+
     def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
         for site in range(start, len(self.sites)):
-            h = at(site, self.segments[site](h))
-        return self.segments[-1](h)  # type: ignore[no-any-return]
+            h = at(site, self.run(self.segments[site], h))
+        return self.run(self.segments[-1], h)
 
 
 def _pass_on(_site: int, h: Tensor) -> Tensor:

@@ -37,6 +37,10 @@ class RunStarted(Event):
     host_parameters: int
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
+    tier: str | None
+    """How steps of hosts are carried out: eager, compiled or graph; None where hosts are simulated."""
+    tier_refused: str | None = volatile()
+    """Why that is not the tier of the config; may name files."""
     time: float = volatile()
     folder: str = volatile()
 
@@ -50,7 +54,17 @@ class RunResumed(Event):
     rounds: int
     n_envs: int
     episode_length: int
+    tier: str | None
+    """As in RunStarted: here, now."""
+    tier_refused: str | None = volatile()
     time: float = volatile()
+
+
+@dataclass(frozen=True, slots=True)
+class StepsNotCaptured(Event):
+    """Some steps on a GPU are queued by Python and not launched as a graph; each reason is told once."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

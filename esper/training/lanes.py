@@ -78,6 +78,10 @@ class Lanes:
         if cancelled:
             raise Cancelled(f"cancelled before the work was done for env {', '.join(map(str, cancelled))}")
 
+    def reasons(self) -> dict[str, int]:
+        """Why work is not captured, as GpuLanes tells: there is nothing on a CPU that could be."""
+        return {}
+
     def cancel(self) -> None:
         """Begin no more work of the run that is on, and tell work that runs; from any thread. The next run is free."""
         self._pool.cancel()

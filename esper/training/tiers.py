@@ -1,13 +1,28 @@
-"""How steps of hosts are carried out: queued one by one by Python, or captured once and launched without it."""
+"""How steps of hosts are carried out: operator by operator, compiled, or captured once and launched without Python."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from esper.config import ConfigError, RunConfig
+from esper.training.compiled import compile_hosts
+from esper.training.env_state import ParallelEnvState
 from esper.training.gpu import Gpu
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import Lanes
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What steps are, and why they are not what was asked for."""
+
+    name: str
+    """eager, compiled or graph."""
+    refused: str | None = None
+    """Why it is not the tier that the config names; None where it is, or where auto chose."""
 
 
 def make_lanes(run: RunConfig, device: torch.device) -> Lanes | GpuLanes:
@@ -18,5 +33,18 @@ def make_lanes(run: RunConfig, device: torch.device) -> Lanes | GpuLanes:
     if device.type == "cuda":
         return GpuLanes(Gpu(device), capture=run.tier in ("auto", "graph"))
     if run.tier == "graph":
-        raise ConfigError(f"run.tier graph captures CUDA graphs, and {device.type} has none; it can be auto or eager")
+        raise ConfigError(
+            f"run.tier graph captures CUDA graphs, and {device.type} has none; it can be auto, eager or compiled"
+        )
     return Lanes(run.lanes)
+
+
+def prepare_hosts(run: RunConfig, envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes) -> Tier:
+    """Make the hosts of ``envs``, which have not begun an episode, ready for the tier that ``run`` asks for.
+
+    Raises RuntimeError where they have to stay eager and ``ESPER_REQUIRE_NATIVE=1``.
+    """
+    if run.tier == "compiled":
+        refused = compile_hosts(envs, lanes)
+        return Tier("compiled") if refused is None else Tier("eager", refused)
+    return Tier("graph" if isinstance(lanes, GpuLanes) and lanes.capture else "eager")

@@ -177,3 +177,32 @@ def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
     assert "Test accuracy" not in out
     assert out.splitlines()[-1] == "It had not come to a first checkpoint; the events until then are in mine."
     assert next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"
+
+
+def test_finding_h2_the_header_and_the_log_tell_the_tier(
+    esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.training.compiled.BACKEND", "eager")
+    compiled = ("--set", "run.tier=compiled", "--rounds", "1")
+    assert "steps: compiled" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
+    assert next(read_events("mine/events.jsonl"))["tier"] == "compiled"
+    assert "steps: eager" in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
+
+    monkeypatch.setattr("esper.training.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
+    found = esper("run", *TINY, *compiled, "--out", "broken")
+    assert found.code == 0
+    assert "steps: eager, because: it has bugs" in found.out.splitlines()
+    begin = next(read_events("broken/events.jsonl"))
+    assert (begin["tier"], begin["tier_refused"]) == ("eager", "it has bugs")
+
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    with pytest.raises(RuntimeError, match="ESPER_REQUIRE_NATIVE=1, but hosts are not compiled: it has bugs"):
+        esper("run", *TINY, *compiled, "--out", "strict")
+
+
+@pytest.mark.slow
+def test_a_run_with_code_that_was_really_compiled(esper: Callable[..., Any]) -> None:
+    found = esper("run", *TINY, "--set", "run.tier=compiled", "--rounds", "1", "--out", "mine")
+    assert found.code == 0
+    assert "steps: compiled" in found.out.splitlines()
+    assert [event["event"] for event in read_events("mine/events.jsonl")][-1] == "RunCompleted"

@@ -37,6 +37,24 @@ def test_info_shows_each_module_and_the_command_that_repairs(esper: Esper) -> No
     assert _native.REPAIR_COMMAND in out
 
 
+def test_info_shows_what_each_device_offers_and_why_not_the_rest(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told() -> str:
+        return next(line for line in esper("info").out.splitlines() if line.split()[:1] == ["cpu"])
+
+    compiler = tmp_path / "my-compiler"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "steps eager, compiled; no graph: graphs are CUDA's; auto precision is " in told()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "steps eager; no compiled: there is no C++ compiler no-such-compiler; install it, " in told()
+    for there, word in ((True, "bfloat16"), (False, "float32, it has no instructions for bfloat16")):
+        monkeypatch.setattr("esper.training.precision.cpu_features", lambda there=there: {"avx512bf16": there})
+        assert told().endswith(f"auto precision is {word}")
+
+
 @pytest.mark.parametrize(
     ("value", "line"),
     [

@@ -49,6 +49,8 @@ def started(**changes: Any) -> RunStarted:
         "host_parameters": 6418,
         "slots": ("r0c0", "r0c1"),
         "blueprints": ("conv_light", "norm"),
+        "tier": "graph",
+        "tier_refused": None,
         "time": 0.0,
         "folder": "runs/a",
     }

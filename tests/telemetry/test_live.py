@@ -113,7 +113,7 @@ def test_a_round_without_phases_can_be_shown() -> None:
 
 def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
     """Rounds 1 to 7 were played by an earlier process, whose time says nothing of this one's."""
-    resumed = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, time=0.0)
+    resumed = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, tier=None, tier_refused=None, time=0.0)
     assert "round 8/10" in picture(resumed)
     assert "? to go" in picture(resumed)
     assert "round 9/10" in picture(resumed, completed(8))

@@ -20,6 +20,7 @@ from esper.telemetry.event import (
     GovernorRollback,
     PracticeRound,
     RunResumed,
+    StepsNotCaptured,
     record,
 )
 from esper.telemetry.sinks.console import ConsoleSink
@@ -320,12 +321,22 @@ def test_console_counts_epochs_where_there_are_no_images() -> None:
 
 
 def test_console_tells_what_was_learned_and_compared_and_that_a_run_was_resumed() -> None:
-    lines = printed(RunResumed(3, 10, 8, 30, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
+    lines = printed(RunResumed(3, 10, 8, 30, None, None, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
     assert lines == [
         "resumed after round 3/10",
         "  learned: KL 0.012  clipped 8%  entropy 2.50  explained -0.50  12,800 env steps",
         "comparing, round 1/2: heuristic 83.2 %",
     ]
+
+
+def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
+    assert "steps: graph" in printed(started())
+    why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))
+    assert "steps: eager, because: it [has] bugs" in why
+    assert why[-1] == "steps not captured: dropout"
+    assert not any(line.startswith("steps") for line in printed(started(tier=None)))
+    again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
+    assert printed(again) == ["resumed after round 3/10", "steps: compiled"]
 
 
 def test_console_tells_of_practice_in_a_few_lines() -> None:

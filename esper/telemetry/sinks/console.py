@@ -15,6 +15,7 @@ from esper.telemetry.event import (
     RunResumed,
     RunStarted,
     SeedCut,
+    StepsNotCaptured,
 )
 
 
@@ -46,6 +47,9 @@ class ConsoleSink:
                 self._print_practice(event)
             case RunResumed():
                 self._print(f"resumed after round {event.round}/{event.rounds}")
+                self._print_tier(event)
+            case StepsNotCaptured():
+                self._print(f"steps not captured: {event.reason}")
             case RoundCompleted():
                 self._print_round(event)
             case PolicyUpdated():
@@ -74,7 +78,13 @@ class ConsoleSink:
         self._print("{} of {}, {} each".format(*sizes))
         self._print(f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}")
         self._print(f"blueprints: {', '.join(event.blueprints)}")
+        self._print_tier(event)
         self._print(f"run folder: {event.folder}")
+
+    def _print_tier(self, event: RunStarted | RunResumed) -> None:
+        if event.tier is not None:
+            why = "" if event.tier_refused is None else f", because: {event.tier_refused}"
+            self._print(f"steps: {event.tier}{why}")
 
     def _print_round(self, event: RoundCompleted) -> None:
         self._rounds_seen += 1
