@@ -152,6 +152,7 @@ def grad_stats(
     max_norm: float = 1.0,
     exploding_norm: float = 10.0,
     out: GradStats | None = None,
+    device: torch.device | str | None = None,
 ) -> GradStats:
     """Measure groups of gradients in one pass, without a host sync.
 
@@ -166,9 +167,10 @@ def grad_stats(
             allocated unless a gradient has holes or repeats (an expanded or sliced view), which is copied first. On
             CUDA its first use also makes scratch memory, so use it once before capturing a graph. One ``out`` must not
             be written by two streams or threads at a time.
+        device: where the result is made when there is no gradient to tell; None for the CPU.
 
     Returns:
-        The statistics, on the gradients' device (on the CPU where there is no gradient to tell).
+        The statistics, on the gradients' device.
 
     Raises:
         RuntimeError: a dtype that is not supported, gradients on several devices, a bound that is not positive, or an
@@ -184,7 +186,10 @@ def grad_stats(
         if gradients:
             return GradStats(*_functional(gradients, sizes, max_norm, exploding_norm))
         # Without a gradient there is no device to dispatch on; the output's decides.
-        out = GradStats(torch.empty(len(sizes), len(FIELDS), dtype=torch.float64), torch.empty(0, dtype=torch.float64))
+        rows, none = (
+            torch.empty(shape, dtype=torch.float64, device=device) for shape in ((len(sizes), len(FIELDS)), (0,))
+        )
+        out = GradStats(rows, none)
     if out._scratch is None:
         out._scratch = _make_scratch(gradients, out.fields.device)
     _into(gradients, sizes, max_norm, exploding_norm, fields=out.fields, norms=out.norms, scratch=out._scratch)

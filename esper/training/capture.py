@@ -1,10 +1,13 @@
-"""What a captured step of an env stands for, and the few captured steps that are kept."""
+"""What captured work of an env stands for, why some cannot be captured, and what is kept."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 
+from torch import Tensor, nn
+
+from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.env_state import ParallelEnvState
 from esper.training.gpu import Captured
@@ -12,91 +15,126 @@ from esper.training.randomness import OwnedDropout
 
 Signature = Hashable
 
-MOST_KEPT = 16
-"""Captured steps of one env. A slot is empty, incubating, blended or fading, with one of several blueprints."""
+MOST_KEPT = 32
+"""Captured work of one env. A slot is empty, incubating, blended or fading, with one of several blueprints, and each
+such host is trained and validated."""
 
-WARM_UP = 2
-"""Times that work of an epoch is done before it is captured; it may never come again."""
+MOST_REMEMBERED = 256
+"""Signatures of an env of which only is known that they were met, or refused."""
+
+WAITS = "it waits for the GPU, as .item() does"
+REPLACES = "a layer puts a new tensor in the place of a buffer, where a captured step would not look for it"
 
 
 def signature_of(env: ParallelEnvState) -> Signature:
-    """Two epochs of equal signature do the same work on the same memory; numbers that differ are read on the device."""
-    assert env.feed is not None
-    slots = tuple(
-        (id(slot.seed), slot.incubating, slot.stage is SeedStage.FOSSILIZED, slot.learning)
-        if slot.incubating or slot.blended
-        else None
+    """Two passes of equal signature do the same work on the same memory; numbers that differ are read on the device.
+
+    It holds the seeds themselves, so that none of them is freed and mistaken for another while it is known.
+    """
+    return tuple(
+        (slot.seed, slot.incubating, slot.stage is SeedStage.FOSSILIZED, slot.learning) if _takes_part(slot) else None
         for slot in env.slots
     )
-    shadows = tuple(id(env.shadow_of(slot)) for slot in env.slots if slot.incubating)
-    return (env.feed.seed, slots, shadows)
+
+
+def step_signature(env: ParallelEnvState) -> Signature:
+    """That of the env's training steps; the seed of augmentation is part of them."""
+    assert env.feed is not None
+    return ("step", env.feed.seed, signature_of(env))
 
 
 def memory_of(env: ParallelEnvState) -> tuple[object, ...]:
-    """What the env's steps read and write that is not the env's for as long as it lives."""
+    """What the env's passes read and write that is not the env's for as long as it lives."""
     seeds = [slot.seed for slot in env.slots if slot.seed is not None]
     return (*seeds, *env.seed_groups.values(), *(slot.finite for slot in env.slots), *env.shadows.values())
 
 
+def buffers_of(env: ParallelEnvState) -> list[Tensor]:
+    """Of all networks that take part, as they are now."""
+    return [buffer for network in _networks(env) for buffer in network.buffers()]
+
+
+def same_tensors(first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether these are the very same ones, whatever is in them."""
+    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
+
+
 def obstacle(env: ParallelEnvState) -> str | None:
-    """Why the env's step cannot be captured; None where it can."""
+    """Why the env's training step cannot be captured; None where nothing is known that speaks against it."""
     if env.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
-    if env.draws_globally:
+    if env.host_draws_globally or any(slot.name in env.global_seeds for slot in env.slots if _takes_part(slot)):
         return "a network draws from torch's own generator"
-    networks = (env.host, *(slot.seed for slot in env.slots if slot.seed is not None))
-    if any(isinstance(m, OwnedDropout) and m.p > 0 for network in networks for m in network.modules()):
+    if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(env) for m in network.modules()):
         return "dropout: launched without torch, a captured step would draw the same numbers every time"
     return None
 
 
-class CaptureCache:
-    """The captured work of one env, of one sort; what has been unused for longest goes when there is too much."""
+def _takes_part(slot: SeedSlot) -> bool:
+    return slot.incubating or slot.blended
 
-    def __init__(self, most: int = MOST_KEPT) -> None:
-        self.most = most
-        self._kept: OrderedDict[Signature, Captured] = OrderedDict()
-        self.refused: dict[Signature, str] = {}
-        """Why work of this signature is not captured."""
+
+def _networks(env: ParallelEnvState) -> list[nn.Module]:
+    return [env.host, *(slot.seed for slot in env.slots if slot.seed is not None and _takes_part(slot))]
+
+
+class CaptureCache:
+    """The captured work of one env.
+
+    It is dropped all at once: with a graph that ends, torch may give back the workspace of cuBLAS on its stream, which
+    all graphs that were captured there use. So there has to be room before work is warmed up for its capture.
+
+    Args:
+        before: called before captured work is dropped.
+        after: called when it is.
+        most: pieces of captured work, beyond which there is no room.
+    """
+
+    def __init__(self, before: Callable[[], None], after: Callable[[], None], most: int = MOST_KEPT) -> None:
+        self.before, self.after, self.most = before, after, most
+        self._kept: dict[Signature, Captured] = {}
+        self._met: OrderedDict[Signature, None] = OrderedDict()
+        self._refused: OrderedDict[Signature, None] = OrderedDict()
+        self.reasons: Counter[str] = Counter()
+        """Why work was refused, and how often another work was."""
 
     def get(self, signature: Signature) -> Captured | None:
-        found = self._kept.get(signature)
-        if found is not None:
-            self._kept.move_to_end(signature)
-        return found
+        return self._kept.get(signature)
 
     def put(self, signature: Signature, captured: Captured) -> None:
         self._kept[signature] = captured
-        while len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+
+    def make_room(self) -> None:
+        """Everything is dropped where one more would be too much."""
+        if len(self._kept) >= self.most:
+            self.clear()
+
+    def clear(self) -> None:
+        if self._kept:
+            self.before()
+            self._kept.clear()
+            self.after()
+
+    def meet(self, signature: Signature) -> bool:
+        """Whether it was met before."""
+        known = signature in self._met
+        _remember(self._met, signature)
+        return known
+
+    def refuse(self, signature: Signature, reason: str) -> None:
+        """Do not capture work of this signature."""
+        self.reasons[reason] += 1
+        _remember(self._refused, signature)
+
+    def refuses(self, signature: Signature) -> bool:
+        return signature in self._refused
 
     def __len__(self) -> int:
         return len(self._kept)
 
 
-class Repeater:
-    """Does what an env does again and again; work done twice is captured, and launched from then on.
-
-    Call it on the env's lane. ``capture`` records work on that lane.
-    """
-
-    def __init__(self, env: ParallelEnvState, capture: Callable[[Callable[[], None]], Captured]) -> None:
-        self.env, self.capture = env, capture
-        self.cache = CaptureCache()
-        self._done: dict[Signature, int] = {}
-
-    def __call__(self, key: Hashable, work: Callable[[], None]) -> None:
-        signature = (key, signature_of(self.env))
-        captured = self.cache.get(signature)
-        if captured is not None:
-            captured.replay()
-            return
-        work()
-        self._done[signature] = self._done.get(signature, 0) + 1
-        if self._done[signature] < WARM_UP or signature in self.cache.refused:
-            return
-        try:
-            self.cache.put(signature, self.capture(work))
-        except Exception as error:  # a network may do anything in its forward pass
-            self.cache.refused[signature] = f"{type(error).__name__}: {error}"
-        del self._done[signature]
+def _remember(known: OrderedDict[Signature, None], signature: Signature) -> None:
+    known[signature] = None
+    known.move_to_end(signature)
+    while len(known) > MOST_REMEMBERED:
+        known.popitem(last=False)

@@ -24,6 +24,7 @@ from esper.training.shadow import ShadowBuffers
 from esper.training.storage import ParameterGroup, SeedStorage
 from esper.training.torch_faults import guard_group_norm
 from esper.training.totals import EpochTotals
+from esper.training.upload import upload
 
 HOST = "host"
 
@@ -78,7 +79,7 @@ class ParallelEnvState:
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
         self.storage = SeedStorage()
-        self.repeat: Callable[[Hashable, Callable[[], None]], None] = _do
+        self.repeat: Callable[[Hashable, Callable[[], None]], None] = do
         """How work that is done again and again is done, given what it is known by; a lane may have recorded it."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.collector = SeedGradientCollector(1 + len(self.slots), self.device)
@@ -157,6 +158,13 @@ class ParallelEnvState:
             self.shadows[slot.name] = shadow
         return self.shadows[slot.name]
 
+    def begin_shadows(self) -> None:
+        """The buffers of seeds whose incubation begins with this epoch, before any step: one that was captured when
+        another seed was in the slot does not ask for them."""
+        for slot in self.slots if self.config.env.incubation == "shadow" else ():
+            if slot.incubating:
+                self.shadow_of(slot)
+
     @contextmanager
     def apart(self, slot: SeedSlot) -> Iterator[None]:
         """A training pass for ``slot``'s incubating seed, with buffers and random numbers that are not the host's."""
@@ -199,11 +207,12 @@ class ParallelEnvState:
             del self.shadows[name]
 
     def learning_groups(self) -> list[ParameterGroup]:
-        """What this epoch's optimizer steps will move; host first."""
+        """What this epoch's optimizer steps will move: the host, then seeds in the order of their slots, whichever was
+        planted first, so that a captured step finds the statistics of each in the same row."""
         for group in self.seed_groups.values():
             for parameter in group.parameters:  # not those that the blueprint itself has frozen
                 parameter.requires_grad_(group.slot is not None and group.slot.learning)
-        return [self.host_group, *(g for g in self.seed_groups.values() if g.slot and g.slot.learning)]
+        return [self.host_group, *(self.seed_groups[slot.name] for slot in self.slots if slot.learning)]
 
     def set_learning_rate(self) -> None:
         """lr · (1 + cos(π t/T)) / 2 with t whole epochs on the host's clock; seeds follow the same clock."""
@@ -215,7 +224,7 @@ class ParallelEnvState:
     def set_alphas(self) -> None:
         """What the epoch's steps will blend, and where."""
         alphas = [[slot.alpha.alpha for slot in self.slots], [slot.incubation_target for slot in self.slots]]
-        self.alphas.copy_(torch.tensor(alphas))
+        upload(torch.tensor(alphas), self.alphas)
         self.vacant = frozenset(site for site, slot in enumerate(self.slots) if not (slot.incubating or slot.blended))
 
     def fossils(self) -> list[SeedSlot]:
@@ -268,7 +277,8 @@ class ParallelEnvState:
         return derive_seed(self.run_seed, self.index, self.episode, purpose, *counters)
 
 
-def _do(_key: Hashable, work: Callable[[], None]) -> None:
+def do(_key: Hashable, work: Callable[[], None]) -> None:
+    """Do ``work`` as it is."""
     work()
 
 

@@ -61,7 +61,9 @@ class HostTrainer:
             env.epoch += 1
 
     def close(self) -> None:
-        """End the workers; a second call does nothing."""
+        """End the workers, and drop what lanes captured of these envs; a second call does nothing."""
+        if isinstance(self.lanes, GpuLanes):
+            self.lanes.release(self.envs)
         if self.batches is not None:
             self.batches.close()
 

@@ -24,6 +24,7 @@ from esper.training.env_state import ParallelEnvState
 from esper.training.host_step import delta_of
 from esper.training.shadow import ShadowBuffers
 from esper.training.totals import EpochTotals, make_totals
+from esper.training.upload import upload
 
 Configuration = tuple[float, ...]
 
@@ -67,7 +68,7 @@ def evaluate(
     count = len(configurations)
     own = totals or make_totals(1, env.device, count, len(split), language=split.y.dim() == 2)[0]
     own.zero_validation(count)
-    env.tried[:count].copy_(torch.tensor(configurations).view(count, -1))
+    upload(torch.tensor(configurations).view(count, len(env.slots)), env.tried[:count])
     if calibrate is None:
         apart = env.config.env.incubation == "shadow"
 

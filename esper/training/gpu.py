@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from esper._host import CudaRuntime, LaunchResult, StopFlag
+
+WAITED = "synchronizing CUDA operation"
+"""In the words of torch's warning about an operation for whose result the CPU waits."""
 
 
 @dataclass
@@ -37,6 +42,9 @@ class Gpu:
         self.device = device
         self.number = torch.cuda.current_device() if device.index is None else device.index
         self._runtime = CudaRuntime()
+        self._wrecks: list[torch.cuda.CUDAGraph] = []
+        """Captures that failed. Up to 2.12 torch's allocator may still ask one of them, and with every graph that ends
+        torch may take cuBLAS's workspace from the others of its stream; so these stay."""
 
     def stream(self) -> torch.cuda.Stream:
         """A new stream that waits for no other; torch's own are 32, and the 33rd is the first again."""
@@ -44,7 +52,8 @@ class Gpu:
         return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
 
     def pool(self) -> Any:
-        """Memory for captured work that is never launched at the same time."""
+        """Memory for captured work that is never launched at the same time. It serves until the last such work is
+        dropped; torch wants another one then."""
         return torch.cuda.graph_pool_handle()
 
     def fork(self, streams: Sequence[torch.cuda.Stream]) -> None:
@@ -66,23 +75,47 @@ class Gpu:
         with torch.cuda.stream(stream), torch.autograd.set_multithreading_enabled(False):
             yield
 
+    def waits(self, work: Callable[[], object]) -> bool:
+        """Do ``work``; whether the CPU waited for the GPU in it, as far as torch tells. Such work cannot be captured,
+        and to try it is no way to find out: up to 2.12, torch does not get over a capture that was cut off."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return any(WAITED in str(warning.message) for warning in said)
+
     def capture(
         self, work: Callable[[], object], stream: torch.cuda.Stream, pool: Any, keeps: tuple[object, ...]
     ) -> Captured:
         """Record what ``work`` puts on ``stream``, without doing any of it. Raises whatever ``work`` does, and
-        RuntimeError for what cannot be recorded, such as a wait for a result."""
-        torch.cuda.synchronize(self.device)
+        RuntimeError for what cannot be recorded, such as a wait for a result; ``pool`` may be of no use after that."""
+        self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with self.on(stream):
+        with self.on(stream), _without_collector():
             # Other threads of the process may allocate and wait meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 work()
+                graph.capture_end()
             except BaseException:
-                _give_up(graph)
+                self._wrecks.append(graph)
+                with suppress(RuntimeError):  # the first error is the one to report
+                    graph.capture_end()
                 raise
-            graph.capture_end()
         return Captured(graph, keeps)
+
+    def synchronize(self) -> None:
+        """Wait for all that the device was given."""
+        torch.cuda.synchronize(self.device)
+
+    def give_back(self) -> None:
+        """Memory that nothing lies in, that of pools without work too, is free for all; waits for the device."""
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
 
     def launch(
         self, captured: Sequence[Captured], streams: Sequence[torch.cuda.Stream], steps: Sequence[int], stop: StopFlag
@@ -92,9 +125,13 @@ class Gpu:
         return self._runtime.launch(self.number, handles, lanes, steps, stop)
 
 
-def _give_up(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that has failed, whose own error is the one to report."""
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No garbage is collected: other graphs may be in it, and their end has no place in a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        graph.capture_end()
-    except RuntimeError:
-        graph.reset()
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,4 +1,4 @@
-"""Lanes on a GPU: a stream for each env, and steps that were captured once and are launched without Python.
+"""Lanes on a GPU: a stream for each env, and work that was captured once and is launched without Python.
 
 An epoch of an env whose step has not been captured begins with a few ordinary steps, which warm up everything that a
 capture must find ready; then the step is recorded, which does nothing by itself, and the rest of the epoch is launched.
@@ -8,7 +8,8 @@ So nothing has to be put back, and captured or not, the numbers are the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,12 +17,22 @@ from typing import Any, TypeVar
 import torch
 
 from esper._host import StopFlag
-from esper.training.capture import CaptureCache, Repeater, Signature, memory_of, obstacle, signature_of
-from esper.training.env_state import ParallelEnvState
+from esper.training.capture import (
+    REPLACES,
+    WAITS,
+    CaptureCache,
+    Signature,
+    buffers_of,
+    memory_of,
+    obstacle,
+    same_tensors,
+    signature_of,
+    step_signature,
+)
+from esper.training.env_state import ParallelEnvState, do
 from esper.training.gpu import Captured, Gpu
 from esper.training.host_step import begin_epoch, train_step
 from esper.training.lanes import Cancelled, HasPlace, first_of
-from esper.training.storage import ParameterGroup
 
 WARM_UP = 3
 """Ordinary steps before a capture: libraries choose their algorithms, and the allocator has seen every size."""
@@ -35,7 +46,7 @@ class GpuLanes:
 
     Args:
         gpu: where.
-        capture: whether steps are captured; if not, each is queued by Python.
+        capture: whether work is captured; if not, all of it is queued by Python.
     """
 
     def __init__(self, gpu: Gpu, capture: bool = True) -> None:
@@ -44,35 +55,51 @@ class GpuLanes:
         self.capture_seconds = 0.0
         """Spent on capturing so far."""
         self._stop = StopFlag()
+        self._cut_short = False
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._pools: dict[int, Any] = {}
         self._caches: dict[int, CaptureCache] = {}
-        self._repeaters: dict[int, Repeater] = {}
+        self._adopted: dict[int, ParallelEnvState] = {}
+        self._reasons: Counter[str] = Counter()
+        """Of caches that are gone."""
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         """Do ``work`` for every env, each on its stream. One that fails does not stop the others; its error is raised
-        after they were queued, as a LaneError."""
+        after they were queued, as a LaneError. Raises Cancelled if work was left out."""
         envs = list(envs)
-        self._forked(envs, lambda failures: [self._guarded(env, work, failures) for env in envs])
+
+        def queue(failures: Failures) -> None:
+            for env in envs:
+                if self._stop.is_set:
+                    self._cut_short = True
+                else:
+                    self._guarded(env, work, failures)
+
+        self._forked(envs, queue)
 
     def train(self, envs: Sequence[ParallelEnvState]) -> None:
-        """One epoch of every env, from data that lies on the GPU. Raises LaneError as :meth:`run` does."""
+        """One epoch of every env, from data that lies on the GPU. Raises LaneError and Cancelled as :meth:`run`."""
         self._forked(envs, lambda failures: self._epoch([_Epoch(env) for env in envs], failures))
 
     def adopt(self, envs: Iterable[ParallelEnvState]) -> None:
-        """What these envs repeat is captured, too."""
+        """What these envs repeat is captured, too, until :meth:`release`."""
         for env in envs if self.capture else ():
-            repeater = Repeater(env, partial(self._record, env))
-            self._repeaters[env.index] = repeater
-            env.repeat = repeater
+            self._adopted[env.index] = env
+            env.repeat = partial(self._repeat, env)
+
+    def release(self, envs: Iterable[ParallelEnvState]) -> None:
+        """Drop what was captured of these envs, and hold nothing of theirs; a second call does nothing."""
+        for env in envs:
+            if self._adopted.pop(env.index, None) is not None:
+                env.repeat = do
+            cache = self._caches.pop(env.index, None)
+            if cache is not None:
+                cache.clear()
+                self._reasons += cache.reasons
 
     def reasons(self) -> dict[str, int]:
         """Why work was not captured: the reason, and how many kinds of work of how many envs had it."""
-        found: dict[str, int] = {}
-        for cache in (*self._caches.values(), *(repeater.cache for repeater in self._repeaters.values())):
-            for reason in cache.refused.values():
-                found[reason] = found.get(reason, 0) + 1
-        return found
+        return dict(sum((cache.reasons for cache in self._caches.values()), self._reasons))
 
     @property
     def cancelled(self) -> bool:
@@ -84,10 +111,12 @@ class GpuLanes:
         self._stop.set()
 
     def close(self) -> None:
-        """Wait for what was queued, and drop what was captured."""
-        self._caches.clear()
-        self._repeaters.clear()
-        self.gpu.join(list(self._streams.values()))
+        """Wait for what was queued, and drop what was captured; a second call does nothing."""
+        if self._streams:
+            self.gpu.synchronize()
+        self.release(list(self._adopted.values()))
+        for cache in self._caches.values():
+            cache.clear()
 
     def __enter__(self) -> GpuLanes:
         return self
@@ -102,6 +131,7 @@ class GpuLanes:
         streams = [self._stream(env.index) for env in envs]
         failures: Failures = []
         self._stop.clear()
+        self._cut_short = False
         self.gpu.fork(streams)
         try:
             queue(failures)
@@ -109,8 +139,8 @@ class GpuLanes:
             self.gpu.join(streams)
         if failures:
             raise first_of(failures)
-        if self._stop.is_set:
-            raise Cancelled("cancelled before all steps of the epoch were launched")
+        if self._cut_short:
+            raise Cancelled("cancelled before all of the work was queued")
 
     def _guarded(self, env: Env, work: Callable[[Env], object], failures: Failures) -> bool:
         """Whether ``work`` went well, on the env's stream."""
@@ -124,18 +154,75 @@ class GpuLanes:
 
     def _epoch(self, epochs: list[_Epoch], failures: Failures) -> None:
         epochs = [epoch for epoch in epochs if self._guarded(epoch.env, epoch.begin, failures)]
-        for epoch in epochs:
-            epoch.captured = self._cache(epoch.env).get(epoch.signature) if self.capture else None
-        fresh = [epoch for epoch in epochs if epoch.captured is None]
-        self._step_in_turns(fresh, WARM_UP if self.capture else None, failures)
-        for epoch in fresh if self.capture else ():
-            if not epoch.failed and epoch.left:
-                self._capture(epoch)
+        fresh = [epoch for epoch in epochs if self.capture and self._wants_capture(epoch)]
+        self._step_in_turns(fresh, WARM_UP - 1, failures)
+        for epoch in fresh:
+            if epoch.left > 1 and not epoch.failed and not self._stop.is_set:
+                epoch.failed = not self._guarded(epoch.env, partial(self._last_before_capture, epoch), failures)
         self._launch([epoch for epoch in epochs if epoch.captured is not None and not epoch.failed], failures)
         self._step_in_turns([epoch for epoch in epochs if epoch.captured is None], None, failures)
         for epoch in epochs:
-            if not epoch.failed:
+            if epoch.left and not epoch.failed:
+                self._cut_short = True
+            elif not epoch.failed:
                 epoch.env.epoch += 1
+
+    def _wants_capture(self, epoch: _Epoch) -> bool:
+        """Whether the epoch's step is to be captured; if it was, the epoch has it from here on."""
+        env = epoch.env
+        cache, epoch.signature = self._cache(env), step_signature(env)
+        epoch.captured = cache.get(epoch.signature)
+        if epoch.captured is not None or cache.refuses(epoch.signature):
+            return False
+        reason = obstacle(env)
+        if reason is not None:
+            cache.refuse(epoch.signature, reason)
+            return False
+        cache.make_room()
+        return True
+
+    def _last_before_capture(self, epoch: _Epoch, env: ParallelEnvState) -> None:
+        batches = env.collector.batches + 1
+        epoch.captured = self._do_and_capture(env, epoch.signature, lambda: epoch.step(env), epoch.work)
+        env.collector.batches = batches  # the step was recorded, and not done
+
+    def _repeat(self, env: ParallelEnvState, key: Hashable, work: Callable[[], None]) -> None:
+        """Do what ``env`` does again and again, on its lane. When it is done for the second time it is captured, and
+        launched from then on; much is never done again."""
+        cache, signature = self._cache(env), (key, signature_of(env))
+        captured = cache.get(signature)
+        if captured is not None:
+            captured.replay()
+        elif cache.refuses(signature) or not cache.meet(signature):
+            work()
+        else:
+            cache.make_room()
+            self._do_and_capture(env, signature, work, work)
+
+    def _do_and_capture(
+        self, env: ParallelEnvState, signature: Signature, first: Callable[[], None], work: Callable[[], None]
+    ) -> Captured | None:
+        """Do ``first``, which is the same as ``work``, and see whether it can be captured; then record ``work``, on the
+        env's stream. None, with the reason in the cache, where that cannot be done."""
+        cache, before = self._cache(env), buffers_of(env)
+        reason = WAITS if self.gpu.waits(first) else None
+        if reason is None and not same_tensors(before, buffers_of(env)):
+            reason = REPLACES
+        if reason is not None:
+            cache.refuse(signature, reason)
+            return None
+        start = time.perf_counter()
+        pool = self._pools.setdefault(env.index, self.gpu.pool())
+        try:
+            captured = self.gpu.capture(work, self._stream(env.index), pool, (work, *memory_of(env)))
+        except Exception as error:  # a network may do anything in its forward pass
+            del self._pools[env.index]
+            cache.refuse(signature, f"{type(error).__name__}: {error}")
+            return None
+        finally:
+            self.capture_seconds += time.perf_counter() - start
+        cache.put(signature, captured)
+        return captured
 
     def _step_in_turns(self, epochs: list[_Epoch], most: int | None, failures: Failures) -> None:
         """At most so many steps of each, one env after the other, so that the GPU has work of all of them."""
@@ -146,29 +233,6 @@ class GpuLanes:
                 epoch.failed = not self._guarded(epoch.env, epoch.step, failures)
             done += 1
 
-    def _capture(self, epoch: _Epoch) -> None:
-        """Record the epoch's step, or why that cannot be done."""
-        env, cache = epoch.env, self._cache(epoch.env)
-        reason = cache.refused.get(epoch.signature) or obstacle(env)
-        if reason is None:
-            before = env.collector.batches
-            try:
-                epoch.captured = self._record(env, epoch.work)
-                cache.put(epoch.signature, epoch.captured)
-            except Exception as error:  # a network may do anything in its forward pass
-                reason = f"{type(error).__name__}: {error}"
-            env.collector.batches = before  # the step was recorded, and not done
-        if reason is not None:
-            cache.refused[epoch.signature] = reason
-
-    def _record(self, env: ParallelEnvState, work: Callable[[], None]) -> Captured:
-        start = time.perf_counter()
-        pool = self._pools.setdefault(env.index, self.gpu.pool())
-        try:
-            return self.gpu.capture(work, self._stream(env.index), pool, memory_of(env))
-        finally:
-            self.capture_seconds += time.perf_counter() - start
-
     def _launch(self, epochs: list[_Epoch], failures: Failures) -> None:
         captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
         if not captured:
@@ -177,9 +241,9 @@ class GpuLanes:
         result = self.gpu.launch(captured, streams, [epoch.left for epoch in epochs], self._stop)
         for epoch, launched in zip(epochs, result.launched, strict=True):
             epoch.advance(launched)
-        for lane, _step, code, text in result.failures:
-            epochs[lane].failed = True
-            failures.append((epochs[lane].env, RuntimeError(f"CUDA error {code}: {text}")))
+        for lane, _step, _code, text in result.failures:
+            epochs[lane].fail()
+            failures.append((epochs[lane].env, RuntimeError(text)))
 
     def _stream(self, index: int) -> torch.cuda.Stream:
         if index not in self._streams:
@@ -187,13 +251,22 @@ class GpuLanes:
         return self._streams[index]
 
     def _cache(self, env: ParallelEnvState) -> CaptureCache:
-        return self._caches.setdefault(env.index, CaptureCache())
+        if env.index not in self._caches:
+            self._caches[env.index] = CaptureCache(partial(self._before_drop, env), self.gpu.give_back)
+        return self._caches[env.index]
+
+    def _before_drop(self, env: ParallelEnvState) -> None:
+        """Nothing of the env's captured work is under way, and its memory is in use no more."""
+        self.gpu.synchronize()
+        for group in (env.host_group, *env.storage.groups.values()):
+            for parameter in group.parameters:
+                parameter.grad = None  # of the last step that was recorded, in the memory of the captured work
+        self._pools.pop(env.index, None)
 
 
 class _Epoch:
     """An env on its way through an epoch."""
 
-    groups: list[ParameterGroup]
     signature: Signature
 
     def __init__(self, env: ParallelEnvState) -> None:
@@ -205,15 +278,15 @@ class _Epoch:
         self.failed = False
 
     def begin(self, env: ParallelEnvState) -> None:
-        self.groups = begin_epoch(env)
-        self.feed.begin(env.epoch, env.order)
-        self.signature = signature_of(env)
+        groups, feed = begin_epoch(env), self.feed
+        feed.begin(env.epoch, env.order)
         env.batch = 0
 
-    def work(self) -> None:
+        def work() -> None:
+            train_step(env, groups, *feed.batch(env.batch))
+
+        self.work = work
         """What a step puts on the stream."""
-        x, y = self.feed.batch(self.env.batch)
-        train_step(self.env, self.groups, x, y)
 
     def step(self, _env: ParallelEnvState) -> None:
         """One ordinary step."""
@@ -224,5 +297,10 @@ class _Epoch:
     def advance(self, launched: int) -> None:
         """So many steps were launched, of which Python has seen nothing."""
         self.left -= launched
-        self.env.batch = self.feed.batches - self.left - 1
+        self.env.batch = max(self.feed.batches - self.left - 1, 0)
         self.env.collector.batches += launched
+
+    def fail(self) -> None:
+        """The step after those that were done could not be launched."""
+        self.failed = True
+        self.env.batch = self.feed.batches - self.left

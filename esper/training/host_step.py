@@ -50,6 +50,7 @@ def begin_epoch(env: ParallelEnvState) -> list[ParameterGroup]:
     env.totals.zero_training()
     env.set_learning_rate()
     env.set_alphas()
+    env.begin_shadows()
     groups = env.learning_groups()
     env.collector.begin(tuple(group.name for group in groups))
     return groups
@@ -68,6 +69,7 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
         ([p.grad for p in group.parameters] for group in groups),
         max_norm=env.config.task.max_grad_norm,
         exploding_norm=EXPLODING * env.config.task.max_grad_norm,
+        device=env.device,
     )
     excused = env.arithmetic.excuses(stats.clip_coef > 0)
     env.collector.add(stats, excused)

@@ -1,0 +1,166 @@
+"""A GPU without one: captured work is kept as it is, and done when it is launched, as if Python had no part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+from esper._host import StopFlag
+from esper.training.capture import buffers_of
+from esper.training.env_state import ParallelEnvState
+from esper.training.gpu import Gpu
+from esper.training.gpu_lanes import GpuLanes
+
+
+@dataclass(frozen=True)
+class FakeStream:
+    number: int
+
+
+@dataclass
+class FakeCaptured:
+    """See Captured."""
+
+    gpu: FakeGpu
+    work: Callable[[], object]
+    stream: FakeStream
+    pool: object
+    keeps: tuple[object, ...]
+    times: int = 0
+
+    def replay(self) -> None:
+        assert self.gpu.current == self.stream, "captured work belongs to its stream"
+        assert self.pool in self.gpu.pools, "its memory was given back"
+        self.times += 1
+        with self.gpu.device_only():
+            self.work()
+
+
+@dataclass
+class FakeResult:
+    """See LaunchResult."""
+
+    launched: list[int]
+    failures: list[tuple[int, int, int, str]] = field(default_factory=list)
+    stopped: bool = False
+    seconds: float = 0.0
+
+
+class FakeGpu:
+    """Has the methods of Gpu. What it is told to go wrong, goes wrong."""
+
+    def __init__(self) -> None:
+        self.envs: list[ParallelEnvState] = []
+        self.captured: list[FakeCaptured] = []
+        self.pools: list[object] = []
+        self.calls: list[str] = []
+        self.current: FakeStream | None = None
+        self.streams = 0
+        self.waiting = False
+        """Whether all work waits for results."""
+        self.refusal: Exception | None = None
+        """What a capture raises."""
+        self.fail_at: tuple[int, int] | None = None
+        """(lane, step) of the next launch that fails."""
+        self.before_launch: Callable[[int, int], object] = lambda _lane, _step: None
+
+    def stream(self) -> FakeStream:
+        self.streams += 1
+        return FakeStream(self.streams)
+
+    def pool(self) -> object:
+        self.pools.append(object())
+        return self.pools[-1]
+
+    def fork(self, streams: Sequence[FakeStream]) -> None:
+        assert self.current is None
+        self.calls.append(f"fork {[stream.number for stream in streams]}")
+
+    def join(self, streams: Sequence[FakeStream]) -> None:
+        assert self.current is None
+        self.calls.append(f"join {[stream.number for stream in streams]}")
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def waits(self, work: Callable[[], object]) -> bool:
+        work()
+        return self.waiting
+
+    def capture(
+        self, work: Callable[[], object], stream: FakeStream, pool: object, keeps: tuple[object, ...]
+    ) -> FakeCaptured:
+        assert self.current == stream, "what warmed up and what is captured are on the same stream"
+        self.calls.append(f"capture {stream.number}")
+        if self.refusal is not None:
+            raise self.refusal
+        self.captured.append(FakeCaptured(self, work, stream, pool, keeps))
+        return self.captured[-1]
+
+    def launch(
+        self, captured: Sequence[FakeCaptured], streams: Sequence[FakeStream], steps: Sequence[int], stop: StopFlag
+    ) -> FakeResult:
+        assert self.current is None
+        self.calls.append(f"launch {list(steps)}")
+        result, left = FakeResult([0] * len(captured)), list(steps)
+        while any(left):
+            if stop.is_set:
+                result.stopped = True
+                break
+            for lane, one in enumerate(captured):
+                if not left[lane]:
+                    continue
+                if self.fail_at == (lane, result.launched[lane]):
+                    result.failures.append(
+                        (lane, result.launched[lane], 719, "unspecified launch failure (CUDA error 719)")
+                    )
+                    left[lane] = 0
+                    continue
+                self.before_launch(lane, result.launched[lane])
+                with self.on(streams[lane]):
+                    one.replay()
+                result.launched[lane] += 1
+                left[lane] -= 1
+        return result
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def give_back(self) -> None:
+        self.calls.append("give back")
+
+    @contextmanager
+    def device_only(self) -> Iterator[None]:
+        """Python's numbers are wrong, and what Python counts stays; for a real launch has nothing to do with either."""
+        counted = [(env.collector, env.collector.batches) for env in self.envs]
+        places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
+        alphas = [(slot, slot.alpha.alpha, slot.incubation_target) for env in self.envs for slot in env.slots]
+        for env in self.envs:
+            env.epoch, env.batch = 10_000, 20_000
+            assert env.feed is not None
+            env.feed.epoch = 30_000
+        for slot, alpha, _ in alphas:
+            slot.alpha.alpha = 0.0123 if alpha else 0.0
+            slot.incubation_target = 0.0456
+        try:
+            yield
+        finally:
+            for collector, batches in counted:
+                collector.batches = batches
+            for env, epoch, batch, shadows, buffers in places:
+                env.epoch, env.batch = epoch, batch
+                assert set(env.shadows) == shadows
+                assert all(one is other for one, other in zip(buffers, buffers_of(env), strict=True))
+            for slot, alpha, target in alphas:
+                slot.alpha.alpha, slot.incubation_target = alpha, target
+
+
+def fake_lanes(gpu: FakeGpu, capture: bool = True) -> GpuLanes:
+    return GpuLanes(cast(Gpu, gpu), capture)

@@ -1,0 +1,277 @@
+"""Hosts of several kinds that grow at random: the same course of events on any lanes, written down to the last bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.config import TrainingConfig
+from esper.data.task import Augmentation, Split, Task, resolve
+from esper.data.tasks import load_task
+from esper.hosts.cnn import CNNHost
+from esper.hosts.host import Host
+from esper.hosts.transformer import TransformerHost
+from esper.ops import normalisation_table
+from esper.seeds.alpha import AlphaCurve
+from esper.seeds.blend import STYLES
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.slot import SeedSlot
+from esper.seeds.stage import SeedStage
+from esper.training.env_state import ParallelEnvState
+from esper.training.epochs import HostTrainer
+from esper.training.evaluate import Configuration, evaluate
+from esper.training.gpu_lanes import GpuLanes
+from esper.training.lanes import Lanes
+from esper.training.totals import make_totals
+
+BATCHES, BATCH = 6, 8
+"""Of an epoch: three steps warm a step up, and the others are launched."""
+
+NAMES = {"cnn": ("conv_light", "norm"), "transformer": ("attention", "norm")}
+"""Two blueprints without dropout for each topology."""
+
+Record = dict[str, Tensor]
+
+
+@cache
+def float_images() -> Task:
+    """Digits, with a validation split whose last part is not full."""
+    task = load_task("digits")
+    assert isinstance(task.train, Split)
+    train = Split(task.train.x[:200], task.train.y[:200])
+    validation = Split(task.validation.x[:90], task.validation.y[:90])
+    host = _cnn(base=3)
+    return replace(task, train=train, validation=validation, test=validation, evaluation_batch=40, build_host=host)
+
+
+@cache
+def byte_images() -> Task:
+    """The same as bytes, shifted and mirrored, for a host with fused layers."""
+    task, table = float_images(), normalisation_table([0.3], [0.4], scale=16.0)
+
+    def as_bytes(split: Split) -> Split:
+        x = split.x - split.x.min()
+        return Split((16 * x / x.max()).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(), split.y, table)
+
+    assert isinstance(task.train, Split)
+    validation = as_bytes(task.validation)
+    return replace(
+        task,
+        train=as_bytes(task.train),
+        validation=validation,
+        test=validation,
+        augmentation=Augmentation(crop=1, flip=True),
+        build_host=_cnn(base=8),
+    )
+
+
+@cache
+def tokens() -> Task:
+    text = torch.randint(0, 11, (200, 9), generator=torch.Generator().manual_seed(0))
+    train, validation = (
+        Split(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in (text[:150], text[150:])
+    )
+    return replace(
+        float_images(),
+        name="tokens",
+        classes=11,
+        build_host=lambda: TransformerHost(vocabulary=11, width=8, layers=2, heads=2, block=8, slots=2),
+        train=train,
+        validation=validation,
+        test=validation,
+        evaluation_batch=20,
+    )
+
+
+def _cnn(base: int) -> Callable[[], Host]:
+    return lambda: CNNHost(1, 10, base=base, blocks=2, rows=2)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A task, and what of the config matters for what a step does."""
+
+    task: Callable[[], Task]
+    precision: str = "float32"
+    incubation: str = "shadow"
+    micro_batches: int = 1
+
+
+KINDS = {
+    "float images": Kind(float_images),
+    "ste": Kind(float_images, incubation="ste"),
+    "bytes": Kind(byte_images),
+    "bytes in bfloat16, micro-batches": Kind(byte_images, precision="bfloat16", micro_batches=2),
+    "tokens": Kind(tokens),
+}
+
+
+class Growing:
+    """``n`` envs of one task in training on ``lanes``, which are closed with it."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        lanes: Lanes | GpuLanes,
+        n: int = 2,
+        device: torch.device | str = "cpu",
+        registry: BlueprintRegistry = BLUEPRINTS,
+        **task: Any,
+    ) -> None:
+        self.lanes, self.registry = lanes, registry
+        self.task = kind.task().to(torch.device(device))
+        self.config = resolve(_config(kind, n, task), self.task)
+        language = self.task.validation.y.dim() == 2
+        sites = len(self.task.build_host().sites)
+        totals = make_totals(n, self.task.device, 2 + sites, len(self.task.validation), language)
+        self.envs = [ParallelEnvState(i, self.task, self.config, totals[i]) for i in range(n)]
+        if isinstance(lanes, GpuLanes):
+            for env in self.envs:
+                assert env.feed is not None
+                env.feed.by_cursor = True
+        self.trainer = HostTrainer(self.task, self.envs, lanes)
+
+    def close(self) -> None:
+        self.trainer.close()
+        self.lanes.close()
+
+    def __enter__(self) -> Growing:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def reset(self, episode: int = 0) -> None:
+        for env in self.envs:
+            env.reset(7, episode)
+
+    def epoch(self) -> list[Record]:
+        """Train, validate and write down; then clocks move."""
+        self.trainer.epoch(self.envs)
+        self.validate()
+        records = [record(env) for env in self.envs]
+        self.tick()
+        return records
+
+    def validate(self) -> None:
+        self.lanes.run(validate, self.envs)
+
+    def tick(self) -> None:
+        for env in self.envs:
+            for slot in env.slots:
+                slot.tick()
+            env.forget_removed_seeds()
+
+    def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light", tempo: int = 0) -> SeedSlot:
+        """A seed at ``stage``, past all gates."""
+        training = self.envs[env]
+        made = training.slot_by_name[slot]
+        recipe = self.registry.get(training.host.topology, blueprint)
+        training.germinate(made, recipe, STYLES["LINEAR_ADD"], tempo, 1.0)
+        for after in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING):
+            if made.stage is not stage:
+                made.advance("test")
+                assert made.stage is after or stage is SeedStage.FOSSILIZED
+        if stage is SeedStage.FOSSILIZED:
+            made.fossilize()
+        assert made.stage is stage
+        return made
+
+    def act(self, dice: random.Random) -> None:
+        """Something happens in some slots of every env."""
+        for env in self.envs:
+            for slot in env.slots:
+                _act(env, slot, dice, self.registry)
+            env.forget_removed_seeds()
+
+    def episodes(self, count: int, epochs: int, seed: int = 0) -> list[Record]:
+        """All that was written down, in a course of events that ``seed`` decides."""
+        dice, found = random.Random(seed), list[Record]()
+        for episode in range(count):
+            self.reset(episode)
+            for _ in range(epochs):
+                self.act(dice)
+                found += self.epoch()
+        return found
+
+
+def _config(kind: Kind, n: int, task: dict[str, Any]) -> TrainingConfig:
+    sizes = {"samples_per_epoch": BATCHES * BATCH, "batch_size": BATCH, "micro_batches": kind.micro_batches}
+    return TrainingConfig.parse(
+        {
+            "run": {"lanes": 1},
+            "task": {**sizes, "precision": kind.precision, "learning_rate": 0.05, **task},
+            "env": {"n_envs": n, "episode_length": 8, "incubation": kind.incubation},
+        }
+    )
+
+
+def _act(env: ParallelEnvState, slot: SeedSlot, dice: random.Random, registry: BlueprintRegistry) -> None:
+    roll, blueprint, style = dice.random(), dice.choice(NAMES[env.host.topology]), dice.choice(list(STYLES))
+    match slot.stage:
+        case SeedStage.DORMANT if roll < 0.5:
+            env.germinate(slot, registry.get(env.host.topology, blueprint), STYLES[style], 2, 0.5 + 0.5 * roll)
+        case SeedStage.GERMINATED if roll < 0.8:
+            slot.advance("test")
+        case SeedStage.TRAINING if roll < 0.6:
+            slot.cut("test") if roll < 0.2 else slot.advance("test")
+        case SeedStage.BLENDING if slot.alpha.holding and roll < 0.8:
+            slot.prune(2, AlphaCurve.LINEAR, "test") if roll < 0.3 else slot.advance("test")
+        case SeedStage.HOLDING if roll < 0.4:
+            slot.fossilize()
+        case SeedStage.HOLDING if roll < 0.8:
+            slot.set_alpha_target(0.25 + roll / 2, 2, AlphaCurve.LINEAR)
+        case _:
+            pass
+
+
+def configurations_of(env: ParallelEnvState) -> list[Configuration]:
+    """All off, all on, and each seed off by itself."""
+    on = tuple(
+        slot.alpha.alpha if slot.blended else slot.incubation_target if slot.incubating else 0.0 for slot in env.slots
+    )
+    single = [(*on[:i], 0.0, *on[i + 1 :]) for i in range(len(on))]
+    return list(dict.fromkeys([(0.0,) * len(on), on, *single]))
+
+
+def validate(env: ParallelEnvState) -> None:
+    evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
+
+
+def record(env: ParallelEnvState) -> Record:
+    """Copies of all that an epoch leaves behind, in a fixed order."""
+    count = len(configurations_of(env))
+    found = {f"host.{name}": tensor for name, tensor in env.host.state_dict().items()}
+    for slot in env.slots:
+        if slot.seed is not None:
+            assert slot.finite is not None
+            found |= {f"{slot.name}.{name}": tensor for name, tensor in slot.seed.state_dict().items()}
+            found[f"{slot.name}.finite"] = slot.finite
+    for name in ("host", *(slot.name for slot in env.slots if slot.seed is not None)):
+        group = env.host_group if name == "host" else env.seed_groups[name]
+        for i, parameter in enumerate(group.parameters):
+            found[f"{name}.momentum.{i}"] = group.optimizer.state[parameter]["momentum_buffer"]
+    for i, name in enumerate(env.collector.names):
+        found[f"{name}.gradients"] = env.collector.total[i] / env.collector.batches
+    found["training"] = env.totals.training
+    found["stats"], found["correct"] = env.totals.stats(count), env.totals.correct(count)
+    copies = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
+    copies["order"], copies["dropout"] = env.order.get_state(), env.dropout.get_state()
+    copies["epoch, batch"] = torch.tensor([env.epoch, env.batch])
+    return copies
+
+
+def assert_same(first: Sequence[Record], second: Sequence[Record]) -> None:
+    """The same tensors with the same bits, NaN for NaN."""
+    assert len(first) == len(second)
+    for number, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert one.keys() == other.keys(), number
+        for name, tensor in one.items():
+            where = f"record {number}, {name}"
+            torch.testing.assert_close(tensor, other[name], rtol=0, atol=0, equal_nan=True, msg=where)

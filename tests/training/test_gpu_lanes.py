@@ -1,0 +1,481 @@
+"""Lanes of a GPU, on a device that is none: what is captured, when it is launched, and what happens when that fails."""
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.stage import SeedStage
+from esper.training import host_step
+from esper.training.capture import REPLACES, WAITS
+from esper.training.env_state import ParallelEnvState
+from esper.training.gpu_lanes import WARM_UP
+from esper.training.lanes import Cancelled, LaneError, Lanes
+from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.growing import BATCHES, KINDS, Growing, Kind, assert_same, float_images
+from tests.training.live_tensors import live_tensors
+
+S = SeedStage
+
+
+@contextmanager
+def growing(gpu: FakeGpu, n: int = 2, kind: str = "float images", capture: bool = True) -> Iterator[Growing]:
+    with Growing(KINDS[kind], fake_lanes(gpu, capture), n) as made:
+        gpu.envs = made.envs
+        made.reset()
+        yield made
+
+
+def launches(gpu: FakeGpu) -> list[str]:
+    return [call for call in gpu.calls if call.startswith("launch")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
+    with Growing(KINDS[kind], Lanes(1)) as plain:
+        expected = plain.episodes(3, 8, seed)
+    gpu = FakeGpu()
+    with growing(gpu, kind=kind) as made:
+        assert_same(made.episodes(3, 8, seed), expected)
+        assert sum(one.times for one in gpu.captured) > 100
+        assert made.lanes.reasons() == {}  # type: ignore[union-attr]
+
+
+def test_what_is_not_captured_is_queued_to_the_same_bits() -> None:
+    with Growing(KINDS["float images"], Lanes(1)) as plain:
+        expected = plain.episodes(1, 6)
+    gpu = FakeGpu()
+    with growing(gpu, capture=False) as made:
+        assert_same(made.episodes(1, 6), expected)
+    assert not gpu.captured
+
+
+def test_an_epoch_warms_up_captures_and_launches_the_rest() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.trainer.epoch(made.envs)
+        made.trainer.epoch(made.envs)
+        assert gpu.calls == [
+            "fork [1, 2]",
+            "capture 1",
+            "capture 2",
+            f"launch {[BATCHES - WARM_UP] * 2}",
+            "join [1, 2]",
+            "fork [1, 2]",
+            f"launch {[BATCHES] * 2}",
+            "join [1, 2]",
+        ]
+        assert [(env.epoch, env.batch, env.collector.batches) for env in made.envs] == [(2, BATCHES - 1, BATCHES)] * 2
+        assert made.lanes.capture_seconds > 0  # type: ignore[union-attr]
+
+
+def test_validation_is_captured_when_it_is_done_for_the_second_time() -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=1) as made:
+        for captured in (0, 1, 1):
+            made.validate()
+            assert len(gpu.captured) == captured
+        assert gpu.captured[0].times == 1
+
+
+def test_trap_36_captured_work_has_the_stream_that_it_was_warmed_up_on() -> None:
+    """The fake device refuses anything else."""
+    gpu = FakeGpu()
+    with growing(gpu, n=3) as made:
+        made.episodes(1, 4)
+        assert {one.stream.number for one in gpu.captured} == {1, 2, 3}
+
+
+def test_trap_37_each_env_has_a_memory_of_its_own() -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=3) as made:
+        made.episodes(1, 4)
+        pools = {(one.stream.number, id(one.pool)) for one in gpu.captured}
+    assert len(pools) == len({pool for _, pool in pools}) == 3
+
+
+def test_trap_35_and_39_each_env_has_one_stream_for_ever() -> None:
+    gpu = FakeGpu()
+    places: dict[int, set[object]] = {}
+
+    def work(env: ParallelEnvState) -> None:
+        places.setdefault(env.index, set()).add(gpu.current)
+
+    with growing(gpu, n=41) as made:
+        for envs in (made.envs, made.envs[::-1], made.envs[30:]):
+            made.lanes.run(work, envs)
+    assert gpu.streams == 41
+    assert all(len(streams) == 1 for streams in places.values())
+    assert len(set.union(*places.values())) == 41
+
+
+def test_traps_31_and_32_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error() -> None:
+    gpu = FakeGpu()
+
+    def fail(_env: ParallelEnvState) -> None:
+        raise ZeroDivisionError
+
+    with growing(gpu) as made:
+        with pytest.raises(LaneError):
+            made.lanes.run(fail, made.envs)
+        assert gpu.calls == ["fork [1, 2]", "join [1, 2]"]
+        with pytest.raises(KeyboardInterrupt):
+            made.lanes.run(interrupt, made.envs)
+        assert gpu.calls[2:] == ["fork [1, 2]", "join [1, 2]"]
+
+
+def interrupt(_env: ParallelEnvState) -> None:
+    raise KeyboardInterrupt
+
+
+def test_trap_40_rates_alphas_and_targets_act_without_a_new_capture() -> None:
+    """The fake device has wrong numbers in Python while it launches, so that only those on the device count."""
+    gpu = FakeGpu()
+    kind = KINDS["bytes"]
+    with Growing(kind, Lanes(1)) as plain, growing(gpu, kind="bytes") as made:
+        plain.reset()
+        for world in (plain, made):
+            for env in range(2):
+                world.plant(env, "r0c0", S.HOLDING)
+                world.plant(env, "r1c0", S.TRAINING)
+        assert_same(made.epoch(), plain.epoch())
+        assert_same(made.epoch(), plain.epoch())
+        captured = len(gpu.captured)
+        for alpha in (0.3, 0.7):
+            for world in (plain, made):
+                for env in world.envs:
+                    env.slot_by_name["r0c0"].alpha.alpha = alpha
+                    env.slot_by_name["r1c0"].incubation_target = 1 - alpha
+            assert_same(made.epoch(), plain.epoch())  # the learning rate falls with every epoch, too
+        assert len(gpu.captured) == captured
+
+
+def test_captured_work_serves_later_rounds() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.episodes(2, 8, seed=3)
+        captured = len(gpu.captured)
+        made.episodes(2, 8, seed=3)
+        assert captured < len(gpu.captured)  # what had been met once by then
+        captured = len(gpu.captured)
+        made.episodes(2, 8, seed=3)
+        assert len(gpu.captured) == captured
+
+
+def test_a_shadow_is_fresh_though_its_steps_were_captured_with_another_seed() -> None:
+    gpu = FakeGpu()
+    with Growing(KINDS["float images"], Lanes(1)) as plain, growing(gpu) as made:
+        for episode in range(2):
+            for world in (plain, made):
+                world.reset(episode)
+                for env in range(2):
+                    world.plant(env, "r0c1", S.TRAINING)
+            assert_same(made.epoch(), plain.epoch())
+        assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
+
+
+def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
+    gpu = FakeGpu()
+    with Growing(KINDS["float images"], Lanes(1)) as plain, growing(gpu) as made:
+        for episode, order in enumerate((("r0c0", "r1c0"), ("r1c0", "r0c0"))):
+            for world in (plain, made):
+                world.reset(episode)
+                for slot in order:
+                    world.plant(0, slot, S.HOLDING, "conv_light" if slot == "r0c0" else "norm")
+            assert_same(made.epoch(), plain.epoch())
+        assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
+
+
+def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    with Growing(KINDS["float images"], Lanes(1)) as plain:
+        expected = plain.episodes(3, 8)
+    with growing(gpu) as made:
+        for env in made.envs:
+            made.lanes._cache(env).most = 3  # type: ignore[union-attr]
+        assert_same(made.episodes(3, 8), expected)
+        sizes = [len(made.lanes._cache(env)) for env in made.envs]  # type: ignore[union-attr]
+        assert max(sizes) <= 4  # a validation may have met its capture in between
+    dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
+    assert len(dropped) > 4
+    assert all(gpu.calls[i - 1] == "synchronize" for i in dropped)
+    assert len(gpu.pools) > 4, "torch does not take memory again that all captured work was dropped from"
+
+
+@pytest.mark.parametrize("trouble", ["waits", "raises"])
+def test_work_that_cannot_be_captured_is_queued_and_says_why_once(trouble: str) -> None:
+    with Growing(KINDS["float images"], Lanes(1)) as plain:
+        expected = plain.episodes(1, 5)
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        gpu.waiting = trouble == "waits"
+        gpu.refusal = RuntimeError("operation not permitted") if trouble == "raises" else None
+        assert_same(made.episodes(1, 5), expected)
+        counts = made.lanes.reasons()  # type: ignore[union-attr]
+        assert list(counts) == [WAITS if trouble == "waits" else "RuntimeError: operation not permitted"]
+        tried = len(gpu.calls)
+        assert_same(made.episodes(1, 5), expected)
+        fresh = [call for call in gpu.calls[tried:] if call.startswith("capture")]
+        assert len(fresh) <= 2 * 5  # validations that were met for the second time only now
+    assert not gpu.captured
+
+
+def test_a_failed_capture_leaves_its_memory_behind() -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=1) as made:
+        gpu.refusal = RuntimeError("cut off")
+        made.epoch()
+        gpu.refusal = None
+        made.plant(0, "r0c0", S.HOLDING)
+        made.epoch()
+        assert len(gpu.captured) == 1
+        assert gpu.captured[0].pool is not gpu.pools[0]
+
+
+class Noisy(nn.Module):
+    """Draws from torch's own generator."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.scale * nn.functional.dropout(h, 0.5, self.training)
+
+
+class Renewing(nn.Module):
+    """Has a new tensor for a buffer after every step."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.register_buffer("mean", torch.zeros(channels, 1, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(dim=(0, 2, 3))[:, None, None]
+        return self.scale * (h - self.mean)
+
+
+class Dropping(nn.Sequential):
+    """Has a layer of dropout, which is made the env's own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(nn.GroupNorm(1, channels), nn.Dropout(0.3))
+
+
+ODD: dict[str, tuple[Callable[[int], nn.Module], int, str]] = {
+    "dropout": (Dropping, 2, "dropout: launched without torch"),
+    "global": (Noisy, 1, "a network draws from torch's own generator"),
+    "renewing": (Renewing, 1, REPLACES),
+}
+"""Seeds, how many parameters they have for each channel, and why their steps are not captured."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
+    build, each, reason = ODD[odd]
+    registry = BLUEPRINTS.copy()
+    registry.register("cnn", "odd", parameters=lambda c: each * c)(build)
+    gpu = FakeGpu()
+    kind = KINDS["float images"]
+    with (
+        Growing(kind, Lanes(1), registry=registry) as plain,
+        Growing(kind, fake_lanes(gpu), registry=registry) as made,
+    ):
+        gpu.envs = made.envs
+        for world in (plain, made):
+            world.reset()
+            world.plant(0, "r0c0", S.HOLDING, "odd")
+        for _ in range(3):
+            assert_same(made.epoch(), plain.epoch())
+        assert len(launches(gpu)) == 3  # the other env is launched
+        counts = made.lanes.reasons()  # type: ignore[union-attr]
+        assert [text.startswith(reason) for text in counts] == [True]
+        assert list(counts.values()) == [1]
+        for world in (plain, made):  # without that seed, the step is like any other
+            world.envs[0].slot_by_name["r0c0"].cut("test")
+            world.tick()
+        assert_same(made.epoch(), plain.epoch())
+        assert len(launches(gpu)) == 4
+        assert launches(gpu)[-1].count(",") == 1
+
+
+def test_float16_is_not_captured_and_says_why() -> None:
+    gpu = FakeGpu()
+    with Growing(Kind(float_images, precision="float16"), fake_lanes(gpu), 1) as made:
+        gpu.envs = made.envs
+        made.reset()
+        made.trainer.epoch(made.envs)
+        assert not gpu.captured
+        (reason,) = made.lanes.reasons()  # type: ignore[union-attr]
+        assert reason.startswith("float16")
+
+
+@pytest.mark.parametrize("step", [0, 2, BATCHES])
+def test_finding_m12_an_error_in_a_step_leaves_the_others_and_says_where(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the warm-up, and in an ordinary epoch."""
+    gpu = FakeGpu()
+    with growing(gpu, n=3, capture=step < WARM_UP) as made:
+        done = 0
+        inner = host_step.train_step
+
+        def train_step(env: ParallelEnvState, *rest: object) -> None:
+            nonlocal done
+            if env.index == 1:
+                if done == step:
+                    raise ZeroDivisionError("by zero")
+                done += 1
+            inner(env, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("esper.training.gpu_lanes.train_step", train_step)
+        if step == BATCHES:
+            made.trainer.epoch(made.envs)
+        place = f"env 1, epoch {step // BATCHES}, batch {step % BATCHES}: ZeroDivisionError: by zero"
+        with pytest.raises(LaneError, match=place):
+            made.trainer.epoch(made.envs)
+        epochs = step // BATCHES
+        assert [env.epoch for env in made.envs] == [epochs + 1, epochs, epochs + 1]
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_a_launch_that_fails_ends_its_env_only(step: int) -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=3) as made:
+        made.trainer.epoch(made.envs)
+        gpu.fail_at = (1, step)
+        with pytest.raises(LaneError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
+            made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [2, 1, 2]
+        assert [env.collector.batches for env in made.envs] == [BATCHES, step, BATCHES]
+
+
+def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+
+        def begin(*_arguments: object) -> None:
+            raise OSError("no order")
+
+        feed = made.envs[0].feed
+        assert feed is not None
+        monkeypatch.setattr(feed, "begin", begin)
+        with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: OSError: no order"):
+            made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [0, 1]
+
+
+def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.trainer.epoch(made.envs)
+        gpu.before_launch = lambda lane, step: made.lanes.cancel() if (lane, step) == (1, 2) else None
+        with pytest.raises(Cancelled):
+            made.trainer.epoch(made.envs)
+        assert [(env.epoch, env.batch, env.collector.batches) for env in made.envs] == [(1, 2, 3)] * 2
+        gpu.before_launch = lambda _lane, _step: None
+        made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [2, 2]
+
+
+def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        inner = host_step.train_step
+
+        def train_step(env: ParallelEnvState, *rest: object) -> None:
+            inner(env, *rest)  # type: ignore[arg-type]
+            made.lanes.cancel()
+
+        monkeypatch.setattr("esper.training.gpu_lanes.train_step", train_step)
+        with pytest.raises(Cancelled):
+            made.trainer.epoch(made.envs)
+        assert not gpu.captured
+        assert [env.epoch for env in made.envs] == [0, 0]
+        with pytest.raises(Cancelled):
+            made.lanes.run(lambda _env: made.lanes.cancel(), made.envs)
+        made.lanes.run(lambda env: made.lanes.cancel() if env.index == 1 else None, made.envs)  # nothing is left out
+
+
+def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_on() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.episodes(1, 3)
+        kept = len(gpu.captured)
+        assert kept > 0
+        made.lanes.close()
+        made.lanes.close()
+        assert "synchronize" in gpu.calls
+        made.validate()
+        made.validate()
+        made.validate()
+        assert len(gpu.captured) == kept
+        assert sum(len(cache) for cache in made.lanes._caches.values()) == 0  # type: ignore[union-attr]
+
+
+def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_lanes() -> None:
+    """The hosts of the baseline come and go, and the lanes stay."""
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.episodes(1, 3)
+        made.trainer.close()
+        lanes = made.lanes
+        assert (lanes._caches, lanes._adopted) == ({}, {})  # type: ignore[union-attr]
+        assert lanes.reasons() == {}  # type: ignore[union-attr]
+
+
+def test_validation_of_hosts_whose_data_streams_is_captured_too() -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=1) as made:
+        made.validate()
+        feed, made.envs[0].feed = made.envs[0].feed, None
+        made.validate()
+        assert len(gpu.captured) == 1
+        made.envs[0].feed = feed
+
+
+def test_captured_work_holds_its_memory() -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=1) as made:
+        slot = made.plant(0, "r0c0", S.TRAINING)
+        made.epoch()
+        (one,) = gpu.captured
+        env = made.envs[0]
+        held = {id(kept) for kept in one.keeps}
+        assert {id(slot.seed), id(slot.finite), id(env.seed_groups["r0c0"]), id(env.shadows["r0c0"])} <= held
+
+
+def test_memory_is_flat_over_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat_memory(monkeypatch, 60, 180)
+
+
+@pytest.mark.slow
+def test_finding_c4_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat_memory(monkeypatch, 200, 1000)
+
+
+def flat_memory(monkeypatch: pytest.MonkeyPatch, early: int, late: int) -> None:
+    """Hosts that change in every epoch, and more captured work than is kept."""
+    monkeypatch.setattr("esper.training.capture.MOST_REMEMBERED", 16)
+    gpu, dice, sizes = FakeGpu(), random.Random(0), {}
+    with growing(gpu, n=1) as made:
+        made.lanes._cache(made.envs[0]).most = 6  # type: ignore[union-attr]
+        for epoch in range(1, late + 1):
+            made.act(dice)
+            made.epoch()
+            gpu.captured.clear()
+            if epoch % 8 == 0:
+                made.reset(epoch)
+            if epoch in (early, late):
+                gc.collect()
+                sizes[epoch] = live_tensors()
+    assert sizes[late].tensors <= 1.25 * sizes[early].tensors, sizes
+    assert sizes[late].bytes <= 1.25 * sizes[early].bytes, sizes
