@@ -57,10 +57,12 @@ else:
 PYTHON
 )
 
-sanitized() {  # $1: tool. A few small cases of each operator: under the sanitizer a kernel is some hundred times slower.
+# $1: tool. A few small cases of each operator, and of captured hosts in training: under the sanitizer a kernel is some
+# hundred times slower.
+sanitized() {
     compute-sanitizer --tool "$1" --error-exitcode 1 --launch-timeout 0 \
         python -m pytest -q -p no:cacheprovider tests/cuda -m cuda \
-        -k "sizes_around or same_bits_every_time or tokens or more_tensors"
+        -k "sizes_around or same_bits_every_time or tokens or more_tensors or a_few_captured_epochs"
 }
 
 measure() {  # $1: name, $2: seconds allowed, then cases and options: a few turns of each on the GPU
@@ -75,7 +77,7 @@ if [ -n "$reason" ]; then
 else
     export ESPER_CUDA=1 ESPER_REQUIRE_NATIVE=1
     step build 240 python -m pip install --quiet --no-build-isolation --no-deps -e .
-    step tests 180 python -m pytest -q -p no:cacheprovider tests/cuda
+    step tests 240 python -m pytest -q -p no:cacheprovider tests/cuda
     measure bench 60 cross-entropy grad-stats norm-relu-pool sgd stage-batch
     measure epochs 150 train-epoch validate env-step
     measure rounds 60 telemetry-overhead end-to-end --size 2x10

@@ -91,14 +91,14 @@ def test_a_few_captured_epochs() -> None:
         assert captured(made) > 2
 
 
-@pytest.mark.parametrize("kind", ["float images", "ste", "bytes", "tokens"])
+@pytest.mark.parametrize("kind", ["float images", "ste", "bytes", "text"])
 def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> None:
     found = []
     for world in (Growing(KINDS[kind], Lanes(1)), growing(kind, capture=False)):
         with world as made:
             made.reset()
             slots = [slot.name for slot in made.envs[0].slots]
-            blueprint = "attention" if kind == "tokens" else "conv_light"
+            blueprint = "attention" if kind == "text" else "conv_light"
             made.plant(0, slots[0], S.HOLDING, blueprint)
             made.plant(1, slots[-1], S.TRAINING, blueprint)
             found.append(made.epoch())
@@ -211,11 +211,11 @@ def test_captured_work_serves_later_rounds() -> None:
 
 
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
-@pytest.mark.parametrize("kind", ["float images", "bytes in bfloat16, micro-batches", "tokens"])
+@pytest.mark.parametrize("kind", ["float images", "bytes in bfloat16, micro-batches", "text"])
 def test_trap_33_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> None:
     with growing(kind, capture=capture) as made:
         slot = made.envs[0].slots[0].name
-        blueprint = "attention" if kind == "tokens" else "conv_light"
+        blueprint = "attention" if kind == "text" else "conv_light"
         made.plant(0, slot, S.HOLDING, blueprint)
         made.plant(1, slot, S.TRAINING, blueprint)
         for _ in range(2):
@@ -232,9 +232,9 @@ def test_trap_33_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: b
 
 def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need() -> None:
     """With the end of a graph torch gives back what cuBLAS uses on its stream, and a pool that is empty is lost."""
-    with growing("tokens", capture=False) as plain:
+    with growing("text", capture=False) as plain:
         expected = plain.episodes(3, 6)
-    with growing("tokens") as made:
+    with growing("text") as made:
         for env in made.envs:
             lanes_of(made)._cache(env).most = 2
         assert_same(made.episodes(3, 6), expected)
@@ -378,7 +378,7 @@ def test_finding_m12_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.Mo
 
 
 def test_float16_is_queued_and_says_why() -> None:
-    kind = Kind(KINDS["bytes"].task, precision="float16")
+    kind = Kind(KINDS["float images"].task, precision="float16")
     with Growing(kind, GpuLanes(gpu()), 1, "cuda") as made:
         made.reset()
         made.epoch()

@@ -285,3 +285,10 @@ def test_works_under_torch_compile() -> None:
 
     a, b = gradient(30), gradient(40, seed=1)
     torch.testing.assert_close(scaled(a, b), a * grad_stats([[a, b]]).clip_coef[0])
+
+
+def test_without_gradients_the_result_is_made_where_it_is_wanted() -> None:
+    assert grad_stats([[None], []]).fields.device.type == "cpu"
+    stats = grad_stats([[None], []], device="meta")
+    assert (stats.fields.device.type, stats.fields.shape) == ("meta", (2, len(FIELDS)))
+    assert grad_stats([[torch.ones(2)]], device="meta").norm.tolist() == [math.sqrt(2)]  # gradients know where they are

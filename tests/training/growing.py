@@ -72,14 +72,14 @@ def byte_images() -> Task:
 
 
 @cache
-def tokens() -> Task:
-    text = torch.randint(0, 11, (200, 9), generator=torch.Generator().manual_seed(0))
+def text() -> Task:
+    rows = torch.randint(0, 11, (200, 9), generator=torch.Generator().manual_seed(0))
     train, validation = (
-        Split(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in (text[:150], text[150:])
+        Split(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (rows[:150], rows[150:])
     )
     return replace(
         float_images(),
-        name="tokens",
+        name="text",
         classes=11,
         build_host=lambda: TransformerHost(vocabulary=11, width=8, layers=2, heads=2, block=8, slots=2),
         train=train,
@@ -108,7 +108,7 @@ KINDS = {
     "ste": Kind(float_images, incubation="ste"),
     "bytes": Kind(byte_images),
     "bytes in bfloat16, micro-batches": Kind(byte_images, precision="bfloat16", micro_batches=2),
-    "tokens": Kind(tokens),
+    "text": Kind(text),
 }
 
 

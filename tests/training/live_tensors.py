@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
+from torch.nn import Parameter
 
 STATM = Path("/proc/self/statm")
 
@@ -21,8 +22,9 @@ class Live:
 
 def live_tensors() -> Live:
     gc.collect()
-    # Not isinstance, which asks proxies of other libraries for a class and may wake them up.
-    tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    # Not isinstance, which asks proxies of other libraries for a class and may wake them up; nor torch's own stand-ins,
+    # which have no memory.
+    tensors = [found for found in gc.get_objects() if type(found) in (Tensor, Parameter)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return Live(len(tensors), sum(storages.values()))
 

@@ -1,6 +1,5 @@
 """Lanes of a GPU, on a device that is none: what is captured, when it is launched, and what happens when that fails."""
 
-import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from esper.training.gpu_lanes import WARM_UP
 from esper.training.lanes import Cancelled, LaneError, Lanes
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCHES, KINDS, Growing, Kind, assert_same, float_images
-from tests.training.live_tensors import live_tensors
+from tests.training.live_tensors import Live, live_tensors
 
 S = SeedStage
 
@@ -35,15 +34,14 @@ def launches(gpu: FakeGpu) -> list[str]:
     return [call for call in gpu.calls if call.startswith("launch")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "seed"), [*((kind, 0) for kind in KINDS), ("float images", 1), ("bytes", 2)])
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
     with Growing(KINDS[kind], Lanes(1)) as plain:
-        expected = plain.episodes(3, 8, seed)
+        expected = plain.episodes(2, 8, seed)
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
-        assert_same(made.episodes(3, 8, seed), expected)
-        assert sum(one.times for one in gpu.captured) > 100
+        assert_same(made.episodes(2, 8, seed), expected)
+        assert sum(one.times for one in gpu.captured) > 50
         assert made.lanes.reasons() == {}  # type: ignore[union-attr]
 
 
@@ -307,6 +305,36 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
         assert launches(gpu)[-1].count(",") == 1
 
 
+def test_a_seed_that_does_not_take_part_yet_hinders_no_capture() -> None:
+    registry = BLUEPRINTS.copy()
+    registry.register("cnn", "global", parameters=lambda c: c)(Noisy)
+    registry.register("cnn", "dropout", parameters=lambda c: 2 * c)(Dropping)
+    gpu = FakeGpu()
+    with Growing(KINDS["float images"], fake_lanes(gpu), registry=registry) as made:
+        gpu.envs = made.envs
+        made.reset()
+        made.plant(0, "r0c0", S.GERMINATED, "global")
+        made.plant(1, "r0c0", S.GERMINATED, "dropout")
+        made.trainer.epoch(made.envs)
+        assert len(gpu.captured) == 2
+        made.plant(0, "r0c1", S.TRAINING, "global")
+        made.plant(1, "r0c1", S.TRAINING, "dropout")
+        made.trainer.epoch(made.envs)
+        assert len(gpu.captured) == 2
+
+
+def test_a_host_without_gradients_trains_as_ever() -> None:
+    gpu = FakeGpu()
+    with Growing(KINDS["float images"], Lanes(1)) as plain, growing(gpu) as made:
+        plain.reset()
+        for world in (plain, made):
+            for env in world.envs:
+                env.host.requires_grad_(False)
+        for _ in range(2):
+            assert_same(made.epoch(), plain.epoch())
+        assert len(gpu.captured) > 1
+
+
 def test_float16_is_not_captured_and_says_why() -> None:
     gpu = FakeGpu()
     with Growing(Kind(float_images, precision="float16"), fake_lanes(gpu), 1) as made:
@@ -453,29 +481,22 @@ def test_captured_work_holds_its_memory() -> None:
         assert {id(slot.seed), id(slot.finite), id(env.seed_groups["r0c0"]), id(env.shadows["r0c0"])} <= held
 
 
-def test_memory_is_flat_over_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat_memory(monkeypatch, 60, 180)
-
-
 @pytest.mark.slow
 def test_finding_c4_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat_memory(monkeypatch, 200, 1000)
-
-
-def flat_memory(monkeypatch: pytest.MonkeyPatch, early: int, late: int) -> None:
-    """Hosts that change in every epoch, and more captured work than is kept."""
+    """Hosts that change in every epoch, and more captured work than is kept. What is alive depends on the seeds that
+    are; so the most of later episodes is compared with the most of earlier ones."""
     monkeypatch.setattr("esper.training.capture.MOST_REMEMBERED", 16)
-    gpu, dice, sizes = FakeGpu(), random.Random(0), {}
+    gpu, dice, sizes = FakeGpu(), random.Random(0), list[Live]()
     with growing(gpu, n=1) as made:
         made.lanes._cache(made.envs[0]).most = 6  # type: ignore[union-attr]
-        for epoch in range(1, late + 1):
+        for epoch in range(1, 1001):
             made.act(dice)
             made.epoch()
             gpu.captured.clear()
             if epoch % 8 == 0:
+                sizes.append(live_tensors())
                 made.reset(epoch)
-            if epoch in (early, late):
-                gc.collect()
-                sizes[epoch] = live_tensors()
-    assert sizes[late].tensors <= 1.25 * sizes[early].tensors, sizes
-    assert sizes[late].bytes <= 1.25 * sizes[early].bytes, sizes
+    half = len(sizes) // 2
+    early, late = sizes[:half], sizes[half:]
+    assert max(live.tensors for live in late) <= 1.2 * max(live.tensors for live in early), sizes
+    assert max(live.bytes for live in late) <= 1.2 * max(live.bytes for live in early), sizes
