@@ -50,9 +50,9 @@ class RunConfig(Section):
     tier: Literal["auto", "eager", "compiled", "graph"] = "auto"
     """How steps are carried out: eager, operator by operator; compiled, with the host's segments compiled by
     torch.compile, to the same numbers but for rounding; graph, captured once as a CUDA graph and launched without
-    Python, to the same bits as eager. auto takes graph on CUDA and eager elsewhere, never compiled: it costs a minute
-    before the first step and gained nothing where it was measured. A host that cannot be compiled stays eager, and the
-    run says why."""
+    Python, to the same bits as eager. auto takes graph on CUDA and eager elsewhere, never compiled: on a CPU it costs
+    half a minute or more before the first step, and made steps slower (docs/performance.md). A host that cannot be
+    compiled stays eager, and the run says why."""
     lanes: Count | None = None
     """Envs that train at the same time; None: one a physical core. Results do not depend on it."""
     mark_phases: bool = False
