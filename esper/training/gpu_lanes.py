@@ -212,9 +212,11 @@ class GpuLanes:
             cache.refuse(signature, reason)
             return None
         start = time.perf_counter()
-        pool = self._pools.setdefault(env.index, self.gpu.pool())
+        if env.index not in self._pools:
+            self._pools[env.index] = self.gpu.pool()
+        pool, keeps = self._pools[env.index], (work, *memory_of(env))
         try:
-            captured = self.gpu.capture(work, self._stream(env.index), pool, (work, *memory_of(env)))
+            captured = self.gpu.capture(work, self._stream(env.index), pool, keeps)
         except Exception as error:  # a network may do anything in its forward pass
             del self._pools[env.index]
             cache.refuse(signature, f"{type(error).__name__}: {error}")

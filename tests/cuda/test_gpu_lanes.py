@@ -22,12 +22,9 @@ from esper.training.gpu import Gpu
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import LaneError, Lanes
 from tests.experiment.run_helpers import Does, same_run, stop, within_round
-from tests.training.growing import KINDS, Growing, Kind, assert_same, validate
+from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning")]
 
 # cuBLAS looks here when it is first used, and adds up in a fixed order then.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -269,13 +266,6 @@ def test_trap_35_forty_envs_have_forty_streams() -> None:
         handles = {stream.cuda_stream for stream in lanes_of(made)._streams.values()}
         assert len(handles) == 40
         assert all(stream.query() for stream in lanes_of(made)._streams.values())  # read: they were waited for
-
-
-class Dropping(nn.Sequential):
-    """Has a layer of dropout, which is made the env's own."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(nn.GroupNorm(1, channels), nn.Dropout(0.3))
 
 
 class Waiting(nn.Module):

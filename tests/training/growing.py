@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.config import TrainingConfig
 from esper.data.task import Augmentation, Split, Task, resolve
@@ -110,6 +110,13 @@ KINDS = {
     "bytes in bfloat16, micro-batches": Kind(byte_images, precision="bfloat16", micro_batches=2),
     "text": Kind(text),
 }
+
+
+class Dropping(nn.Sequential):
+    """A seed with a layer of dropout, which is made the env's own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(nn.GroupNorm(1, channels), nn.Dropout(0.3))
 
 
 class Growing:
