@@ -121,7 +121,14 @@ def compile_host(
         return reason
     assert isinstance(host, SegmentedHost)
     before, training = host.compiled, host.training
-    host.compiled = compiled_run(backend or BACKEND)
+    run = compiled_run(backend or BACKEND)
+    left_out = set(host.segments)
+
+    def noting(segment: nn.Module, h: Tensor) -> Tensor:
+        left_out.discard(segment)
+        return run(segment, h)
+
+    host.compiled = noting
     try:
         with seeded(0), ShadowBuffers(host).in_place():
             _rehearse(host, trained, evaluated, casting)
@@ -130,6 +137,10 @@ def compile_host(
         return _reason_of(error)
     finally:
         host.train(training)
+    if left_out:
+        host.compiled = before
+        return f"{type(host).__name__} has a forward pass of its own, which does not call run() for every segment"
+    host.compiled = run
     return None
 
 

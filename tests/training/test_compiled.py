@@ -170,6 +170,22 @@ def test_trap_41_a_host_that_cannot_be_compiled_says_why_and_is_as_it_was() -> N
     assert compile_host(Breaking(), [digits().train.x[:4]]) == "ZeroDivisionError: on purpose"
 
 
+class OwnWay(Moody):
+    """Carries out its segments itself."""
+
+    def _from(self, start: int, h: Tensor, *_: Any) -> Tensor:
+        for segment in list(self.segments)[start:]:
+            h = segment(h)
+        return h
+
+
+def test_trap_41_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
+    host = OwnWay()
+    reason = compile_host(host, [digits().train.x[:4]])
+    assert reason == "OwnWay has a forward pass of its own, which does not call run() for every segment"
+    assert host.compiled is None
+
+
 def test_a_failure_leaves_a_host_that_was_compiled_compiled() -> None:
     host, draw = made("thin")
     assert compile_host(host, [draw(4)]) is None
