@@ -19,8 +19,7 @@ def accuracy_section(ids: Ids, runs: Sequence[Run]) -> str:
     return section(
         "accuracy",
         "Accuracy",
-        figures(epochs_figure(ids, runs), rounds_figure(ids, runs)),
-        figures(parameters_figure(ids, runs)),
+        figures(epochs_figure(ids, runs), rounds_figure(ids, runs), parameters_figure(ids, runs)),
     )
 
 
@@ -119,7 +118,7 @@ def parameters_figure(ids: Ids, runs: Sequence[Run]) -> str:
             words = f"{prefix}round {e.episode + 1}, host {e.env}: {number(e.committed_accuracy)} %, {total:,}; {kept}"
             points.append(Point(total, e.committed_accuracy, place, words))
         if episodes:
-            names.append((f"c{place}", f"{prefix}grown host"))
+            names.append((f"c{place} point", f"{prefix}grown host"))
             first = episodes[-1]
             words = f"{prefix}left alone: {number(first.baseline_accuracy)} %, {first.host_parameters:,} parameters"
             style = place if len(runs) > 1 else -1

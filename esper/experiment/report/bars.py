@@ -10,8 +10,8 @@ from esper.experiment.report.svg import WIDTH, Frame, Ids, Scale, drawable, hint
 from esper.experiment.report.text import escape, number
 
 ROW = 22
-LABELS = 168
-"""Units left of the intervals, for their names."""
+LETTER = 7.3
+"""Units of a letter, about."""
 MOST_BARS = 50
 
 
@@ -34,7 +34,8 @@ def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
     """One row a value, with a line at zero."""
     bottom = TOP + ROW * max(1, len(rows))
     values = [v for row in rows for v in (row.value, row.low, row.high)]
-    scale = Scale(*span([*values, 0.0]), LABELS, WIDTH - RIGHT - 8)
+    left = 16 + LETTER * min(25, max((len(row.name) for row in rows), default=0))
+    scale = Scale(*span([*values, 0.0]), left, WIDTH - RIGHT - 8)
     ticks = scale.ticks(4)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else scale.high - scale.low
     body = []
@@ -42,13 +43,13 @@ def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
         at = scale(value)
         body.append(tag("line", x1=at, x2=at, y1=TOP - 4, y2=bottom, class_="zero" if value == 0 else "grid"))
         body.append(text(at, bottom + 16, tick_label(value, step), anchor="middle"))
-    body.append(text((LABELS + WIDTH - RIGHT) / 2, bottom + 34, plot.x_label, "label", "middle"))
+    body.append(text((left + WIDTH - RIGHT) / 2, bottom + 34, plot.x_label, "label", "middle"))
     for place, row in enumerate(rows):
         at, style = TOP + ROW * (place + 0.5), f"c{row.colour}"
         name = row.name if len(row.name) <= 25 else row.name[:24] + "…"
-        body.append(tag("text", hint(row.name), escape(name), x=LABELS - 8, y=at + 4, text_anchor="end"))
+        body.append(tag("text", hint(row.name), escape(name), x=left - 8, y=at + 4, text_anchor="end"))
         if not drawable(row.value):
-            body.append(text(LABELS, at + 4, number(row.value), "label"))
+            body.append(text(left, at + 4, number(row.value), "label"))
             continue
         marks = []
         if row.low is not None and row.high is not None:

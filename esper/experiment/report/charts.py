@@ -112,7 +112,7 @@ def _line(frame: Frame, plot: Plot, line: Line) -> list[str]:
         return parts
     for x, y in points:
         words = f"{line.name}, {plot.x_label} {number(x, 0 if plot.whole else 2)}: {number(y, plot.digits, plot.unit)}"
-        mark = "dot" if len(points) <= 3 else "spot"
+        mark = "dot" if len(points) <= 3 and not line.dashed else "spot"
         parts.append(
             tag("circle", hint(words), cx=frame.x(x), cy=frame.y(y), r=4, class_=f"{mark} {line.style.split()[0]}")
         )

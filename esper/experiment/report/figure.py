@@ -12,7 +12,7 @@ from esper.experiment.report.text import escape, number
 MOST_ROWS = 200
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "", style: str = "") -> str:
     """A table whose first column names the rows; cells are text, aligned to the right where they are numbers."""
     every = [list(row) for row in rows]
     if not every:
@@ -25,7 +25,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str =
     )
     note = f"<p class=note>The first {MOST_ROWS} of {len(every):,} rows.</p>" if len(every) > len(shown) else ""
     named = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<div class=scroll tabindex=0><table>{named}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}"
+    kind = f' class="{style}"' if style else ""
+    whole = f"<table{kind}>{named}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=scroll tabindex=0>{whole}</div>{note}"
 
 
 def _cell(cell: object) -> str:

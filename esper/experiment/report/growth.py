@@ -59,7 +59,7 @@ def _lanes(ids: Ids, run: Run, most: int) -> str:
         words += f" Drawn are the newest {drawn:,} of {len(every):,} hosts."
     if len(slots) > MOST_SLOTS:
         words += f" Of {len(slots)} slots the first {MOST_SLOTS} are drawn."
-    return note(words) + "".join(parts)
+    return f"{note(words)}<div class=rounds>{''.join(parts)}</div>"
 
 
 def _lane_figure(ids: Ids, run: Run, life: Life, slots: Sequence[str], length: int) -> str:
@@ -134,8 +134,7 @@ def seeds_figure(ids: Ids, run: Run) -> str:
     if not hosts:
         return ""
     newest = max(episode for episode, _ in hosts)
-    fossils = {(e.episode, e.env): e.fossils for e in run.of(EpisodeCompleted)}
-    slots = slots_of(run)
+    lived, slots = planted(run), slots_of(run)
     rows, bare = [], 0
     for (episode, env), epochs in hosts.items():
         if episode != newest:
@@ -144,10 +143,8 @@ def seeds_figure(ids: Ids, run: Run) -> str:
         for slot in sorted(last.contributions, key=lambda s: slots.index(s) if s in slots else len(slots)):
             error = last.contribution_errors.get(slot)
             bare += error is None
-            blueprint = fossils.get((episode, env), {}).get(slot, "")
-            rows.append(
-                _interval(f"host {env} {slot} {blueprint}", last.contributions[slot], error, _place(slots, slot))
-            )
+            name = f"host {env} {slot} {lived.get((episode, env, slot), '')}"
+            rows.append(_interval(name, last.contributions[slot], error, _place(slots, slot)))
     if not rows:
         return ""
     words = f"Each blended seed of round {newest + 1} at the last epoch of its host, with its 95 % interval."
@@ -159,10 +156,10 @@ def seeds_figure(ids: Ids, run: Run) -> str:
 def shapley_figure(ids: Ids, run: Run) -> str:
     """Shapley values of the newest round."""
     ended = run.of(EpisodeCompleted)
-    slots = slots_of(run)
+    lived, slots = planted(run), slots_of(run)
     newest = max((e.episode for e in ended), default=0)
     rows = [
-        _interval(f"host {e.env} {slot} {e.fossils.get(slot, '')}", value, error, _place(slots, slot))
+        _interval(f"host {e.env} {slot} {lived.get((e.episode, e.env, slot), '')}", value, error, _place(slots, slot))
         for e in ended
         if e.episode == newest
         for slot, (value, error) in e.shapley.items()
@@ -171,6 +168,11 @@ def shapley_figure(ids: Ids, run: Run) -> str:
         return ""
     words = f"The part of each seed of round {newest + 1} in what all of them gained together, with its 95 % interval."
     return _intervals(ids, "Shapley values", words, rows)
+
+
+def planted(run: Run) -> dict[tuple[int, int, str], str]:
+    """The blueprint that was planted last, by (episode, env, slot)."""
+    return {(c.episode, c.env, c.slot): c.blueprint for c in run.of(StageChanged) if c.blueprint is not None}
 
 
 def _place(slots: Sequence[str], slot: str) -> int:
@@ -187,7 +189,7 @@ def _intervals(ids: Ids, title: str, words: str, rows: Sequence[Interval]) -> st
     shown = rows[:MOST_INTERVALS]
     if len(rows) > len(shown):
         words += f" The first {len(shown)} of {len(rows)}."
-    plot = Plot(title, "; ".join(row.words("pp") for row in shown), "pp", "", "pp")
+    plot = Plot(title, "; ".join(row.words("pp") for row in shown), "accuracy, pp", "", "pp")
     ends = [["not measured"] * 2 if row.low is None else [number(row.low), number(row.high)] for row in rows]
     cells = [[row.name, number(row.value, sign=True), *end] for row, end in zip(rows, ends, strict=True)]
     numbers = table(["seed", "pp", "from", "to"], cells)

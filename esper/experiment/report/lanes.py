@@ -106,10 +106,8 @@ def lane_chart(ids: Ids, life: Life, slots: Sequence[str], length: int, title: s
         body.append(text(scale(value), bottom + 14, tick_label(value, 1), anchor="middle"))
     for epoch in life.rollbacks:
         if drawable(epoch):
-            at = scale(epoch)
-            body.append(
-                tag("line", hint(f"rollback at epoch {epoch}"), x1=at, x2=at, y1=TOP - 4, y2=bottom, class_="rollback")
-            )
+            here = {"x1": scale(epoch), "x2": scale(epoch), "y1": TOP - 4, "y2": bottom}
+            body.append(tag("line", hint(f"rollback at epoch {epoch}"), class_="rollback", **here))
     body.append(text((LEFT + WIDTH - RIGHT) / 2, bottom + 30, "epochs done", "label", "middle"))
     return picture(ids.new(), title, _in_words(life), bottom + 36, body, WIDTH)
 

@@ -49,9 +49,11 @@ def returns_figure(ids: Ids, runs: Sequence[Run]) -> str:
 
 
 def _totals(run: Run) -> dict[int, tuple[int, dict[str, float]]]:
-    """Hosts and summed reward terms of each round, counted from 0."""
+    """Hosts and summed reward terms of each completed round, counted from 0; of the first where none is completed."""
     found: dict[int, tuple[int, dict[str, float]]] = {}
     for (episode, _), epochs in episodes(run).items():
+        if episode >= max(run.done, 1) and run.of(RoundCompleted):
+            continue
         hosts, terms = found.get(episode, (0, defaultdict(float)))
         for epoch in epochs:
             for name, value in epoch.reward_terms.items():

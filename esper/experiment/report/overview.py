@@ -15,6 +15,7 @@ from esper.experiment.report.text import escape, number
 from esper.telemetry.event import (
     ActionTaken,
     BaselineMeasured,
+    Comparison,
     GateEvaluated,
     GovernorRollback,
     RoundCompleted,
@@ -31,8 +32,11 @@ def summary_section(ids: Ids, runs: Sequence[Run]) -> str:
         "summary",
         "Summary",
         *(_problems(run, len(runs) > 1) for run in runs),
-        table(["", *(run.name for run in runs)], rows),
-        verdicts(ids, runs),
+        figures(
+            "<div>" + table(["", *(run.name for run in runs)], rows, style="facts") + "</div>",
+            verdicts_figure(ids, runs),
+        ),
+        verdicts_table(runs),
     )
 
 
@@ -68,41 +72,48 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-def verdicts(ids: Ids, runs: Sequence[Run]) -> str:
-    """The paired comparisons, as a picture and as a table."""
-    rows, intervals = [], []
+def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, Comparison]]:
+    """(name, place of the run, pairs, comparison) of every comparison."""
+    found = []
     for place, run in enumerate(runs):
         completed = run.last(RunCompleted)
         for c in completed.comparisons if completed else ():
             name = f"{run.name}: {c.reference}" if len(runs) > 1 else c.reference
-            interval = f"{number(c.low, sign=True)} to {number(c.high, sign=True)}"
-            pairs = str(completed.pairs) if completed else ""
-            rows.append(
-                [
-                    name,
-                    number(c.accuracy),
-                    number(c.reference_accuracy),
-                    number(c.difference, sign=True),
-                    interval,
-                    number(c.p_value, 4),
-                    pairs,
-                    c.verdict,
-                ]
-            )
-            ends = (c.low, c.high) if drawable(c.low) and drawable(c.high) else (None, None)
-            intervals.append(Interval(name, c.difference, *ends, colour=place % 8))
-    if not rows:
-        return note("Nothing is compared yet.")
-    heads = ["against", "grown, %", "other, %", "difference, pp", "95 % interval, pp", "p (Holm)", "pairs", "verdict"]
-    plot = Plot(
-        "Difference to each baseline",
-        "; ".join(interval.words("pp") for interval in intervals),
-        "difference of test accuracies, pp",
-        "",
-        "pp",
-    )
+            found.append((name, place, completed.pairs if completed else 0, c))
+    return found
+
+
+def verdicts_figure(ids: Ids, runs: Sequence[Run]) -> str:
+    """Each paired comparison with its interval."""
+    intervals = []
+    for name, place, _, c in _compared(runs):
+        low, high = (c.low, c.high) if drawable(c.low) and drawable(c.high) else (None, None)
+        intervals.append(Interval(name, c.difference, low, high, place % 8))
+    if not intervals:
+        return ""
+    described = "; ".join(interval.words("pp") for interval in intervals)
+    plot = Plot("Difference to each baseline", described, "difference of test accuracies, pp", "", "pp")
     words = "Test accuracy of what is kept minus that of the same hosts under the baseline, with its 95 % interval."
-    return figures(figure(plot.title, words, interval_chart(ids, plot, intervals))) + table(heads, rows)
+    return figure(plot.title, words, interval_chart(ids, plot, intervals))
+
+
+def verdicts_table(runs: Sequence[Run]) -> str:
+    """Each paired comparison in numbers, with its verdict."""
+    rows = [
+        [
+            name,
+            number(c.accuracy),
+            number(c.reference_accuracy),
+            number(c.difference, sign=True),
+            f"{number(c.low, sign=True)} to {number(c.high, sign=True)}",
+            number(c.p_value, 4),
+            str(pairs),
+            c.verdict,
+        ]
+        for name, _, pairs, c in _compared(runs)
+    ]
+    heads = ["against", "grown, %", "other, %", "difference, pp", "95 % interval, pp", "p (Holm)", "pairs", "verdict"]
+    return table(heads, rows) or note("Nothing is compared yet.")
 
 
 def happenings_section(runs: Sequence[Run]) -> str:

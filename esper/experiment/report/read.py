@@ -125,8 +125,7 @@ class Run:
     @property
     def rounds(self) -> int:
         """Rounds that the run is to have; 0 where nothing says it."""
-        for kind in (RoundCompleted, RunResumed, RunStarted):
-            event = self.last(kind)
+        for event in (self.last(RoundCompleted), self.last(RunResumed), self.last(RunStarted)):
             if event is not None:
                 return event.rounds
         planned = self.value("run", "rounds")

@@ -11,7 +11,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from esper.telemetry import event as events
@@ -54,7 +54,8 @@ def kinds() -> dict[str, type[Event]]:
 def build(kind: type[Any], fields: dict[str, Any]) -> Any:
     """A dataclass from a dict of its fields. Raises ValueError naming the field that is missing or of a wrong type."""
     values = {}
-    for name, convert, needed in _fields(kind):
+    of_kind: Hashable = kind
+    for name, convert, needed in _fields(of_kind):
         if name in fields:
             try:
                 values[name] = convert(fields[name])
@@ -66,7 +67,7 @@ def build(kind: type[Any], fields: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _fields(kind: type[Any]) -> list[tuple[str, Convert, bool]]:
+def _fields(kind: Any) -> list[tuple[str, Convert, bool]]:
     """Name, conversion, and whether it must be there, of each field."""
     hints = typing.get_type_hints(kind)
     nothing = dataclasses.MISSING
@@ -77,7 +78,7 @@ def _fields(kind: type[Any]) -> list[tuple[str, Convert, bool]]:
 
 
 def _conversion(hint: Any) -> Convert:
-    """How a value from JSON becomes one of this type; the conversion raises TypeError or ValueError where it is none."""
+    """How a value from JSON becomes one of this type; it raises TypeError or ValueError where it is none."""
     simple: dict[Any, Convert] = {float: _float, int: _int, str: _str, bool: _bool}
     if hint in simple:
         return simple[hint]

@@ -35,11 +35,10 @@ nav{display:flex;flex-wrap:wrap;gap:4px 16px;margin:12px 0 0}
 a{color:var(--p0)}
 p{margin:4px 0}
 .note,figcaption p,footer{color:var(--quiet);font-size:.9rem}
-.figures{display:grid;gap:16px;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));margin:12px 0;
+.figures{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));margin:12px 0;
 align-items:start}
 .lanes{display:grid;gap:12px;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));margin:8px 0 16px}
 figure{margin:0;padding:12px;background:var(--card);border:1px solid var(--rule);border-radius:8px;min-width:0}
-.figures>figure{max-width:720px}
 .lanes figure{padding:8px}
 .lanes figcaption{font-size:.9rem;font-weight:600}
 svg{display:block;width:100%;height:auto}
@@ -65,6 +64,7 @@ svg .seed{font-size:12px}
 .key.dash{border-top-style:dashed}
 .key.fill{height:12px;border:0;background:var(--c)}
 .key.stage{height:14px;border:1px solid var(--rule);background:var(--s)}
+.key.point{width:9px;height:9px;border:0;border-radius:50%;background:var(--c)}
 .key.diamond{width:9px;height:9px;border:0;background:var(--c);transform:rotate(45deg)}
 .scroll{overflow:auto;max-height:70vh;margin:8px 0}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
@@ -76,8 +76,12 @@ th[scope=row]{font-weight:400}
 thead th{position:sticky;top:0;background:var(--page);font-weight:600}
 figure thead th{background:var(--card)}
 td.n{text-align:right}
+.facts td{text-align:left}
+.problems+.figures{margin-top:16px}
 summary{cursor:pointer;font-size:.9rem;padding:4px 0}
-details.round>summary{font-weight:600}
+.rounds{display:flex;flex-wrap:wrap;gap:0 24px}
+.rounds>details{min-width:9.5rem}.rounds>details[open]{flex:1 0 100%;min-width:0}
+.round>summary{font-weight:600}
 .problems{border-left:4px solid var(--p1);background:var(--card);padding:8px 12px;margin:8px 0}
 .problems ul{margin:4px 0;padding-left:20px}
 footer{padding-top:24px;padding-bottom:40px}

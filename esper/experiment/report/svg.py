@@ -19,7 +19,7 @@ def drawable(value: float | None) -> bool:
 
 
 def tag(name: str, *children: str, **attributes: object) -> str:
-    """An element; ``class_`` is class and ``stroke_width`` is stroke-width. Children are markup, attributes are text."""
+    """An element; ``class_`` is class and ``stroke_width`` is stroke-width. Children are markup, attributes text."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
         for key, value in attributes.items()
