@@ -35,16 +35,7 @@ def epochs_figure(ids: Ids, runs: Sequence[Run]) -> str:
             lines.append(_grown(f"{prefix}grown", epochs, place, band=len(runs) == 1))
         if len(runs) == 1 and epochs:
             lines += _more_of_one(run, chosen, epochs)
-        baseline = run.last(BaselineMeasured)
-        if baseline is not None:
-            alone = Line(
-                f"{prefix}left alone (baseline)",
-                [float(i) for i in range(len(baseline.accuracy))],
-                baseline.accuracy,
-                place if len(runs) > 1 else -1,
-                dashed=True,
-            )
-            lines.append(alone)
+    lines += _baselines(runs)
     words = f"Validation accuracy, mean over hosts: {'; '.join(about)}."
     if len(runs) == 1:
         words += " Shaded: the middle 80 % of the hosts. Committed: host and fossils only, what would be kept."
@@ -58,6 +49,23 @@ def epochs_figure(ids: Ids, runs: Sequence[Run]) -> str:
 def _grown(name: str, epochs: Sequence[EpochCompleted], colour: int, band: bool) -> Line:
     curve = by_epoch(epochs, lambda e: e.validation_accuracy)
     return Line(name, curve.x, curve.mean, colour, curve.low if band else (), curve.high if band else ())
+
+
+def _baselines(runs: Sequence[Run]) -> list[Line]:
+    """Hosts left alone: one line for all runs that share a baseline, as they do with the same task and seed."""
+    found: dict[tuple[float, ...], list[int]] = {}
+    for place, run in enumerate(runs):
+        baseline = run.last(BaselineMeasured)
+        if baseline is not None:
+            found.setdefault(baseline.accuracy, []).append(place)
+    lines = []
+    for accuracy, places in found.items():
+        shared = len(places) == len(runs)
+        prefix = "" if shared else f"{', '.join(runs[place].name for place in places)}: "
+        x = [float(epoch) for epoch in range(len(accuracy))]
+        colour = -1 if shared or len(places) > 1 else places[0]
+        lines.append(Line(f"{prefix}left alone (baseline)", x, accuracy, colour, dashed=True))
+    return lines
 
 
 def _more_of_one(run: Run, chosen: set[int], epochs: Sequence[EpochCompleted]) -> list[Line]:

@@ -10,7 +10,7 @@ from esper.experiment.report.svg import WIDTH, Frame, Ids, Scale, drawable, hint
 from esper.experiment.report.text import escape, number
 
 ROW = 22
-LETTER = 7.3
+LETTER = 8.2
 """Units of a letter, about."""
 MOST_BARS = 50
 

@@ -128,7 +128,7 @@ def _names(stretches: Sequence[Stretch], scale: Scale, at: float) -> list[str]:
         while last + 1 < len(stretches) and stretches[last + 1].stage not in ("GERMINATED", "PRUNED"):
             last += 1
         first, name = stretches[place], stretches[place].blueprint or ""
-        room = int((scale(stretches[last].end) - scale(first.begin) - 6) / 7)
+        room = int((scale(stretches[last].end) - scale(first.begin) - 6) / 8)
         if first.stage == "GERMINATED" and room >= min(4, len(name)) and name:
             shown = name if len(name) <= room else name[: room - 1] + "…"
             found.append(text(scale(first.begin) + 4, at + LANE / 2 + 4, shown, "seed"))

@@ -186,8 +186,8 @@ def open_run(folder: Path, name: str | None = None) -> Run:
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the folder of the run, perhaps {folder.absolute().parent}")
     if not is_run(folder):
-        near = [p for p in (folder, folder / "runs", folder.parent, Path("runs")) if p.is_dir()]
-        found = sorted({str(run) for place in near for run in _runs_in(place)})[:8]
+        near = [folder, folder / "runs"] if folder.is_dir() else [folder.parent]
+        found = sorted({str(run) for place in (*near, Path("runs")) for run in _runs_in(place)})[:5]
         what = "is no run folder: it has no events.jsonl" if folder.is_dir() else "is not there"
         right = f"such as {', '.join(found)}" if found else "which `esper run` prints when it begins"
         raise ConfigError(f"{folder} {what}; give the folder of a run, {right}")

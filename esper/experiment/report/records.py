@@ -54,8 +54,7 @@ def kinds() -> dict[str, type[Event]]:
 def build(kind: type[Any], fields: dict[str, Any]) -> Any:
     """A dataclass from a dict of its fields. Raises ValueError naming the field that is missing or of a wrong type."""
     values = {}
-    of_kind: Hashable = kind
-    for name, convert, needed in _fields(of_kind):
+    for name, convert, needed in _fields(typing.cast(Hashable, kind)):
         if name in fields:
             try:
                 values[name] = convert(fields[name])

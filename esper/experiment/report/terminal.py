@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from esper.experiment.report.cost import shares
 from esper.experiment.report.read import Run
@@ -33,31 +30,34 @@ from esper.telemetry.sinks.console import accuracies, duration
 HEADS = 13
 LAST_EVENTS = 5
 MOST_HOSTS = 16
+LONGEST_LINE = 500
 LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
 
-def short_form(run: Run) -> RenderableType:
-    """All of it, as lines of text and one table."""
-    parts: list[RenderableType] = []
-    for head, lines in (
+def short_form(run: Run, width: int | None = None) -> str:
+    """All of it; lines longer than ``width`` go on below, indented. Nothing in it can move a cursor."""
+    lines = []
+    for head, words in (
         ("run", _what(run)),
         ("state", [run.state_words(), *_pace(run)]),
         ("accuracy", _accuracy(run)),
         ("verdict", _verdict(run)),
+        ("slots", _slots(run, width)),
         ("policy", _policy(run)),
         ("time", _time(run)),
         ("last events", _last_events(run)),
         ("not read", run.all_problems()),
     ):
-        parts += [_line(head if not place else "", words) for place, words in enumerate(lines)]
-        if head == "verdict":
-            parts += _slots(run)
-    return Group(*parts)
+        for place, told in enumerate(words):
+            line = f"{head if not place else '':{HEADS}s}{clean(told, LONGEST_LINE)}".rstrip()
+            lines += _folded(line, width)
+    return "\n".join(lines)
 
 
-def _line(head: str, words: str) -> Text:
-    # Text takes no markup; what could move a cursor is cleaned away.
-    return Text(f"{head:{HEADS}s}{clean(words, 500)}", overflow="fold")
+def _folded(line: str, width: int | None) -> list[str]:
+    if width is None or len(line) <= width:
+        return [line]
+    return textwrap.wrap(line, max(width, 2 * HEADS), subsequent_indent=" " * HEADS, drop_whitespace=True)
 
 
 def _what(run: Run) -> list[str]:
@@ -159,14 +159,14 @@ def _verdict(run: Run) -> list[str]:
     if completed is None or not completed.comparisons:
         return ["not compared yet"]
     return [
-        f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval {number(c.low, sign=True)} to "
-        f"{number(c.high, sign=True)}: {c.verdict}"
+        f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
+        f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict}"
         for c in completed.comparisons
     ]
 
 
-def _slots(run: Run) -> list[RenderableType]:
-    """What lives in every slot of the newest round's hosts."""
+def _slots(run: Run, width: int | None) -> list[str]:
+    """What lives in every slot of the newest round's hosts; in columns where there is room for them."""
     epochs = newest(run)
     if not epochs:
         return []
@@ -177,21 +177,22 @@ def _slots(run: Run) -> list[RenderableType]:
     slots = list(dict.fromkeys(slot for epoch in epochs for slot in epoch.stages))
     stages = Counter(stage for epoch in epochs for stage in epoch.stages.values())
     counted = ", ".join(f"{stages[s]} {s.lower()}" for s in LIVING if stages[s]) or "no seed anywhere"
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for name in ("", "host", *slots):
-        table.add_column(Text(clean(name, 40)), min_width=HEADS - 2 if not name else None)
-    for epoch in epochs[:MOST_HOSTS]:
-        cells = [_cell(epoch.stages.get(slot, ""), planted.get((epoch.env, slot))) for slot in slots]
-        table.add_row("", str(epoch.env), *cells)
+    rows = [
+        [f"host {e.env}", *(_cell(slot, e.stages.get(slot, ""), planted.get((e.env, slot))) for slot in slots)]
+        for e in epochs[:MOST_HOSTS]
+    ]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None and HEADS + sum(wide) + 2 * len(wide) > width:
+        wide = [0] * len(wide)
+    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)) for row in rows]
     more = len(epochs) - MOST_HOSTS
-    note = [_line("", f"and {more} hosts more")] if more > 0 else []
-    return [_line("slots", f"round {epochs[0].episode + 1}: {counted}"), table, *note]
+    note = [f"and {more} hosts more"] if more > 0 else []
+    return [f"round {epochs[0].episode + 1}: {counted}", *lines, *note]
 
 
-def _cell(stage: str, blueprint: str | None) -> Text:
-    if stage in ("DORMANT", ""):
-        return Text("-")
-    return Text(clean(f"{blueprint or 'seed'} {stage.lower()}", 60))
+def _cell(slot: str, stage: str, blueprint: str | None) -> str:
+    what = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {stage.lower()}"
+    return clean(f"{slot} {what}", 60)
 
 
 def _policy(run: Run) -> list[str]:

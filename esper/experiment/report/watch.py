@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from esper.experiment.report.read import Run
 from esper.experiment.report.terminal import short_form
@@ -19,7 +20,13 @@ PATIENCE = 60.0
 
 def show(run: Run, console: Console | None = None) -> None:
     """Print the short form once."""
-    (console or TerminalConsole()).print(short_form(run))
+    console = console or TerminalConsole()
+    console.print(_text(run, console), soft_wrap=True)
+
+
+def _text(run: Run, console: Console) -> Text:
+    """Folded for a terminal; in a pipe or a file a line is a line. A Text takes no markup."""
+    return Text(short_form(run, console.width if console.is_terminal else None))
 
 
 def going(run: Run) -> bool:
@@ -44,11 +51,11 @@ def watch(run: Run, console: Console | None = None, pause: Callable[[float], Non
 
 
 def _redraw(run: Run, console: Console, pause: Callable[[float], None]) -> None:
-    with Live(short_form(run), console=console, auto_refresh=False, transient=True) as live:
+    with Live(_text(run, console), console=console, auto_refresh=False, transient=True) as live:
         while going(run):
             pause(SECONDS)
             run.refresh()
-            live.update(short_form(run), refresh=True)
+            live.update(_text(run, console), refresh=True)
     show(run, console)
 
 
