@@ -13,6 +13,8 @@ ROW = 22
 LETTER = 8.2
 """Units of a letter, about."""
 MOST_BARS = 50
+LEAST = 1e-9
+"""What the highest bar stands for at least, so that an axis has room for ticks."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ def grouped(values: Sequence[dict[str, float]], most: int = MOST_BARS) -> list[t
 def stacked_bars(ids: Ids, plot: Plot, bars: Sequence[tuple[str, dict[str, float]]], order: Sequence[str]) -> str:
     """A bar for each (name, parts); parts lie over one another in ``order``, whose places are their colours."""
     shown = [(name, {k: v for k, v in parts.items() if drawable(v) and v > 0}) for name, parts in bars]
-    top = max((sum(parts.values()) for _, parts in shown), default=0.0) or 1.0
+    top = max((sum(parts.values()) for _, parts in shown), default=1.0)
     frame = Frame(
         Scale(0, max(1, len(shown)), LEFT, WIDTH - RIGHT),
-        Scale(0, top * 1.05, HEIGHT - BOTTOM, TOP),
+        Scale(0, max(top * 1.05, LEAST), HEIGHT - BOTTOM, TOP),
         plot.x_label,
         plot.y_label,
         names=True,

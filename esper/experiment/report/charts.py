@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from esper.experiment.report.svg import WIDTH, Frame, Ids, Scale, drawable, hint, picture, span, tag
+from esper.experiment.report.svg import WIDTH, Frame, Ids, Scale, drawable, hint, picture, span, tag, widened
 from esper.experiment.report.text import number
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 270, 52, 10, 28, 44
@@ -62,7 +62,7 @@ def line_chart(ids: Ids, plot: Plot, lines: Sequence[Line]) -> str:
         low, high = low - 0.5, high + 0.5
     bounds = span([*ys, *plot.limits, *([0.0] if plot.zero else [])])
     frame = Frame(
-        Scale(low, high, LEFT, WIDTH - RIGHT),
+        Scale(*widened(low, high), LEFT, WIDTH - RIGHT),
         Scale(*bounds, HEIGHT - BOTTOM, TOP),
         plot.x_label,
         plot.y_label,

@@ -95,7 +95,8 @@ class Scale:
             step = _step((self.high - self.low) / wanted)
             first = math.ceil(self.low / step - 1e-9)
             found = [i * step for i in range(first, first + 4 * wanted)]
-        return [v for v in found if self.low * (1 - 1e-9) <= v <= self.high * (1 + 1e-9) or self.low <= v <= self.high]
+            return [v for v in found if self.low - 1e-6 * step <= v <= self.high + 1e-6 * step]
+        return [v for v in found if self.low <= v <= self.high]
 
 
 def _step(rough: float) -> float:
@@ -110,12 +111,18 @@ def whole_ticks(scale: Scale) -> list[float]:
 
 
 def span(values: Iterable[float | None], floor: float | None = None, pad: float = 0.06) -> tuple[float, float]:
-    """The least range that holds all values that can be drawn, with a margin; never empty."""
+    """The least range that holds all values that can be drawn, with a margin."""
     found = [float(v) for v in values if v is not None and drawable(v)]
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
-    margin = (high - low) * pad or max(abs(high) * 0.1, 0.5 if high == 0 else abs(high) * 0.1)
-    low, high = low - margin, high + margin
+    margin = (high - low) * pad if high > low else abs(high) * 0.1 or 0.5
+    low, high = widened(low - margin, high + margin)
     return (max(low, floor), high) if floor is not None and max(low, floor) < high else (low, high)
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """A range that is wide enough for its ticks to differ."""
+    least = max(abs(low), abs(high)) * 1e-6 + 1e-9
+    return (low, high) if high - low >= least else (low - least, high + least)
 
 
 def tick_label(value: float, step: float) -> str:
