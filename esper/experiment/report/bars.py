@@ -34,7 +34,8 @@ class Interval:
 
 def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
     """One row a value, with a line at zero."""
-    bottom = TOP + ROW * max(1, len(rows))
+    top = 10
+    bottom = top + ROW * max(1, len(rows))
     values = [v for row in rows for v in (row.value, row.low, row.high)]
     left = 16 + LETTER * min(25, max((len(row.name) for row in rows), default=0))
     scale = Scale(*span([*values, 0.0]), left, WIDTH - RIGHT - 8)
@@ -43,11 +44,11 @@ def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
     body = []
     for value in ticks:
         at = scale(value)
-        body.append(tag("line", x1=at, x2=at, y1=TOP - 4, y2=bottom, class_="zero" if value == 0 else "grid"))
+        body.append(tag("line", x1=at, x2=at, y1=top - 4, y2=bottom, class_="zero" if value == 0 else "grid"))
         body.append(text(at, bottom + 16, tick_label(value, step), anchor="middle"))
     body.append(text((left + WIDTH - RIGHT) / 2, bottom + 34, plot.x_label, "label", "middle"))
     for place, row in enumerate(rows):
-        at, style = TOP + ROW * (place + 0.5), f"c{row.colour}"
+        at, style = top + ROW * (place + 0.5), f"c{row.colour}"
         name = row.name if len(row.name) <= 25 else row.name[:24] + "…"
         body.append(tag("text", hint(row.name), escape(name), x=left - 8, y=at + 4, text_anchor="end"))
         if not drawable(row.value):

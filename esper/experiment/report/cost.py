@@ -40,7 +40,7 @@ def time_section(ids: Ids, runs: Sequence[Run]) -> str:
     totals = [_sum(run) for run in told]
     together = _add(totals)
     order = sorted(together, key=lambda name: (name == REST, -together[name]))
-    names = [(f"fill c{place % 10}", _meaning(name)) for place, name in enumerate(order)]
+    names = [(f"fill c{place % 10}", name) for place, name in enumerate(order)]
     charts = [_rounds(ids, run, order, names, len(runs) > 1) for run in told]
     if len(told) > 1:
         bars = [
@@ -48,7 +48,7 @@ def time_section(ids: Ids, runs: Sequence[Run]) -> str:
             for run, total in zip(told, totals, strict=True)
         ]
         plot = Plot("Seconds a round", _described(bars), "run", "seconds a round", "s")
-        words = "Mean over the rounds of each run."
+        words = "Mean over the rounds of each run; what the phases are is in the table."
         charts = [figure(plot.title, words, stacked_bars(ids, plot, bars, order), legend(names)), *charts]
     heads = ["phase", *(head for run in told for head in (f"{run.name}, s" if len(told) > 1 else "seconds", "share"))]
     sums = [sum(total.values()) or 1.0 for total in totals]
@@ -79,7 +79,7 @@ def _rounds(ids: Ids, run: Run, order: Sequence[str], names: Sequence[tuple[str,
     groups = grouped([shares(event) for event in run.of(RoundCompleted)])
     bars = [(str(a) if a == b else f"{a}-{b}", parts) for a, b, parts in groups]
     title = f"{run.name}: seconds of each round" if named else "Seconds of each round"
-    words = "Wall seconds, each counted once."
+    words = "Wall seconds, each counted once; what the phases are is in the table."
     if groups[0][0] != groups[0][1]:
         words += f" A bar is the mean of {groups[0][1]} rounds."
     plot = Plot(title, _described(bars), "round", "seconds", "s")

@@ -98,20 +98,14 @@ def policy_section(ids: Ids, runs: Sequence[Run]) -> str:
     if not learning:
         why = "has not learned from a round yet" if any(run.learns for run in runs) else "does not learn"
         return section("policy", "The agent", note(f"The controller {why}: there is no policy to speak of."))
+    critic = "How much of the returns the critic foresaw: 1 is all of it, 0 no more than their mean."
     parts = [
         figures(
-            _updates(ids, learning, "entropy", "Policy entropy", "Sum over the heads that mattered.", "entropy"),
-            _kl(ids, learning),
+            _updates(ids, runs, "entropy", "Policy entropy", "Sum over the heads that mattered.", "entropy"),
+            _kl(ids, runs),
+            _updates(ids, runs, "explained_variance", "Explained variance", critic, "explained variance"),
             _updates(
-                ids,
-                learning,
-                "explained_variance",
-                "Explained variance",
-                "How much of the returns the critic foresaw: 1 is all of it, 0 no more than their mean.",
-                "explained variance",
-            ),
-            _updates(
-                ids, learning, "clip_fraction", "Clipped", "The part of the samples that was clipped.", "clip fraction"
+                ids, runs, "clip_fraction", "Clipped", "The part of the samples that was clipped.", "part clipped"
             ),
         )
     ]
@@ -119,28 +113,32 @@ def policy_section(ids: Ids, runs: Sequence[Run]) -> str:
     return section("policy", "The agent", *parts)
 
 
-def _updates(ids: Ids, runs: Sequence[Run], field: str, title: str, words: str, label: str) -> str:
-    lines = [
+def _by_update(runs: Sequence[Run], field: str, label: str) -> list[Line]:
+    """A line for each run that learned, in the run's colour."""
+    return [
         Line(
             run.name if len(runs) > 1 else label,
-            [float(e.round) for e in run.of(PolicyUpdated)],
-            [getattr(e, field) for e in run.of(PolicyUpdated)],
+            [float(event.round) for event in run.of(PolicyUpdated)],
+            [getattr(event, field) for event in run.of(PolicyUpdated)],
             place,
         )
         for place, run in enumerate(runs)
+        if run.of(PolicyUpdated)
     ]
+
+
+def _updates(ids: Ids, runs: Sequence[Run], field: str, title: str, words: str, label: str) -> str:
+    lines = _by_update(runs, field, label)
+    if len(runs) > len(lines) == 1:
+        words = f"{lines[0].name}. {words}"
     return _chart(ids, Plot(title, _ends(lines), "round", label, digits=3), words, lines)
 
 
 def _kl(ids: Ids, runs: Sequence[Run]) -> str:
     """With the limit at which an update stops, where the runs share one."""
     words = "Between the policy before an update and after its last minibatch (k3 estimator)."
-    lines = []
-    for place, run in enumerate(runs):
-        updates = run.of(PolicyUpdated)
-        name = run.name if len(runs) > 1 else "KL"
-        lines.append(Line(name, [float(e.round) for e in updates], [e.approx_kl for e in updates], place))
-    limits = {_limit(run) for run in runs}
+    lines = _by_update(runs, "approx_kl", "KL")
+    limits = {_limit(run) for run in runs if run.of(PolicyUpdated)}
     limit = limits.pop() if len(limits) == 1 else None
     if limit is not None:
         x = [value for line in lines for value in line.x]
