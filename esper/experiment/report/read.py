@@ -100,7 +100,8 @@ class Run:
 
     def _fill_in(self) -> None:
         """What the event log lacks is taken from the files that hold it, too."""
-        if not self.of(BaselineMeasured):
+        # Before the first epoch it may still be measured; simulated hosts have neither epochs nor a baseline.
+        if not self.of(BaselineMeasured) and (self.of(EpochCompleted) or not self.log.there):
             fields = self._read("baseline.json", json.loads)
             try:
                 if fields is not None:
@@ -171,7 +172,8 @@ class Run:
                 "begun" if self.of(ArmPlayed) else "not begun"
             )
         elif not self.done and not self.of(EpochCompleted):
-            where = "before the first round"
+            measured = self.of(BaselineMeasured)
+            where = "before the first round" + ("" if measured else ", the baseline is not measured yet")
         else:
             where = f"{self.done} of {_count(total, 'round')} completed"
         return f"{state}: {where}"

@@ -160,7 +160,7 @@ def _verdict(run: Run) -> list[str]:
         return ["not compared yet"]
     return [
         f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
-        f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict}"
+        f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict.partition(' (')[0]}"
         for c in completed.comparisons
     ]
 

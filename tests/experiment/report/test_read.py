@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.experiment.report.page import report_html
 from esper.experiment.report.read import Run, open_run, open_runs
 from esper.experiment.report.terminal import short_form
-from esper.telemetry.event import BaselineMeasured, EpochCompleted, RoundCompleted
+from esper.telemetry.event import BaselineMeasured, EpochCompleted, RoundCompleted, RunStarted
 from esper.telemetry.sinks.jsonl import JsonlSink
 from tests.experiment.run_helpers import Does, play, stop, tiny, within_round
 
@@ -43,6 +43,28 @@ def test_a_run_that_is_going_is_read_and_refreshed(tmp_path: Path) -> None:
     assert runs[0].refresh()
     assert (runs[0].state(), runs[0].done) == ("finished", 2)
     assert len(runs[0].of(EpochCompleted)) == 16
+
+
+def test_a_run_that_measures_its_baseline_is_not_said_to_lack_it(tmp_path: Path) -> None:
+    told: list[tuple[str, list[str]]] = []
+
+    def look() -> None:
+        run = open_run(tmp_path / "run")
+        told.append((run.state_words(), run.all_problems()))
+
+    play(tiny(), tmp_path / "run", Does(lambda event: isinstance(event, RunStarted), look))
+    assert told == [("running: before the first round, the baseline is not measured yet", [])]
+
+
+def test_simulated_hosts_lack_nothing(tmp_path: Path) -> None:
+    config = TrainingConfig.parse(
+        {"run": {"rounds": 2, "controller": "heuristic"}, "task": {"name": "planted"}, "env": {"n_envs": 4}}
+    )
+    play(config, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.all_problems() == []
+    assert "no epoch and no baseline was logged" in report_html([run])
+    assert "finished: 2 rounds" in short_form(run)
 
 
 def test_an_interrupted_run_is_not_taken_for_a_going_one(tmp_path: Path) -> None:
@@ -117,7 +139,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(grown: Path, tm
 def test_a_folder_with_nothing_but_a_log_is_a_run(tmp_path: Path) -> None:
     JsonlSink(tmp_path / "events.jsonl").close()
     run = open_run(tmp_path)
-    assert run.state_words() == "interrupted: before the first round"
+    assert run.state_words() == "interrupted: before the first round, the baseline is not measured yet"
     assert "Nothing is compared yet" in report_html([run])
     assert "nothing measured yet" in short_form(run)
 
