@@ -99,7 +99,7 @@ def _add(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _cells(seconds: float | None, all_seconds: float) -> list[str]:
-    return ["0", "0 %"] if seconds is None else [number(seconds, 1), f"{seconds / all_seconds:.1%}"]
+    return ["0.0", "0.0%"] if seconds is None else [f"{seconds:,.1f}", f"{seconds / all_seconds:.1%}"]
 
 
 def _mean(values: Sequence[float]) -> float | None:

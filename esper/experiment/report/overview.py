@@ -166,12 +166,14 @@ def configuration_section(runs: Sequence[Run]) -> str:
     parts = []
     if len(runs) > 1:
         different = [row for row in rows if len(set(row[1:])) > 1]
-        parts.append(table(heads, different, "Where the runs differ") or note("The configurations are the same."))
-    everything = table(heads, rows) or note("No config.toml could be read.")
+        parts.append(
+            table(heads, different, "Where the runs differ", "facts") or note("The configurations are the same.")
+        )
+    everything = table(heads, rows, style="facts") or note("No config.toml could be read.")
     parts.append(f"<details><summary>The whole configuration</summary>{everything}</details>")
     facts = [_flat(run.environment) for run in runs]
     names = list(dict.fromkeys(name for found in facts for name in found))
-    machine = table(heads, [[name, *(found.get(name, "") for found in facts)] for name in names])
+    machine = table(heads, [[name, *(found.get(name, "") for found in facts)] for name in names], style="facts")
     machine = machine or note("No env.json could be read.")
     parts.append(f"<details><summary>Versions and hardware</summary>{machine}</details>")
     return section("configuration", "Configuration", *parts)

@@ -76,11 +76,11 @@ th[scope=row]{font-weight:400}
 thead th{position:sticky;top:0;background:var(--page);font-weight:600}
 figure thead th{background:var(--card)}
 td.n{text-align:right}
-.facts td{text-align:left}
+.facts td{text-align:left;overflow-wrap:anywhere}
 .problems+.figures{margin-top:16px}
 summary{cursor:pointer;font-size:.9rem;padding:4px 0}
 .rounds{display:flex;flex-wrap:wrap;gap:0 24px}
-.rounds>details{min-width:9.5rem}.rounds>details[open]{flex:1 0 100%;min-width:0}
+.rounds>details{min-width:10.5rem}.rounds>details[open]{flex:1 0 100%;min-width:0}
 .round>summary{font-weight:600}
 .problems{border-left:4px solid var(--p1);background:var(--card);padding:8px 12px;margin:8px 0}
 .problems ul{margin:4px 0;padding-left:20px}

@@ -58,6 +58,8 @@ def nasty(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nasty(name: str, value: Any) -> Any:
+    if name == "comparisons":  # dataclasses: their keys are no names
+        return [{key: _nasty(key, item) for key, item in comparison.items()} for comparison in value]
     if isinstance(value, dict):
         if name == "stages":
             return {NASTY + key: stage for key, stage in value.items()}

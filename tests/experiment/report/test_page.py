@@ -106,6 +106,7 @@ def test_markup_quotes_and_control_codes_from_a_log_are_text(
     assert "ü😀" in page.text
     assert not set(html) & {"\x1b", "\u202e", "\x00", "\ud800"}
     assert len(drawings(html)) > 10
+    assert open_run(folder).all_problems() == []  # every event was shown, and none left out
     words = short_form(open_run(folder))
     assert "window.hacked" in words
     assert not set(words) & {"\x1b", "\u202e", "\x00", "\ud800"}
