@@ -13,6 +13,8 @@ from esper.config import ConfigError
 COMMANDS = {
     "run": "Grow hosts with a controller, beside the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
+    "report": "Write runs as one page of HTML: curves, slots, contributions, rewards, time.",
+    "show": "Show how a run stands, also while it is going.",
     "info": "Show versions, hardware and what was built; or the observation and the configuration.",
     "tasks": "List the tasks, blueprints and controllers.",
 }

@@ -217,6 +217,11 @@ class GrowthVectorEnv(SlotVectorEnv):
         episode.report_changes()
         training, now = episode.training, episode.measurement
         fossils = {slot.name: slot.blueprint.name for slot in training.fossils() if slot.blueprint}
+        contributions = [
+            (slot.name, slot.measured.contribution, slot.measured.contribution_error)
+            for slot in episode.slots
+            if slot.blended and slot.measured.contribution is not None
+        ]
         self.emit(
             EpochCompleted(
                 env=episode.index,
@@ -230,11 +235,8 @@ class GrowthVectorEnv(SlotVectorEnv):
                 baseline_accuracy=episode.baseline_accuracy(),
                 parameters=training.host_parameters + training.seed_parameters,
                 fossil_parameters=training.fossil_parameters,
-                contributions={
-                    slot.name: slot.measured.contribution
-                    for slot in episode.slots
-                    if slot.blended and slot.measured.contribution is not None
-                },
+                contributions={name: value for name, value, _ in contributions},
+                contribution_errors={name: error for name, _, error in contributions if error is not None},
                 stages={slot.name: slot.stage.name for slot in episode.slots},
                 reward=float(reward),
                 reward_terms=episode.terms,

@@ -159,6 +159,8 @@ class EpochCompleted(Event):
     stages: dict[str, str]
     reward: float
     reward_terms: dict[str, float]
+    contribution_errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Standard errors of ``contributions``, pp. Logs of an Esper that did not write them read as empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ def test_help_does_not_import_torch() -> None:
     [
         ("run", "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --resume"),
         ("compare", "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json"),
+        ("report", "--out"),
+        ("show", "--watch"),
         ("info", "--observation --config --task"),
         ("tasks", "--help"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,8 @@ def test_trap_10_telemetry_changes_no_learned_bit(learned: Learned, tmp_path: Pa
 def test_finding_h1_a_rollback_is_counted_and_disturbs_no_other_host(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(training: ParallelEnvState) -> None:
-        train_epoch(training)
+    def breaks(training: ParallelEnvState, cancelled: Callable[[], bool]) -> None:
+        train_epoch(training, cancelled)
         if (training.run_seed, training.index, training.episode, training.epoch) == (7, 1, 0, hurt):
             DAMAGE["NaN weight"](training)
 

@@ -130,10 +130,10 @@ def test_trap_30_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_
 def test_finding_m12_an_error_in_a_lane_leaves_a_checkpoint(
     name: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(training: Any) -> None:
+    def breaks(training: Any, cancelled: Callable[[], bool]) -> None:
         if training.index == 1 and training.episode == 1 and training.epoch == 2:
             raise MemoryError("no more")
-        train_epoch(training)
+        train_epoch(training, cancelled)
 
     with monkeypatch.context() as patch:
         patch.setattr("esper.training.epochs.train_epoch", breaks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -300,11 +301,11 @@ def test_a_run_is_played_once(tmp_path: Path) -> None:
 def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
 
-    def breaks(env: Any) -> None:
+    def breaks(env: Any, cancelled: Callable[[], bool]) -> None:
         trained.extend([env.index] * (env.index < FIRST_INDEX))  # not the hosts of the baseline
         if len(trained) > 2:
             raise MemoryError("no more")
-        train_epoch(env)
+        train_epoch(env, cancelled)
 
     monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
     with pytest.raises(RuntimeError, match=r"env \d, epoch 1, batch \d+: MemoryError: no more"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 from collections.abc import Iterator
@@ -17,13 +19,16 @@ class JsonlSink:
     """Appends every event to ``path``, one line each; the folder must exist.
 
     The file is line-buffered, so a crash of the process loses at most the line being written. When a run resumes, such
-    a torn line is cut off first.
+    a torn line is cut off first. While it is open the file has a shared lock, which ends with the process, however that
+    ends: :func:`being_written` asks for it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         cut_torn_line(self.path)
         self._file = self.path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        with contextlib.suppress(OSError):  # a file system without locks: readers find that out, too
+            fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def handle(self, event: Event) -> None:
         """Write one line. An event that JSON cannot hold raises before anything of it is written."""
@@ -57,6 +62,19 @@ def read_events(path: str | Path, *, allow_torn_last_line: bool = False) -> Iter
                 raise ValueError(f"{path}:{number}: {what} ({error})") from error
             _check_record(fields, f"{path}:{number}")
             yield fields
+
+
+def being_written(path: str | Path) -> bool | None:
+    """Whether a :class:`JsonlSink` has the log open, in any process of this machine; None where that cannot be found
+    out, because the file cannot be opened or its file system has no locks."""
+    try:
+        with Path(path).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the file is closed, at once
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def cut_torn_line(path: Path) -> None:

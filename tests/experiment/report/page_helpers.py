@@ -1,0 +1,88 @@
+"""Reading a page as a browser would, and events as somebody with bad intentions might write them."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from typing import Any
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+NASTY = "<script>window.hacked=1</script>\"'&</style><img src=x onerror=window.hacked=1>ü😀\x1b[2J\u202e\x00\ud800"
+"""What no name should be: markup, quotes, an escape sequence, a turn of direction, half a character."""
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed, and keeps names, ids, attributes and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1] == tag, f"</{tag}> where {self.open[-1]} is open"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def drawings(html: str) -> list[ElementTree.Element]:
+    """All pictures; each must be XML by itself."""
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+
+
+def nasty(fields: dict[str, Any]) -> dict[str, Any]:
+    """The event with every name that can come from outside replaced."""
+    return {name: value if name == "event" else _nasty(name, value) for name, value in fields.items()}
+
+
+def _nasty(name: str, value: Any) -> Any:
+    if name == "comparisons":  # dataclasses: their keys are no names
+        return [{key: _nasty(key, item) for key, item in comparison.items()} for comparison in value]
+    if isinstance(value, dict):
+        if name == "stages":
+            return {NASTY + key: stage for key, stage in value.items()}
+        return {NASTY + key: _nasty("", item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_nasty("", item) for item in value]
+    if isinstance(value, str) and name not in ("after", "before"):
+        return NASTY + value
+    return value
+
+
+def not_finite(fields: dict[str, Any]) -> dict[str, Any]:
+    """Every third number of the event NaN, infinite or as large as they come."""
+    bad = ["nan", "inf", "-inf", 1e308, -1e308, 1e-320]
+    count = 0
+
+    def spoil(value: Any) -> Any:
+        nonlocal count
+        if isinstance(value, float):
+            count += 1
+            return bad[count % len(bad)] if count % 3 == 0 else value
+        if isinstance(value, dict):
+            return {key: spoil(item) for key, item in value.items()}
+        return [spoil(item) for item in value] if isinstance(value, list) else value
+
+    return {key: spoil(value) for key, value in fields.items()}
