@@ -69,6 +69,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
         precision = concrete(config.task.precision or task.precision, task.device)
+        config = config.with_values(task={"precision": precision})
         with seeded(0), casting(precision, task.device):
             sites = check_hosts(task, image_dtype(precision)).sites
         totals = make_totals(

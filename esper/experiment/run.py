@@ -200,6 +200,8 @@ class Experiment:
                 slots=spec.slots,
                 blueprints=spec.blueprints,
                 tier=tier,
+                precision=None if tier is None else self.env.config.task.precision,
+                micro_batches=config.task.micro_batches,
                 tier_refused=refused,
                 time=time.time(),
                 folder=str(self.folder),

@@ -39,6 +39,10 @@ class RunStarted(Event):
     blueprints: tuple[str, ...]
     tier: str | None
     """How steps of hosts are carried out: eager, compiled or graph; None where hosts are simulated."""
+    precision: str | None
+    """What they compute with; None where hosts are simulated."""
+    micro_batches: int
+    """Parts that a batch is computed in."""
     tier_refused: str | None = volatile()
     """Why that is not the tier of the config; may name files."""
     time: float = volatile()

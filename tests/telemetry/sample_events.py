@@ -50,6 +50,8 @@ def started(**changes: Any) -> RunStarted:
         "slots": ("r0c0", "r0c1"),
         "blueprints": ("conv_light", "norm"),
         "tier": "graph",
+        "precision": "bfloat16",
+        "micro_batches": 1,
         "tier_refused": None,
         "time": 0.0,
         "folder": "runs/a",

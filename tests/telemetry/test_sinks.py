@@ -330,13 +330,18 @@ def test_console_tells_what_was_learned_and_compared_and_that_a_run_was_resumed(
 
 
 def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
-    assert "steps: graph" in printed(started())
+    assert "steps: graph, bfloat16" in printed(started())
     why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))
-    assert "steps: eager, because: it [has] bugs" in why
+    assert "steps: eager, bfloat16, because: it [has] bugs" in why
     assert why[-1] == "steps not captured: dropout"
     assert not any(line.startswith("steps") for line in printed(started(tier=None)))
     again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
     assert printed(again) == ["resumed after round 3/10", "steps: compiled"]
+
+
+def test_finding_l4_console_tells_that_batches_are_computed_in_parts() -> None:
+    assert not any("parts" in line for line in printed(started()))
+    assert any("in 4 parts; BatchNorm" in line for line in printed(started(micro_batches=4)))
 
 
 def test_console_tells_of_practice_in_a_few_lines() -> None:

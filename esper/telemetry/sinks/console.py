@@ -78,13 +78,17 @@ class ConsoleSink:
         self._print("{} of {}, {} each".format(*sizes))
         self._print(f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}")
         self._print(f"blueprints: {', '.join(event.blueprints)}")
-        self._print_tier(event)
+        self._print_tier(event, f", {event.precision}")
+        if event.micro_batches > 1:
+            self._print(
+                f"batches are computed in {event.micro_batches} parts; BatchNorm's statistics are those of a part"
+            )
         self._print(f"run folder: {event.folder}")
 
-    def _print_tier(self, event: RunStarted | RunResumed) -> None:
+    def _print_tier(self, event: RunStarted | RunResumed, precision: str = "") -> None:
         if event.tier is not None:
             why = "" if event.tier_refused is None else f", because: {event.tier_refused}"
-            self._print(f"steps: {event.tier}{why}")
+            self._print(f"steps: {event.tier}{precision}{why}")
 
     def _print_round(self, event: RoundCompleted) -> None:
         self._rounds_seen += 1
