@@ -34,7 +34,7 @@ from esper.training.tiers import make_lanes
 from esper.training.totals import make_totals
 
 
-def ignore(_event: Event) -> None:
+def ignore(_event: object) -> None:
     pass
 
 
@@ -89,6 +89,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.lanes = make_lanes(config.run, task.device)
         self.trainer = HostTrainer(task, self.training, self.lanes)
         self.episodes: list[Episode] = []
+        self.watch: Callable[[Episode], None] = ignore
+        """Is told of an episode after each validation, while everything is as it was in the epoch before it."""
         if self.trainer.batches is not None:
             self.trainer.batches.spans = self.spans
 
@@ -110,6 +112,7 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self.lanes.run(Episode.validate, starting)
                 transfer(starting)
         for episode in starting:
+            self.watch(episode)
             episode.begin()
         return self._show(gather(self.episodes)), self._info()
 
@@ -149,6 +152,8 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.lanes.run(Episode.validate, active)
             if active:
                 transfer(active)
+        for episode in active:
+            self.watch(episode)
         with self.spans("govern"):
             for episode in active:
                 episode.govern()
