@@ -74,7 +74,7 @@ def _kept(slot: SeedSlot) -> KeptSeed:
 
 
 def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
-    """``host``, whose sites are known, with fresh seeds; ``blueprints`` by slot. Torch's generator draws their weights."""
+    """``host``, whose sites are known, with fresh seeds; ``blueprints`` by slot. Torch's generator draws weights."""
     channels = {site.name: site.channels for site in host.sites}
     seeds = {}
     for name, seed in kept.items():

@@ -23,6 +23,7 @@ MIN_PAIRS = 10
 EXACT_PAIRS = 16
 """Up to this many pairs the sign-flip test enumerates every assignment (2^15 at most, the first sign is fixed)."""
 
+
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
     """Arms ``a`` and ``b`` measured on the same n pairs; every difference is a - b.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import torch
 
@@ -43,18 +44,19 @@ def nearest_in_size(host: Host, parameters: int) -> Sized:
 
 def _wider(host: Host) -> Iterator[tuple[int, Callable[[], Host]]]:
     """Widths from that of ``host`` on, and what makes hosts of each."""
+    make: Callable[[int], Host]
     if type(host) is CNNHost:
-        in_channels, classes, base, *rest = host.arguments
-        step, make = 1, lambda width: CNNHost(in_channels, classes, width, *rest)
+        in_channels, classes, least, blocks, kernel, pool, pool_last, rows = host.arguments
+        make = lambda base: CNNHost(in_channels, classes, base, blocks, kernel, pool, pool_last, rows)  # noqa: E731
+        step = 1
     elif type(host) is TransformerHost:
-        vocabulary, base, layers, heads, *rest = host.arguments
-        step, make = heads, lambda width: TransformerHost(vocabulary, width, layers, heads, *rest)
+        vocabulary, least, layers, heads, block, slots = host.arguments
+        make = lambda width: TransformerHost(vocabulary, width, layers, heads, block, slots)  # noqa: E731
+        step = heads
     else:
         raise ConfigError(
             f"how to widen a {type(host).__name__} is not known: only Esper's own convolutional and transformer hosts "
             "have a width that can be set"
         )
-    width = base
-    while True:
+    for width in count(least, step):
         yield width, partial(make, width)
-        width += step
