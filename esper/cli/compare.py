@@ -36,7 +36,7 @@ NAME=FILE.toml, an arm with a config of its own; or NAME:controller=...,SECTION.
     "--resume",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Go on with a comparison; no other options, but --task where the task is a file of yours.",
+    help="Go on with a comparison, or tell it again with another --reference; --task where that is a file of yours.",
 )
 def command(
     arms: tuple[str, ...],
@@ -57,9 +57,11 @@ def command(
     """
     own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Comparison.resume
     settings = [value for name, value in flags.items() if not (own and name == "task")]
-    given = [*arms, pairs, reference, of, out, config_file, *assignments, *settings]
+    given = [*arms, pairs, of, out, config_file, *assignments, *settings]
     if resume is not None and any(value is not None for value in given):
-        raise ConfigError("--resume FOLDER goes on with the comparison as it was begun; it takes no other option")
+        raise ConfigError(
+            "--resume FOLDER goes on with the comparison as it was begun; beside it only --reference may be given"
+        )
     if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
 
@@ -75,7 +77,7 @@ def command(
 
     progress = ConsoleSink(TerminalConsole()).handle
     if resume is not None:
-        comparison = Comparison.resume(resume, progress, task=flags["task"])
+        comparison = Comparison.resume(resume, progress, flags["task"], reference)
     else:
         read = read_arms(arms, tables, of)
         task = read[0].config.task.name if read else ""

@@ -164,6 +164,9 @@ def _controller(draft: _Draft, base: Tables) -> str:
             f"arm {draft.name!r} does not say what decides: give it a controller, one of "
             f"{', '.join((*NAMES, 'no-growth', *CONTROLS))}"
         )
+    kinds = {known.partition(":")[0] for known in NAMES}
+    if draft.controller.partition(":")[0] not in kinds and draft.controller not in (*ALONE, *CONTROLS):
+        raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
     if draft.of is not None and draft.controller not in CONTROLS:
         raise ConfigError(f"arm {draft.name!r}: of= is for {', '.join(CONTROLS)}; {draft.controller} follows no arm")
     return draft.controller

@@ -129,9 +129,14 @@ class Comparison:
 
     @classmethod
     def resume(
-        cls, folder: Path | str, progress: Callable[[ArmPlayed], None] = _ignore, task: Task | str | None = None
+        cls,
+        folder: Path | str,
+        progress: Callable[[ArmPlayed], None] = _ignore,
+        task: Task | str | None = None,
+        reference: str | None = None,
     ) -> Comparison:
-        """A comparison that goes on after the last round that was kept, and ends as if it had never stopped.
+        """A comparison that goes on after the last round that was kept, and ends as if it had never stopped; one that
+        has ended is told again, where ``reference`` is given with another arm to compare the others with.
 
         A task of your own is code, which is never run because a folder names it: give it again in ``task``, the task
         itself or its name.
@@ -141,14 +146,17 @@ class Comparison:
                 that is not named.
         """
         files = ComparisonFolder(Path(folder), resumed=True)
-        arms, pairs, reference = files.settings()
+        arms, pairs, first = files.settings()
+        reference = reference or first
+        if reference not in (names := [arm.name for arm in arms]):
+            raise ConfigError(f"the reference is one of the arms, {', '.join(names)}; not {reference}")
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
         arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
         found = cls.__new__(cls)
         found.files = files
         found._set_up(arms, pairs, reference, progress, given, 0)
-        found.played = files.played([arm.name for arm in arms])
+        found.played = files.played(names)
         found._resumed = True
         return found
 

@@ -33,7 +33,8 @@ def print_report(outcome: Outcome, console: Console, full: bool = False) -> None
                 console.print(table)
             _line(console, "")
             for found in findings.versus.values():
-                _line(console, f"{found.pair.name_a} and {found.pair.name_b}: {found.verdict}")
+                names = "" if found.conclusive else f"{found.pair.name_a} and {found.pair.name_b}: "
+                _line(console, names + found.verdict)
         else:
             _line(console, metric.heading)
             console.print(_differences(findings, means=True))
