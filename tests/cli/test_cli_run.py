@@ -51,7 +51,8 @@ def test_help_does_not_import_torch() -> None:
         ("run", "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --resume"),
         (
             "compare",
-            "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json --of --out --resume",
+            "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json --of --out "
+            "--resume",
         ),
         ("info", "--observation --config --task"),
         ("tasks", "--help"),

@@ -43,6 +43,8 @@ def test_from_esper_import_works() -> None:
 
 
 def test_a_name_that_is_not_there_lists_those_that_are() -> None:
-    with pytest.raises(AttributeError, match=r"module 'esper' has no attribute 'Experimint'; it has: Augmentation, Conf"):
+    with pytest.raises(
+        AttributeError, match=r"module 'esper' has no attribute 'Experimint'; it has: Augmentation, Conf"
+    ):
         esper.Experimint  # noqa: B018
     assert not hasattr(esper, "load_hosts")
