@@ -137,9 +137,9 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
     for assignment in re.split(r",(?=\s*[\w.-]+\s*=)", rest):
         key, _, value = (part.strip() for part in assignment.partition("="))
         if key in ("controller", "run.controller"):
-            draft.controller = value
+            draft.controller = value.strip("\"'")
         elif key == "of":
-            draft.of = value
+            draft.of = value.strip("\"'")
         else:
             for known, why in WITHOUT_EFFECT.items():
                 if key == known or key.startswith(f"{known}."):

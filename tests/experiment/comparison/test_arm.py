@@ -48,6 +48,10 @@ def test_an_arm_sets_values_of_its_own() -> None:
     assert arms(text, "none")["none"].config.task.learning_rate is None
 
 
+def test_a_controller_in_quotes_is_the_same() -> None:
+    assert arms('mine:controller="random"', "none")["mine"].controller == "random"
+
+
 def test_an_arm_has_its_config_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[run]\ncontroller = "random"\nrounds = 7\n[env]\nmax_seeds = 1\n')

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.config import TrainingConfig
+from esper.control.random import RandomController
 from esper.data.task import resolve
 from esper.data.tasks import load_task
+from esper.env.vector_env import GrowthVectorEnv
+from esper.experiment.comparison import compute
 from esper.experiment.comparison.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, Kind, Occupant
+from esper.experiment.play import play_round
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.training.epochs import HostTrainer
+from tests.core_helpers import EASY_GATES
 
 SAMPLES, VALIDATED = 128, 400
 # Multiply-accumulates of one image in the host of `digits`: two 3x3 convolutions and the head.
@@ -87,3 +96,54 @@ def test_recalibration_counts_its_passes() -> None:
     """Each configuration sees 256 training images, too, and shares nothing."""
     _, both = meter(recalibrate=True).of_epoch(kind(NORM, 1.0, 0.0))
     assert both == pytest.approx(2 * 2 * FORWARD * (VALIDATED + 256))
+
+
+class CountingLanes:
+    """Does all work in this thread, under PyTorch's counter."""
+
+    cancelled = False
+
+    def __init__(self) -> None:
+        self.flops = 0
+
+    def run(self, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
+        with compute._PassCounter() as counter, sdpa_kernel(SDPBackend.MATH):
+            for env in envs:
+                work(env)
+        self.flops += counter.get_total_flops()
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.mark.parametrize(
+    ("task", "env"),
+    [
+        ("digits", {}),
+        ("digits", {"incubation": "ste", "counterfactual_every": 3}),
+        ("digits", {"recalibrate": True}),
+        ("chars", {}),
+    ],
+    ids=["shadow", "straight-through", "recalibrated", "transformer"],
+)
+def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) -> None:
+    """Random growth with every pass under the counter, against kinds of epochs times their number."""
+    loaded = load_task(task)
+    sizes = {"n_envs": 2, "episode_length": 10, "baseline_episodes": 1, "one_incubating": False, "gates": EASY_GATES}
+    config = TrainingConfig.parse(
+        {"task": {"name": task, "samples_per_epoch": 64, "batch_size": 8}, "env": {**sizes, **env}}
+    )
+    few = slice(0, 24)
+    small = type(loaded.validation)(loaded.validation.x[few], loaded.validation.y[few], loaded.validation.table)
+    hosts = GrowthVectorEnv(replace(loaded, validation=small, test=small), config)
+    meter = ComputeMeter(hosts.task, hosts.config, hosts.blueprints)
+    hosts.prepare()
+    hosts.lanes.close()
+    lanes = CountingLanes()
+    hosts.lanes = lanes  # type: ignore[assignment]
+    hosts.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
+    hosts.watch = meter.watch
+    play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
+    assert lanes.flops > 0
+    assert sum(meter.flops(i) for i in range(2)) == pytest.approx(lanes.flops, rel=1e-9)
+    assert len(meter._epochs[0]) > 2  # more than one kind of epoch
