@@ -1,106 +1,125 @@
-"""`esper compare`: controllers on the same hosts, pair by pair."""
+"""`esper compare`: arms on the same hosts, pair by pair."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import build_config, config_options
-from esper.config import ConfigError, TrainingConfig
+from esper.cli.options import build_tables, config_options
+from esper.cli.run import task_again
+from esper.config import ConfigError
+from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.experiment.compare import Arm, ArmComparison
+    from esper.experiment.comparison.comparison import Comparison
+
+ARM = """What takes part; give two or more. no-growth, random, heuristic, schedule, schedule:FILE.toml; ppo:RUN_FOLDER
+or checkpoint:PATH, an agent that has learned; static, bigger and same-compute, made for another arm's hosts;
+NAME=FILE.toml, an arm with a config of its own; or NAME:controller=...,SECTION.KEY=VALUE,..."""
 
 
 @click.command("compare")
 @config_options
-@click.option("--arm", "arms", multiple=True, required=True, help="A controller; give two or more.")
-@click.option("--pairs", default=10, show_default=True, type=click.IntRange(min=1), help="Hosts that every arm grows.")
-@click.option("--reference", help="The arm that the others are compared with.  [default: none, or else the last arm]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write every pair's values, new file.")
+@click.option("--arm", "arms", multiple=True, metavar="ARM", help=ARM)
+@click.option("--pairs", type=click.IntRange(min=1), help="Hosts of every arm.  [default: 10]")
+@click.option(
+    "--reference", metavar="NAME", help="What others are compared with.  [default: no-growth or the last arm]"
+)
+@click.option("--of", metavar="NAME", help="The arm that controls are made for.  [default: the first that grows hosts]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder, new or empty.  [default: runs/compare-TASK-TIME]")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write results.json there, too; a new file.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Go on with a comparison, or tell it again with another --reference; --task where that is a file of yours.",
+)
 def command(
     arms: tuple[str, ...],
-    pairs: int,
+    pairs: int | None,
     reference: str | None,
+    of: str | None,
+    out: Path | None,
     json_file: Path | None,
+    resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Compare controllers on the same hosts: same weights, same batches, test accuracy of what was kept.
+    """Compare arms on the same hosts: same first weights, same batches, test accuracy of what was kept.
 
-    Fewer than 10 pairs are allowed, and are said to be inconclusive.
+    The other options are the config that all arms have in common. Fewer than 10 pairs are allowed, and are said to be
+    inconclusive. The folder gets every pair's values, the tables and plots.
     """
-    config = build_config(config_file, assignments, flags, {})
-    ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
-    if ignored:  # the config of a run has them, too, and may be given as it is
-        raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
-    reference = reference or ("none" if "none" in arms else arms[-1])
-    if len(arms) < 2 or reference not in arms:
-        raise ConfigError(f"give two or more --arm, the reference among them; got {', '.join(arms)} and {reference}")
+    own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Comparison.resume
+    settings = [value for name, value in flags.items() if not (own and name == "task")]
+    given = [*arms, pairs, of, out, config_file, *assignments, *settings]
+    if resume is not None and any(value is not None for value in given):
+        raise ConfigError(
+            "--resume FOLDER goes on with the comparison as it was begun; beside it only --reference may be given"
+        )
     if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
 
-    from esper.experiment.compare import against_reference, compare_controllers
+    if resume is None:
+        tables = build_tables(config_file, assignments, flags, {})
+        ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
+        if ignored:  # the config of a run has them, too, and may be given as it is
+            raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
+
+    from esper.experiment.comparison.arm import read_arms
+    from esper.experiment.comparison.comparison import Comparison
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
-    found = compare_controllers(config, arms, pairs, progress=ConsoleSink(TerminalConsole()).handle)
-    comparisons = against_reference(found, reference)
-    _print_arms(found, pairs, config.run.seed)
-    _print_comparisons(comparisons, pairs, reference)
+    progress = ConsoleSink(TerminalConsole()).handle
+    if resume is not None:
+        comparison = Comparison.resume(resume, progress, flags["task"], reference)
+    else:
+        read = read_arms(arms, tables, of)
+        task = read[0].config.task.name if read else ""
+        comparison = Comparison(read, pairs or 10, out or default_folder(task), reference, progress)
+    play(comparison, json_file)
+
+
+def play(comparison: Comparison, json_file: Path | None) -> None:
+    """Run it, and report what there is, also of one that was cut short."""
+    from esper.training.lanes import LaneError
+
+    try:
+        comparison.run()
+    except KeyboardInterrupt:
+        report(comparison, json_file)
+        raise
+    except (LaneError, OSError) as error:
+        report(comparison, json_file)
+        raise click.ClickException(str(error)) from error
+    except Exception:
+        report(comparison, json_file)
+        raise
+    report(comparison, json_file)
+
+
+def report(comparison: Comparison, json_file: Path | None) -> None:
+    """Print and write what was finished; where nothing was, how to go on."""
+    from esper.experiment.comparison.folder import RESULTS
+    from esper.experiment.comparison.report import write_report
+    from esper.telemetry.sinks.console import TerminalConsole
+
+    folder, task = comparison.files.path, comparison.arms[0].config.task.name
+    if comparison.outcome is None:
+        click.echo(f"No pair was finished by all arms: esper compare --resume {folder}{task_again(task)}")
+        return
+    click.echo()
+    write_report(comparison.outcome, TerminalConsole())
     if json_file is not None:
-        _write_json(json_file, config, pairs, found, comparisons)
+        shutil.copyfile(folder / RESULTS, json_file)
 
 
-def _print_arms(arms: Sequence[Arm], pairs: int, seed: int) -> None:
-    from esper.telemetry.sinks.console import count
-
-    click.echo(f"\nTest accuracy of committed hosts after the last epoch, {count(pairs, 'pair')}, seed {seed}\n")
-    click.echo(f"{'arm':28s} {'mean %':>7s} {'std':>5s} {'seeds kept':>10s} {'parameters':>10s}")
-    for arm in arms:
-        spread = f"{arm.accuracy.std(ddof=1):5.2f}" if pairs > 1 else "    -"
-        click.echo(
-            f"{arm.controller:28s} {arm.accuracy.mean():7.2f} {spread} {arm.fossils.mean():10.1f} "
-            f"{arm.parameters.mean():10.0f}"
-        )
-
-
-def _print_comparisons(comparisons: Sequence[ArmComparison], pairs: int, reference: str) -> None:
-    from esper.telemetry.sinks.console import count
-
-    number = count(len(comparisons), "comparison")
-    click.echo(f"\nPaired differences to {reference!r}, pp (p corrected for {number}, Holm)\n")
-    for comparison in comparisons:
-        c = comparison.pair
-        interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if pairs > 1 else "no interval"
-        click.echo(
-            f"{c.name_a:28s} {c.difference:+6.2f}  {interval}  p = {comparison.adjusted_p:.2g}  "
-            f"{c.wins} better, {c.ties} equal, {c.losses} worse"
-        )
-        click.echo(f"{'':28s} {comparison.verdict}")
-
-
-def _write_json(
-    file: Path, config: TrainingConfig, pairs: int, arms: Sequence[Arm], comparisons: Sequence[ArmComparison]
-) -> None:
-    from esper.experiment.environment import describe_environment
-    from esper.experiment.files import write_json
-
-    values = {a.controller: {k: getattr(a, k).tolist() for k in ("accuracy", "parameters", "fossils")} for a in arms}
-    results = [{**asdict(c.pair), "adjusted_p": c.adjusted_p, "verdict": c.verdict} for c in comparisons]
-    environment = describe_environment()
-    environment["modules"] = sorted(environment["modules"])
-    write_json(
-        file,
-        {
-            "config": config.model_dump(mode="json"),
-            "pairs": pairs,
-            "arms": values,
-            "comparisons": results,
-            "environment": environment,
-        },
-    )
+def default_folder(task: str) -> Path:
+    """``runs/compare-TASK-TIME``, with the stem of a task's file in place of its path."""
+    stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
+    return Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -43,10 +43,19 @@ def config_options(function: Command) -> Command:
 def build_config(
     config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
 ) -> TrainingConfig:
-    """The config from a file, then ``--set``, then flags; what comes later wins. Raises ConfigError for wrong input,
-    and for a run folder's config that names a task of the user's own: code is run only when it is named in the command.
+    """The config from :func:`build_tables`. Raises ConfigError as that does."""
+    return TrainingConfig.parse(build_tables(config_file, assignments, flags, extra))
+
+
+def build_tables(
+    config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
+) -> dict[str, Any]:
+    """What is said about the config by a file, then ``--set``, then flags; what comes later wins.
 
     ``flags`` are the values of ``FLAGS`` by parameter name, ``extra`` further (section, key): value; None is not given.
+
+    Raises ConfigError for wrong input, and for a run folder's config that names a task of the user's own: code is run
+    only when it is named in the command.
     """
     tables = read_toml(config_file) if config_file else {}
     for assignment in assignments:
@@ -60,7 +69,7 @@ def build_config(
     named_here = flags["task"] is not None or any(a.partition("=")[0].strip() == "task.name" for a in assignments)
     if is_user_task(config.task.name) and not named_here and config_file and _is_of_a_run(config_file):
         raise refuse_untrusted(config.task.name, str(config_file))
-    return config
+    return tables
 
 
 def _is_of_a_run(config_file: Path) -> bool:

@@ -35,7 +35,7 @@ from esper.training.tiers import make_lanes, prepare_hosts
 from esper.training.totals import make_totals
 
 
-def ignore(_event: Event) -> None:
+def ignore(_event: object) -> None:
     pass
 
 
@@ -94,6 +94,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.episodes: list[Episode] = []
         self._not_captured: set[str] = set()
         """Reasons that have been told."""
+        self.watch: Callable[[Episode], None] = ignore
+        """Is told of an episode after each validation, while everything is as it was in the epoch before it."""
         if self.trainer.batches is not None:
             self.trainer.batches.spans = self.spans
 
@@ -115,6 +117,7 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self.lanes.run(Episode.validate, starting)
                 transfer(starting)
         for episode in starting:
+            self.watch(episode)
             episode.begin()
         return self._show(gather(self.episodes)), self._info()
 
@@ -155,6 +158,8 @@ class GrowthVectorEnv(SlotVectorEnv):
             if active:
                 transfer(active)
         self._tell_what_is_not_captured()
+        for episode in active:
+            self.watch(episode)
         with self.spans("govern"):
             for episode in active:
                 episode.govern()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +13,14 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.env.slot_env import SlotVectorEnv
+from esper.experiment.comparison.side import HELD_OUT, GrowingSide, HostResult, MakePlayer, play_rounds
 from esper.experiment.environment import check_device
-from esper.experiment.play import Played, Player, play_round
 from esper.experiment.players import make_player
 from esper.experiment.statistics import MIN_PAIRS, PairedComparison, compare_pairs, holm_adjusted
 from esper.experiment.threads import one_thread
 from esper.telemetry.event import ArmPlayed
 
 Floats = NDArray[np.float64]
-MakePlayer = Callable[[SlotVectorEnv], Player]
-
-HELD_OUT = 2**31
-"""Added to a run's seed, it is the run seed of hosts that no agent learned from."""
 
 
 @dataclass(frozen=True)
@@ -109,35 +105,26 @@ def play_arms(
     """
     # As few envs as play the pairs in as many rounds, so that little is played beyond them.
     rounds = -(-pairs // (maker.config.env.n_envs or 1))
-    envs: dict[str, SlotVectorEnv] = {}
-    played: dict[str, list[tuple[Played, Floats]]] = {name: [] for name in players}
+    sides: dict[str, GrowingSide] = {}
+    played: dict[str, dict[int, list[HostResult]]] = {name: {} for name in players}
+    baselines: dict[Any, Baseline] = {}
     try:
-        for name in players:
-            envs[name] = maker.make(n_envs=-(-pairs // rounds))
-        brains = {name: make(envs[name]) for name, make in players.items()}
-        for env in envs.values():
-            env.baseline = env.baseline or baseline
-            env.prepare()
-            baseline = env.baseline
+        for name, make in players.items():
+            sides[name] = GrowingSide(maker, make, -(-pairs // rounds), run_seed, baselines, count=False)
+        for side in sides.values():
+            side.env.baseline = side.env.baseline or baseline
+            side.prepare()
         order = np.random.default_rng([run_seed, len(players)])
-        for number in range(rounds):
-            for name in order.permutation(list(players)).tolist():
-                env = envs[name]
-                done = play_round(env, brains[name], run_seed if number == 0 else None)
-                played[name].append((done, env.test_accuracy()))
-                progress(ArmPlayed(name, number + 1, rounds, float(played[name][-1][1].mean())))
+        play_rounds(sides, rounds, order, played, lambda _name, _number, _hosts: None, progress)
     finally:
-        for env in envs.values():
-            env.close()
-    return [
-        Arm(
-            name,
-            np.concatenate([test for _, test in rows])[:pairs],
-            np.concatenate([done.parameters for done, _ in rows])[:pairs],
-            np.concatenate([done.fossils for done, _ in rows])[:pairs],
-        )
-        for name, rows in played.items()
-    ]
+        for side in sides.values():
+            side.close()
+    return [_arm(name, [host for hosts in done.values() for host in hosts][:pairs]) for name, done in played.items()]
+
+
+def _arm(name: str, hosts: Sequence[HostResult]) -> Arm:
+    columns = [[host.accuracy for host in hosts], [host.parameters for host in hosts], [host.fossils for host in hosts]]
+    return Arm(name, *(np.array(column) for column in columns))
 
 
 def against_reference(arms: Sequence[Arm], reference: str) -> list[ArmComparison]:

@@ -57,7 +57,7 @@ def committed_network(training: ParallelEnvState) -> GrownHost:
     with seeded(0):  # every value is overwritten
         host = task.build_host()
         host.probe(task.sample.cpu())
-        network = _assemble(host, kept, blueprints, task.name)
+        network = assemble(host, kept, blueprints, task.name)
     live = [training.host, *(slot.seed for slot in fossils if slot.seed is not None)]
     with torch.no_grad():
         for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
@@ -73,7 +73,8 @@ def _kept(slot: SeedSlot) -> KeptSeed:
     return KeptSeed(slot.blueprint.name, style, slot.alpha.alpha)
 
 
-def _assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
+def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
+    """``host``, whose sites are known, with fresh seeds; ``blueprints`` by slot. Torch's generator draws weights."""
     channels = {site.name: site.channels for site in host.sites}
     seeds = {}
     for name, seed in kept.items():
@@ -161,7 +162,7 @@ def _rebuild(
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
     with seeded(0):  # every value is overwritten
-        network = _assemble(_host_of(facts, model), kept, found, facts["task"])
+        network = assemble(_host_of(facts, model), kept, found, facts["task"])
     weights = safetensors.torch.load(content)
     for name, seed in network.seeds.items():
         start = f"seeds.{name}."

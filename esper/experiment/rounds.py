@@ -17,7 +17,8 @@ from esper.control.script import schedule_ships
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.compare import HELD_OUT, Arm, MakePlayer, play_arms
+from esper.experiment.compare import Arm, play_arms
+from esper.experiment.comparison.side import HELD_OUT, MakePlayer
 from esper.experiment.play import Played, Player, play_round
 from esper.experiment.players import make_player
 from esper.experiment.practice import practise

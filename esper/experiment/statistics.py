@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+
+from esper.experiment.samples import Floats, Interval, check_resamples, finite_values, percentile_interval, sample_std
+from esper.experiment.unpaired import cliffs_delta, mann_whitney
 
 MIN_PAIRS = 10
 """With fewer pairs no winner is named."""
@@ -22,28 +23,15 @@ MIN_PAIRS = 10
 EXACT_PAIRS = 16
 """Up to this many pairs the sign-flip test enumerates every assignment (2^15 at most, the first sign is fixed)."""
 
-Floats = npt.NDArray[np.float64]
-
-
-class Interval(NamedTuple):
-    """A confidence interval, in the unit of its data."""
-
-    low: float
-    high: float
-
-    def excludes(self, value: float) -> bool:
-        """True when ``value`` lies strictly outside."""
-        return value < self.low or value > self.high
-
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
     """Arms ``a`` and ``b`` measured on the same n pairs; every difference is a - b.
 
     ``difference_std`` is the sample standard deviation (n - 1), ``effect_size`` is ``difference / difference_std``
-    (Cohen's d_z); both are NaN for one pair. ``p_value`` is the sign-flip test's. ``mann_whitney_p`` ignores the
-    pairing and is shown beside it, the verdict does not use it. Wins, ties and losses are those of ``a``, by exact
-    comparison.
+    (Cohen's d_z); both are NaN for one pair. ``p_value`` is the sign-flip test's. ``mann_whitney_u``, its p and
+    ``cliffs_delta`` ignore the pairing and are shown beside it, the verdict does not use them. Wins, ties and losses
+    are those of ``a``, by exact comparison.
     """
 
     name_a: str
@@ -57,7 +45,9 @@ class PairedComparison:
     level: float
     interval: Interval
     p_value: float
+    mann_whitney_u: float
     mann_whitney_p: float
+    cliffs_delta: float
     wins: int
     ties: int
     losses: int
@@ -111,12 +101,13 @@ def compare_pairs(
         ValueError: unequal lengths, no pairs, or a value that is not finite (an arm that diverged has to be given the
             result it really reached, or the pair left out on both sides).
     """
-    left, right = _finite(a, name_a), _finite(b, name_b)
+    left, right = finite_values(a, name_a), finite_values(b, name_b)
     if len(left) != len(right):
         raise ValueError(f"pairs need equal lengths: {name_a} has {len(left)} values, {name_b} has {len(right)}")
     differences = left - right
-    std = _sample_std(differences)
+    std = sample_std(differences)
     mean = float(differences.mean())
+    u, u_p = mann_whitney(left, right)
     return PairedComparison(
         name_a=name_a,
         name_b=name_b,
@@ -129,7 +120,9 @@ def compare_pairs(
         level=level,
         interval=paired_bootstrap_interval(differences, level, resamples, seed),
         p_value=sign_flip_test(differences, resamples, seed),
-        mann_whitney_p=float(stats.mannwhitneyu(left, right).pvalue),
+        mann_whitney_u=u,
+        mann_whitney_p=u_p,
+        cliffs_delta=cliffs_delta(left, right),
         wins=int((left > right).sum()),
         ties=int((left == right).sum()),
         losses=int((left < right).sum()),
@@ -153,21 +146,11 @@ def paired_bootstrap_interval(
     Raises:
         ValueError: no values, one that is not finite, a level outside (0, 1), or no resamples.
     """
-    values = _finite(differences, "differences")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    _check_resamples(resamples)
+    values = finite_values(differences, "differences")
+    check_resamples(resamples)
     n = len(values)
-    if n == 1:
-        return Interval(-math.inf, math.inf)
-    if (values == values[0]).all():
-        return Interval(float(values[0]), float(values[0]))
     indices = np.random.default_rng(seed).integers(0, n, size=(resamples, n))
-    means = values[indices].mean(axis=1)
-    # A tail of the normal as far out as the t quantile of n - 1 degrees of freedom, with the n - 1 in the variance.
-    tail = stats.norm.cdf(stats.t.ppf((1 - level) / 2, n - 1) * math.sqrt(n / (n - 1)))
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(float(low), float(high))
+    return percentile_interval(values, values[indices].mean(axis=1), level)
 
 
 def sign_flip_test(differences: Sequence[float] | Floats, resamples: int = 10_000, seed: int = 0) -> float:
@@ -179,8 +162,8 @@ def sign_flip_test(differences: Sequence[float] | Floats, resamples: int = 10_00
     Raises:
         ValueError: no values, one that is not finite, or no resamples.
     """
-    values = _finite(differences, "differences")
-    _check_resamples(resamples)
+    values = finite_values(differences, "differences")
+    check_resamples(resamples)
     n = len(values)
     if n <= EXACT_PAIRS:
         # The last sign stays +: an assignment and its mirror have the same |sum|, so half of them are enough.
@@ -214,33 +197,8 @@ def _reaches_observed(bits: npt.NDArray[np.int64], values: Floats) -> npt.NDArra
     return np.asarray(np.abs((1.0 - 2.0 * bits) @ values) >= abs(values.sum()) - tolerance)
 
 
-def _sample_std(values: Floats) -> float:
-    """Standard deviation over n - 1: NaN for one value, exactly 0 for equal ones, whose mean may round off them."""
-    if len(values) == 1:
-        return math.nan
-    return 0.0 if (values == values[0]).all() else float(values.std(ddof=1))
-
-
 def _effect_size(mean: float, std: float) -> float:
     """mean / std; without spread it is 0 for a zero mean, else infinite; NaN where std is."""
     if std == 0:
         return math.copysign(math.inf, mean) if mean else 0.0
     return mean / std
-
-
-def _finite(values: Sequence[float] | Floats, name: str) -> Floats:
-    """The values as float64 [n], checked: one dimension, at least one value, all finite."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
-    if array.size == 0:
-        raise ValueError(f"{name} is empty: there is nothing to compare")
-    bad = np.flatnonzero(~np.isfinite(array))
-    if bad.size:
-        raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]}: all values must be finite")
-    return array
-
-
-def _check_resamples(resamples: int) -> None:
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")

@@ -44,6 +44,7 @@ class CNNHost(SegmentedHost):
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
             raise ValueError(f"rows is 1, or 2 with pool; not rows={rows}, pool={pool}")
+        arguments = (in_channels, classes, base, blocks, kernel, pool, pool_last, rows)
         fused = base % FUSED_CHANNELS == 0
         segments: list[nn.Module] = []
         sites: list[SlotSite] = []
@@ -65,6 +66,8 @@ class CNNHost(SegmentedHost):
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
         segments.append(nn.Sequential(*before, *head))
         super().__init__(segments, sites, topology="cnn")
+        self.arguments = arguments
+        """What it was made with, in order."""
         if fused:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

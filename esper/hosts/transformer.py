@@ -46,6 +46,8 @@ class TransformerHost(SegmentedHost):
         segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
         super().__init__(segments, [SlotSite(f"r0c{i}", width) for i in range(slots)], topology="transformer")
         self.block = block
+        self.arguments = (vocabulary, width, layers, heads, block, slots)
+        """What it was made with, in order."""
         self._draw_weights(layers)
 
     def _draw_weights(self, layers: int) -> None:

@@ -49,7 +49,11 @@ def test_help_does_not_import_torch() -> None:
     ("command", "options"),
     [
         ("run", "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --resume"),
-        ("compare", "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json"),
+        (
+            "compare",
+            "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json --of --out "
+            "--resume",
+        ),
         ("report", "--out"),
         ("show", "--watch"),
         ("info", "--observation --config --task"),

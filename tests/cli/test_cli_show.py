@@ -105,9 +105,14 @@ def test_compare_prints_a_row_an_arm_and_a_verdict_a_comparison(esper: Esper) ->
     table = next(i for i, line in enumerate(lines) if line.startswith("arm "))
     assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["random", "none", "heuristic"]
     assert "3 pairs" in found.out
-    assert "Paired differences to 'none'" in found.out  # the reference, wherever it was named
-    assert "2 comparisons, Holm" in found.out
+    words = " ".join(found.out.split())
+    assert "Differences are to none" in words  # the reference, wherever it was named
+    assert "2 comparisons (Holm)" in words
+    assert max(len(line) for line in lines if not line.startswith("In runs")) <= 80
     assert found.out.count("inconclusive: fewer than 10 pairs") == 2
+    (folder,) = Path("runs").iterdir()
+    names = {file.name for file in folder.iterdir()}
+    assert {"results.json", "table.txt", "pairs.png", "differences.png", "cost.png"} <= names
 
 
 def test_compare_of_one_pair_prints_no_nan(esper: Esper) -> None:
@@ -123,11 +128,15 @@ def test_compare_writes_what_it_printed(esper: Esper) -> None:
     written = json.loads(Path("o.json").read_text(), parse_constant=_refuse)
     assert written["pairs"] == 3
     assert set(written["arms"]) == {"random", "none"}
-    assert all(len(values) == 3 for arm in written["arms"].values() for values in arm.values())
-    mean = sum(written["arms"]["random"]["accuracy"]) / 3
+    for arm in written["arms"].values():
+        assert all(len(values) == 3 for values in arm["values"].values())
+    mean = sum(written["arms"]["random"]["values"]["test_accuracy"]) / 3
     line = next(line for line in found.out.splitlines() if line.startswith("random "))
     assert line.split()[1] == f"{mean:.2f}"
-    assert written["comparisons"][0]["verdict"] in found.out
+    (told,) = written["metrics"][0]["comparisons"]
+    assert told["verdict"] in found.out
+    (folder,) = Path("runs").iterdir()
+    assert (folder / "results.json").read_bytes() == Path("o.json").read_bytes()
 
 
 def test_compare_writes_json_that_every_parser_reads(esper: Esper) -> None:

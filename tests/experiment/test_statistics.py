@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.experiment.samples import Interval
 from esper.experiment.statistics import (
     MIN_PAIRS,
-    Interval,
     PairedComparison,
     compare_pairs,
     holm_adjusted,
@@ -218,7 +218,13 @@ def test_finding_m14_a_clear_difference_has_a_winner(shift: float, winner: str) 
 def test_finding_m14_a_winner_needs_p_and_interval_and_pairs() -> None:
     def made(p: float, interval: Interval, pairs: int = 20) -> PairedComparison:
         return PairedComparison(
-            "a", "b", pairs, 1.0, 0.0, 1.0, 1.0, 1.0, 0.95, interval, p, mann_whitney_p=0.0, wins=1, ties=0, losses=0
+            *("a", "b", pairs, 1.0, 0.0, 1.0, 1.0, 1.0, 0.95, interval, p),
+            mann_whitney_u=0.0,
+            mann_whitney_p=0.0,
+            cliffs_delta=1.0,
+            wins=1,
+            ties=0,
+            losses=0,
         )
 
     clear, unclear = Interval(0.5, 1.5), Interval(-0.5, 2.5)

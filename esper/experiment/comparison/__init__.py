@@ -1,0 +1,1 @@
+"""`esper compare`: arms on the same hosts, and what may be said about them."""

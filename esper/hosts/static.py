@@ -1,0 +1,51 @@
+"""A grown network as a host: its seeds are part of it from the start, and train as every other layer does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from esper.hosts.grown import GrownHost
+from esper.hosts.host import At, Host
+
+
+class StaticHost(Host):
+    """The host that ``network`` was grown from, with what it has kept built in.
+
+    Sites are those of that host, behind what is built in there; alphas stay as they are.
+    """
+
+    def __init__(self, network: GrownHost) -> None:
+        super().__init__()
+        self.network = network
+        host = network.host
+        self.sites, self.topology, self.overwrites = host.sites, host.topology, host.overwrites
+        self._occupied = {site for site, place in enumerate(host.sites) if place.name in network.kept}
+
+    def probe(self, x: Tensor) -> None:
+        self.network.host.probe(x)
+        self.sites = self.network.host.sites
+        self._occupied = {site for site, place in enumerate(self.sites) if place.name in self.network.kept}
+
+    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.walk(x, self._behind(at), self._free(vacant))
+
+    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.resume(x, site, h, self._behind(at), self._free(vacant))
+
+    def _behind(self, at: At) -> At:
+        """``at`` sees what comes out of the built-in seed."""
+
+        def grown(site: int, h: Tensor) -> Tensor:
+            if site in self._occupied:
+                name = self.sites[site].name
+                h = torch.add(h, self.network.seeds[name](h), alpha=self.network.kept[name].alpha)
+            return at(site, h)
+
+        return grown
+
+    def _free(self, vacant: Collection[int]) -> set[int]:
+        """Those of ``vacant`` at which nothing is built in, either."""
+        return set(vacant) - self._occupied

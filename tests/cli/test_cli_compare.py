@@ -1,0 +1,133 @@
+"""`esper compare` with arms of every kind, interrupted, resumed, and told again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.experiment.comparison.side import GrowingSide
+
+Esper = Callable[..., Any]
+
+PLANTED = ("--task", "planted", "--envs", "2", "--episode-length", "10")
+TINY = (
+    "--envs",
+    "2",
+    "--episode-length",
+    "2",
+    "--set",
+    "task.samples_per_epoch=64",
+    "--set",
+    "env.baseline_episodes=1",
+)
+
+
+def results(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(folder) / "results.json").read_text())
+    return found
+
+
+def test_arms_are_configs(esper: Esper) -> None:
+    Path("slow.toml").write_text('[run]\ncontroller = "heuristic"\n[env]\nmax_seeds = 1\n')
+    few = "few:controller=random,env.max_seeds=2,reward.mode=sparse"
+    arms = ("--arm", "slow=slow.toml", "--arm", few, "--arm", "heuristic", "--arm", "no-growth")
+    found = esper("compare", *PLANTED, *arms, "--pairs", "2", "--out", "out")
+    assert (found.code, found.err) == (0, "")
+    told = results("out")
+    assert told["reference"] == "no-growth"
+    arms_told = told["arms"]
+    assert {name: arm["config"]["env"]["max_seeds"] for name, arm in arms_told.items()} == {
+        "slow": 1,
+        "few": 2,
+        "heuristic": 3,
+        "no-growth": 3,
+    }
+    assert [arms_told[name]["controller"] for name in ("slow", "few")] == ["heuristic", "random"]
+    assert "Differences are to no-growth" in found.out
+
+
+def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
+    arms = ("--arm", "random", "--arm", "heuristic", "--arm", "static", "--arm", "bigger", "--arm", "same-compute")
+    found = esper("compare", *TINY, *arms, "--of", "heuristic", "--pairs", "1", "--out", "out")
+    assert (found.code, found.err) == (0, "")
+    assert {name: arm["of"] for name, arm in results("out")["arms"].items() if arm["of"]} == dict.fromkeys(
+        ("static", "bigger", "same-compute"), "heuristic"
+    )
+    assert "static is made for each host of heuristic" in " ".join(found.out.split())
+    compute = next(metric for metric in results("out")["metrics"] if metric["metric"] == "compute")
+    assert compute["missing"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError("the disk is gone"), 1)], ids=["ctrl-c", "error"]
+)
+def test_what_was_finished_is_reported_and_the_rest_resumed(
+    error: BaseException, code: int, esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, calls = GrowingSide.play, []
+
+    def breaks(self: GrowingSide, number: int, of: Any = ()) -> Any:
+        calls.append(number)
+        if len(calls) == 4:
+            raise error
+        return play(self, number, of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GrowingSide, "play", breaks)
+        found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4", "--out", "out")
+    assert found.code == code
+    words = " ".join(found.out.split())
+    assert "2 pairs of 4 that were asked for" in words
+    assert "Only 2 of 4 pairs were finished: esper compare --resume out" in words
+    assert ("the disk is gone" in found.err) == (code == 1)
+    assert results("out")["pairs"] == 2
+
+    again = esper("compare", "--resume", "out")
+    assert (again.code, again.err) == (0, "")
+    assert results("out")["pairs"] == 4
+    assert again.out.count("comparing, round") == 1
+    esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4", "--out", "whole")
+    assert results("out") == results("whole")
+
+
+def test_nothing_finished_says_how_to_go_on(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: GrowingSide, number: int, of: Any = ()) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GrowingSide, "play", never)
+    found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--out", "out")
+    assert found.code == 130
+    assert "No pair was finished by all arms: esper compare --resume out" in found.out
+
+
+def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None:
+    esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "2", "--out", "out")
+    found = esper("compare", "--resume", "out", "--reference", "random")
+    assert found.code == 0
+    assert "Differences are to random" in " ".join(found.out.split())
+    assert "comparing" not in found.out
+    refused = esper("compare", "--resume", "out", "--pairs", "3")
+    assert refused.code == 2
+    assert "only --reference may be given" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arms", "told"),
+    [
+        (("none", "static"), "static is made for an arm that grows hosts"),
+        (("none", "a:controller=random,run.seed=1"), "run.seed"),
+        (("none", "a:controller=random,reward.mode=greedy"), "arm 'a': reward.mode"),
+        (("none", "ppo"), "ppo has to learn before it can be compared"),
+        (("none", "a=b"), "NAME=FILE.toml"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused(arms: tuple[str, ...], told: str, esper: Esper) -> None:
+    options = [word for arm in arms for word in ("--arm", arm)]
+    found = esper("compare", *TINY, "--seed", "0", *options)
+    assert (found.code, found.out) == (2, "")
+    assert told in found.err
+    assert not list(Path().iterdir())
