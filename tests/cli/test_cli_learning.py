@@ -73,10 +73,10 @@ def test_what_was_learned_is_played_by_the_commands_that_were_proposed(esper: Es
 def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     esper(*DIGITS, "--out", "whole")
 
-    def breaks(training: Any) -> None:
+    def breaks(training: Any, **how: Any) -> None:
         if (training.index, training.episode, training.epoch) == (1, 1, 1):
             raise MemoryError("no more")
-        train_epoch(training)
+        train_epoch(training, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr("esper.training.epochs.train_epoch", breaks)
@@ -99,7 +99,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
 def test_finding_m12_an_error_before_there_is_anything_to_resume_proposes_nothing(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(_training: Any) -> None:
+    def breaks(_training: Any, **_how: Any) -> None:
         raise MemoryError("no more")
 
     monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)

@@ -190,14 +190,14 @@ def test_finding_h2_the_header_and_the_log_tell_the_tier(
 ) -> None:
     monkeypatch.setattr("esper.training.compiled.BACKEND", "eager")
     compiled = ("--set", "run.tier=compiled", "--rounds", "1")
-    assert "steps: compiled" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
+    assert "steps: compiled, float32" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
     assert next(read_events("mine/events.jsonl"))["tier"] == "compiled"
-    assert "steps: eager" in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
+    assert "steps: eager, float32" in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
 
     monkeypatch.setattr("esper.training.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
     found = esper("run", *TINY, *compiled, "--out", "broken")
     assert found.code == 0
-    assert "steps: eager, because: it has bugs" in found.out.splitlines()
+    assert "steps: eager, float32, because: it has bugs" in found.out.splitlines()
     begin = next(read_events("broken/events.jsonl"))
     assert (begin["tier"], begin["tier_refused"]) == ("eager", "it has bugs")
 
@@ -210,5 +210,5 @@ def test_finding_h2_the_header_and_the_log_tell_the_tier(
 def test_a_run_with_code_that_was_really_compiled(esper: Callable[..., Any]) -> None:
     found = esper("run", *TINY, "--set", "run.tier=compiled", "--rounds", "1", "--out", "mine")
     assert found.code == 0
-    assert "steps: compiled" in found.out.splitlines()
+    assert "steps: compiled, float32" in found.out.splitlines()
     assert [event["event"] for event in read_events("mine/events.jsonl")][-1] == "RunCompleted"

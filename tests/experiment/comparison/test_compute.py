@@ -112,6 +112,10 @@ class CountingLanes:
                 work(env)
         self.flops += counter.get_total_flops()
 
+    def reasons(self) -> dict[str, int]:
+        """Nothing is captured, and nothing could be."""
+        return {}
+
     def close(self) -> None:
         """There is nothing to end."""
 
