@@ -153,9 +153,11 @@ class ParallelEnvState:
     def shadow_of(self, slot: SeedSlot) -> ShadowBuffers:
         """The buffers that ``slot``'s incubating seed keeps; they start as the host's are at the first call."""
         if slot.name not in self.shadows:
-            shadow = self.storage.shadows.setdefault(slot.name, ShadowBuffers(self.host))
-            shadow.refill()
-            self.shadows[slot.name] = shadow
+            kept = self.storage.shadows.get(slot.name)
+            if kept is None:
+                kept = self.storage.shadows[slot.name] = ShadowBuffers(self.host)
+            kept.refill()
+            self.shadows[slot.name] = kept
         return self.shadows[slot.name]
 
     def begin_shadows(self) -> None:
