@@ -129,7 +129,7 @@ def test_nan_and_inf_are_counted_and_make_the_group_unusable(dtype: torch.dtype,
 
 @pytest.mark.parametrize("value", [1e20, 3e38, 1e-30, 1e-38, 1e-45, -1e20])
 @pytest.mark.parametrize("n", [1, 48, 3 * BLOCK])
-def test_entries_whose_squares_do_not_fit_float32(value: float, n: int) -> None:
+def test_trap_42_entries_whose_squares_do_not_fit_float32(value: float, n: int) -> None:
     # 1e20 squared overflows float32 and 1e-30 squared underflows; in float64 both are fine.
     g = torch.full((n,), value, dtype=torch.float32)
     assert_equals_twin([[g]])
