@@ -88,7 +88,7 @@ def main() -> None:
                 "Hosts of `digits` with a fossil in every slot; CPU time of one thread, ms; the smallest of 5 epochs",
                 "and of 20 captures and restores. A healthy host is captured every `governor.snapshot_every` epochs,",
                 "which is each epoch at the default horizon of `digits`. Every tensor is copied: training changes them",
-                "all, and the fused optimizer does so without raising their `_version`.",
+                "all.",
                 "",
                 "    python benchmarks/snapshot_cost.py --out benchmarks/results/snapshot_cost.md",
                 "",

@@ -27,8 +27,8 @@ class ValidationRecord:
 class Snapshot:
     """Copies of host, buffers, fossils and their momentum. Its storage is kept and filled again by the next capture.
 
-    Every tensor is copied every time: the fused optimizer writes parameters and momentum without raising their
-    ``_version``, so nothing tells cheaply which of them have changed, and in training hosts all of them do.
+    Every tensor is copied every time: momentum, and everything in a captured step, is written without raising
+    ``_version``, so nothing tells cheaply which tensors have changed, and in training hosts all of them do.
     """
 
     def __init__(self) -> None:
