@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from esper.experiment.compare import compare_controllers
     from esper.experiment.export import accuracy, export, load_host
     from esper.experiment.grow import Grown, grow
-    from esper.experiment.run import Experiment, RunSummary
+    from esper.experiment.run import Experiment
+    from esper.experiment.run_summary import RunSummary
     from esper.hosts.graft import graft
 
 __version__ = "0.1.0"
@@ -35,7 +36,7 @@ _HOMES = {
     "ConfigError": "esper.config",
     "Experiment": "esper.experiment.run",
     "Grown": "esper.experiment.grow",
-    "RunSummary": "esper.experiment.run",
+    "RunSummary": "esper.experiment.run_summary",
     "Split": "esper.data.task",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",

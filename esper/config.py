@@ -45,6 +45,8 @@ class RunConfig(Section):
     """Hosts on which an agent that has learned is compared with each baseline; it never saw them in training."""
     checkpoint_every: Count = 1
     """Rounds between checkpoints; the last round, an interrupt and an error write one in any case."""
+    checkpoint_minutes: Positive = 10.0
+    """Minutes after which one is written in the middle of a round, too, at the end of a step."""
     device: str = "cpu"
     """Where hosts train: cpu, cuda, cuda:0, ..."""
     tier: Literal["auto", "eager", "compiled", "graph"] = "auto"

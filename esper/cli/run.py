@@ -13,7 +13,7 @@ from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.experiment.run import RunSummary
+    from esper.experiment.run_summary import RunSummary
 
 
 @click.command("run")
@@ -93,7 +93,7 @@ def how_to_go_on(folder: Path, task: str) -> str:
     """What is left of a run that ended before its time."""
     from esper.experiment import checkpoint
 
-    if (folder / checkpoint.NAME).exists():
+    if checkpoint.files(folder):
         return f"What was done until then is kept: esper run --resume {folder}{task_again(task)}"
     return f"It had not come to a first checkpoint; the events until then are in {folder}."
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,10 @@ Masks = Mapping[str, NDArray[np.bool_]]
 
 class Controller(ABC):
     """Chooses actions for E envs at once; sees what Gymnasium passes over the seam and nothing else."""
+
+    REMEMBERED: tuple[str, ...] = ()
+    """Names of the attributes in which a kind of controller keeps what it remembers of episodes under way: lists over
+    envs, of plain values."""
 
     def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
         self.spec = spec
@@ -43,6 +49,17 @@ class Controller(ABC):
             actions[env] = self.choose(env, view)
             self.steps[env] += 1
         return actions
+
+    def memory_state(self) -> dict[str, Any]:
+        """What it remembers of the episodes under way, as plain values; copies."""
+        own = {name: copy.deepcopy(getattr(self, name)) for name in self.REMEMBERED}
+        return {"episode": self.episode.tolist(), "steps": self.steps.tolist(), "own": own}
+
+    def load_memory_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes that ``state`` was taken in."""
+        self.episode[:], self.steps[:] = state["episode"], state["steps"]
+        for name in self.REMEMBERED:
+            setattr(self, name, copy.deepcopy(state["own"][name]))
 
     def begin_episode(self, env: int) -> None:  # noqa: B027  most controllers remember nothing
         """Forget what was remembered of this env."""

@@ -34,6 +34,8 @@ class HeuristicController(Controller):
     germination, and a blueprint with a penalty of 1 or more is skipped.
     """
 
+    REMEMBERED = ("penalty", "turn", "accuracy_at_birth")
+
     def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
         share = layout.horizon / LONG

@@ -41,6 +41,8 @@ class ScriptedController(Controller):
     front of it would open. Entries of one slot keep their order; one action is taken a step.
     """
 
+    REMEMBERED = ("pending",)
+
     def __init__(
         self, schedule: list[Entry], spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0
     ) -> None:

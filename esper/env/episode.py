@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
 from esper.training.env_state import HOST, ParallelEnvState
 from esper.training.evaluate import Evaluation, evaluate
 from esper.training.governor import Governor
+from esper.training.host_state import host_state, load_host_state
 from esper.training.snapshot import ValidationRecord
 from esper.training.totals import EpochTotals
 
@@ -62,6 +65,34 @@ class Episode:
         self.truncated = False
         self.total_reward = 0.0
         self.terms: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the steps to come depend on, between two steps: plain values and CPU tensors.
+
+        What was validated last is not in it: it is measured anew in every step, and all that lasts is in the slots."""
+        return {
+            "training": host_state(self.training),
+            "governor": self.governor.state_dict(),
+            "losses": self.signals.losses[:],
+            "accuracies": self.signals.accuracies[:],
+            "measurement": asdict(self.measurement),
+            "outcome": {**asdict(self.outcome), "op": int(self.outcome.op)},
+            "rolled_back": self.rolled_back,
+            "done": self.done,
+            "truncated": self.truncated,
+            "total_reward": self.total_reward,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; raises KeyError or ValueError where it is that of another host."""
+        self.reset(state["training"]["run_seed"], state["training"]["episode"])
+        load_host_state(self.training, state["training"], self.world.blueprints)
+        self.governor.load_state_dict(state["governor"], self.training.device)
+        self.signals.losses, self.signals.accuracies = list(state["losses"]), list(state["accuracies"])
+        self.measurement = Measurement(**state["measurement"])
+        self.outcome = Outcome(**{**state["outcome"], "op": Op(state["outcome"]["op"])})
+        self.rolled_back, self.done, self.truncated = state["rolled_back"], state["done"], state["truncated"]
+        self.total_reward = state["total_reward"]
 
     def begin(self) -> None:
         """After the first validation: the first snapshot, and the first entry of the histories.

@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.config import Durations, TrainingConfig
 from esper.env.baseline import Baseline
@@ -61,6 +63,15 @@ class Arrays:
         for f in fields(self):
             if f.metadata and f.name not in keep:
                 getattr(self, f.name)[where] = f.metadata["empty"]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The arrays by name, as tensors of their own."""
+        return {f.name: torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self) if f.metadata}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Write over the arrays in place."""
+        for name, values in state.items():
+            getattr(self, name)[...] = values.numpy()
 
 
 @dataclass

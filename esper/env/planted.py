@@ -17,7 +17,7 @@ from esper.env import lifecycle
 from esper.env.fleet import IS_BLENDED, Bools, Fleet, Floats, Rules
 from esper.env.lifecycle import STYLE_IS_GATED, SeedSlots
 from esper.env.planted_law import Accuracies, Growth, Law
-from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
+from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult, copied
 from esper.seeds.blueprints import choose
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, ActionSpec, Op
@@ -84,6 +84,23 @@ class PlantedVectorEnv(SlotVectorEnv):
             np.copyto(history, now[:, None], where=starting[:, None])
         np.copyto(self.fleet.best_accuracy, self.fleet.accuracy, where=starting)
         return self._show(self.fleet), self._info()
+
+    def _hosts_state(self) -> Any:
+        return {
+            "fleet": self.fleet.state_dict(),
+            "seeds": self.seeds.state_dict(),
+            "growth": {name: copied(getattr(self.growth, name)) for name in self.growth.STATE},
+            "noise": copied(self.noise),
+        }
+
+    def _load_hosts(self, state: Any) -> Fleet:
+        self.rules = self.rules or self._rules()
+        self.fleet.load_state_dict(state["fleet"])
+        self.seeds.load_state_dict(state["seeds"])
+        for name in self.growth.STATE:
+            getattr(self.growth, name)[:] = state["growth"][name].numpy()
+        self.noise[:] = state["noise"].numpy()
+        return self.fleet
 
     @property
     def host_parameters(self) -> int:

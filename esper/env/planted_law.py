@@ -113,6 +113,9 @@ class Accuracies:
 class Growth:
     """Hosts and seeds of E envs under the law."""
 
+    STATE = ("worth", "experience", "trained_alpha", "scar")
+    """What changes."""
+
     def __init__(self, law: Law, n_envs: int, horizon: int) -> None:
         self.law, self.horizon = law, horizon
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))

@@ -11,9 +11,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.config import Durations, TrainingConfig
 from esper.env.baseline import Baseline
@@ -32,6 +34,8 @@ from esper.training.tiers import Tier
 Float32s = NDArray[np.float32]
 Actions = NDArray[np.int64]
 StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
+
+_COUNTERS = ("illegal_actions", "done", "truncated", "episode_numbers")
 
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
@@ -55,6 +59,11 @@ class Grown:
     fossils: Floats
     epochs: Floats
     rollbacks: Floats
+
+
+def copied(values: NDArray[Any]) -> Tensor:
+    """An array as a tensor of its own, which can be read back without running code."""
+    return torch.from_numpy(np.array(values))
 
 
 class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
@@ -134,6 +143,39 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             epochs=self.fleet.epoch.astype(np.float64),
             rollbacks=self.fleet.rollbacks.astype(np.float64),
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the steps to come depend on, between two steps of episodes under way: nested dicts and lists
+        of CPU tensors and plain values, copies."""
+        return {
+            "run_seed": self.run_seed,
+            "potentials": {name: copied(values) for name, values in self.reward.stored.items()},
+            "terms": {name: copied(values) for name, values in self.reward_terms.items()},
+            **{name: copied(getattr(self, name)) for name in _COUNTERS},
+            "hosts": self._hosts_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, dict[str, Any]]:
+        """Go on from ``state``, as if its episodes had been played here; the observation and info that it ends in.
+
+        What steps depend on the whole run long is not in it: config, task, baseline and blueprints are to be the same.
+        """
+        self.prepare()
+        self.run_seed = state["run_seed"]
+        for stored, saved in ((self.reward.stored, state["potentials"]), (self.reward_terms, state["terms"])):
+            for name, values in saved.items():
+                stored[name] = values.numpy().copy()
+        for name in _COUNTERS:
+            getattr(self, name)[:] = state[name].numpy()
+        return self._show(self._load_hosts(state["hosts"])), self._info()
+
+    @abstractmethod
+    def _hosts_state(self) -> Any:
+        """The hosts' part of the state."""
+
+    @abstractmethod
+    def _load_hosts(self, state: Any) -> Fleet:
+        """Take in the hosts' part."""
 
     @abstractmethod
     def _step(self, actions: Actions) -> StepResult:

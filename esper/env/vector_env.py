@@ -186,6 +186,15 @@ class GrowthVectorEnv(SlotVectorEnv):
                 self._report(episode, reward)
         return rewards
 
+    def _hosts_state(self) -> Any:
+        return {"episodes": [episode.state_dict() for episode in self.episodes], "told": sorted(self._not_captured)}
+
+    def _load_hosts(self, state: Any) -> Fleet:
+        for episode, saved in zip(self.episodes, state["episodes"], strict=True):
+            episode.load_state_dict(saved)
+        self._not_captured = set(state["told"])
+        return gather(self.episodes)
+
     @property
     def host_parameters(self) -> int:
         return self.training[0].host_parameters

@@ -1,8 +1,15 @@
-"""Checkpoints of runs: one file that is whole or not there, and runs no code when it is read."""
+"""Checkpoints of runs: files that are whole or refused, and run no code when they are read.
+
+A file is a line with the format, a line with the SHA-256 of what follows, and what ``torch.save`` writes. A run keeps
+the last two, so that a torn one costs no more than what was done since the one before it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +20,94 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.files import write_atomic
 from esper.ppo.policy import Policy
 
-FORMAT = 2
-NAME = "checkpoint.pt"
-KEYS = {"round", "finished", "best", "seconds", "baseline", "logs", "rounds", "policy"}
+FORMAT = 3
+MARK = b"Esper checkpoint, format "
+NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+KEYS: dict[str, tuple[type, ...]] = {
+    "config": (str,),
+    "round": (int,),
+    "finished": (bool,),
+    "best": (float,),
+    "seconds": (float,),
+    "baseline": (dict,),
+    "logs": (dict,),
+    "rounds": (dict,),
+    "policy": (dict, type(None)),
+}
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What values of another form lead to."""
 
 State = dict[str, Any]
 """Nested dicts and lists of tensors, numbers, strings and None."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint of a run that can be used."""
+
+    state: State
+    refused: tuple[str, ...]
+    """Why newer ones were not, by file."""
 
 
 def encode(state: State) -> bytes:
     """The content of a checkpoint file."""
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **state}, buffer)
-    return buffer.getvalue()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    return b"%s%d\n%s\n%s" % (MARK, FORMAT, hashlib.sha256(content).hexdigest().encode(), content)
 
 
 def write(folder: Path, content: bytes) -> None:
-    """Replace the run's checkpoint: readers find the old one or the new one, never a part."""
-    write_atomic(folder / NAME, content)
+    """Make it the run's checkpoint, and keep the one before: whenever this is cut short, one of them is there."""
+    write_atomic(folder / NAME, content, previous=folder / PREVIOUS)
+
+
+def files(folder: Path) -> list[Path]:
+    """The checkpoints in the folder of a run, newest first."""
+    return [folder / name for name in (NAME, PREVIOUS) if (folder / name).exists()]
 
 
 def read(path: Path) -> State:
-    """A checkpoint's state; ``path`` is its file or the folder of its run.
-
-    Only tensors and plain values are read, and nothing in the file is executed.
+    """The state in a checkpoint file, or the newest one in the folder of a run; a newer one that is broken is logged.
 
     Raises:
         ConfigError: no file, or not a checkpoint that this Esper reads.
     """
-    file = path / NAME if path.is_dir() else path
+    if not path.is_dir():
+        return read_file(path)
+    found = newest(path)
+    for why in found.refused:
+        logger.warning("%s; the checkpoint before it is used", why)
+    return found.state
+
+
+def newest(folder: Path, config: str | None = None) -> Found:
+    """The newest checkpoint in ``folder`` that is whole and, where ``config`` is given, was written under the config
+    file of this digest. Raises ConfigError when there is none, with what is wrong with those that there are."""
+    refused: list[str] = []
+    for file in files(folder) or [folder / NAME]:
+        try:
+            state = read_file(file)
+            if config is not None and state["config"] != config:
+                raise ConfigError(
+                    f"{file} belongs to a run with another configuration than {folder / 'config.toml'}: one of the two "
+                    "was changed or is from elsewhere"
+                )
+            return Found(state, tuple(refused))
+        except ConfigError as error:
+            refused.append(str(error))
+    raise ConfigError("; ".join(refused))
+
+
+def read_file(file: Path) -> State:
+    """A checkpoint file's state. Only tensors and plain values are read, and nothing in the file is executed.
+
+    Raises:
+        ConfigError: no file, one that is torn or was changed, or not a checkpoint that this Esper reads.
+    """
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -49,18 +115,29 @@ def read(path: Path) -> State:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(_checked(content)), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of another file lead to
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{file} is not a checkpoint: {why}") from None
-    if not isinstance(state, dict) or "format" not in state:
+    if not isinstance(state, dict):
         raise ConfigError(f"{file} is not a checkpoint: something else was saved in it")
-    if state["format"] != FORMAT:
-        raise ConfigError(f"{file} has checkpoint format {state['format']}; this Esper reads format {FORMAT}")
-    missing = KEYS - set(state)
+    missing = sorted(key for key, kinds in KEYS.items() if type(state.get(key, ...)) not in kinds)
     if missing:
-        raise ConfigError(f"{file} is not a checkpoint of a run: it has no {', '.join(sorted(missing))}")
+        raise ConfigError(f"{file} is not a checkpoint of a run: it has no {', '.join(missing)}")
     return state
+
+
+def _checked(content: bytes) -> bytes:
+    """What was saved, out of a file's content. Raises ValueError where it is not what was written."""
+    head, _, rest = content.partition(b"\n")
+    if not head.startswith(MARK):
+        raise ValueError("it does not begin as one of this format does")
+    if head != b"%s%d" % (MARK, FORMAT):
+        raise ValueError(f"its format is {head[len(MARK) :][:20].decode(errors='replace')}; this Esper reads {FORMAT}")
+    digest, _, saved = rest.partition(b"\n")
+    if hashlib.sha256(saved).hexdigest().encode() != digest:
+        raise ValueError("it is torn or was changed: its SHA-256 is not the one that was written into it")
+    return saved
 
 
 def policy_state(policy: Policy) -> State:
@@ -83,12 +160,14 @@ def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = Tr
     state = read(path).get("policy")
     if state is None:
         raise ConfigError(f"{path} holds no policy: its controller does not learn")
-    config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
-    policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
     try:
+        config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
+        policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
         policy.load_policy_state(state)
     except ValueError as error:
         raise ConfigError(f"{path} cannot play this host: {error}") from None
     except RuntimeError as error:
         raise ConfigError(f"{path} was trained with another network or observation: {error}") from None
+    except MISFITS as error:
+        raise ConfigError(f"{path} holds no policy that this Esper reads: {error}") from None
     return policy

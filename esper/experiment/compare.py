@@ -97,16 +97,19 @@ def play_arms(
     run_seed: int,
     progress: Callable[[ArmPlayed], None],
     baseline: Baseline | None = None,
+    played: dict[str, dict[int, list[HostResult]]] | None = None,
 ) -> list[Arm]:
     """Let every player grow the hosts of ``run_seed``: pair i is the same (env, episode) for each of them.
 
     The no-growth baseline is that of the config's run seed, measured once unless it is given. The arms of a round are
-    played in random order, so that a change of the machine meets all of them.
+    played in random order, so that a change of the machine meets all of them. What is in ``played``, by player and
+    round, is not played again; what is played is put there before ``progress`` hears of it.
     """
     # As few envs as play the pairs in as many rounds, so that little is played beyond them.
     rounds = -(-pairs // (maker.config.env.n_envs or 1))
     sides: dict[str, GrowingSide] = {}
-    played: dict[str, dict[int, list[HostResult]]] = {name: {} for name in players}
+    if played is None:
+        played = {name: {} for name in players}
     baselines: dict[Any, Baseline] = {}
     try:
         for name, make in players.items():
@@ -119,7 +122,9 @@ def play_arms(
     finally:
         for side in sides.values():
             side.close()
-    return [_arm(name, [host for hosts in done.values() for host in hosts][:pairs]) for name, done in played.items()]
+    return [
+        _arm(name, [host for _, hosts in sorted(played[name].items()) for host in hosts][:pairs]) for name in players
+    ]
 
 
 def _arm(name: str, hosts: Sequence[HostResult]) -> Arm:

@@ -10,15 +10,18 @@ from typing import Any
 from esper.telemetry.event import plain
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write beside ``path`` and rename: readers see the old file or the new one, never a part. An error leaves the old
-    one, and nothing beside it."""
+    one, and nothing beside it. With ``previous`` the old one is kept under that name, and in between it is only there.
+    """
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            path.replace(previous)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

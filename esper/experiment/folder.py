@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 
-EVENTS, METRICS, SCHEDULE = "events.jsonl", "metrics.csv", "schedule.toml"
+CONFIG, EVENTS, METRICS, SCHEDULE = "config.toml", "events.jsonl", "metrics.csv", "schedule.toml"
 
 
 class RunFolder:
@@ -33,7 +35,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be made: {error.strerror}; give another --out") from None
-        write_atomic(self.path / "config.toml", config.to_toml().encode())
+        write_atomic(self.path / CONFIG, config.to_toml().encode())
         write_json(self.path / "env.json", describe_environment())
         schedule = schedule_file(config.run.controller, config.task.name)
         if schedule is not None:
@@ -43,7 +45,7 @@ class RunFolder:
         """The controller's name when its run is resumed: the schedule or policy that it follows is the one kept here,
         whatever has become of the original."""
         kind, _, _ = controller.partition(":")
-        kept = {"schedule": self.path / SCHEDULE, "checkpoint": self.path / checkpoint.NAME}
+        kept = {"schedule": self.path / SCHEDULE, "checkpoint": self.path}
         return f"{kind}:{kept[kind]}" if kind in kept else controller
 
     def sinks(self) -> list[Sink]:
@@ -54,18 +56,35 @@ class RunFolder:
         """In a file of its own, for later runs and reports."""
         write_json(self.path / "baseline.json", asdict(event))
 
+    def config_digest(self) -> str:
+        """What a checkpoint knows the run's configuration by. Raises ConfigError where the file cannot be read."""
+        file = self.path / CONFIG
+        try:
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
     def write_checkpoint(self, content: bytes) -> None:
+        """The logs that it counts on reach the disk before it does."""
+        for name in self.log_sizes():
+            with (self.path / name).open("rb") as log:
+                os.fsync(log.fileno())
         checkpoint.write(self.path, content)
 
     def log_sizes(self) -> dict[str, int]:
         """Bytes of each log; both are flushed after every line."""
         return {name: (self.path / name).stat().st_size for name in (EVENTS, METRICS) if (self.path / name).exists()}
 
-    def cut_logs(self, sizes: dict[str, Any]) -> None:
-        """Take back what was logged after the checkpoint that ``sizes`` is from: it will happen again."""
+    def cut_logs(self, sizes: dict[str, Any]) -> list[str]:
+        """Take back what was logged after the checkpoint that ``sizes`` is from: it will happen again. Says what of a
+        log is missing, in words."""
+        lost: list[str] = []
         for name in (EVENTS, METRICS):
-            file = self.path / name
-            if not file.exists():
-                continue
-            with file.open("rb+") as log:
-                log.truncate(min(int(sizes.get(name, 0)), file.stat().st_size))
+            file, wanted = self.path / name, int(sizes.get(name, 0))
+            there = file.stat().st_size if file.exists() else 0
+            if there < wanted:
+                lost.append(f"{file} has lost its last {wanted - there} bytes; what they told is gone")
+            if there > wanted:
+                with file.open("rb+") as log:
+                    log.truncate(wanted)
+        return lost

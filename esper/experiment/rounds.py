@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,14 @@ from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.compare import Arm, play_arms
-from esper.experiment.comparison.side import HELD_OUT, MakePlayer
-from esper.experiment.play import Played, Player, play_round
+from esper.experiment.comparison.side import HELD_OUT, HostResult, MakePlayer
+from esper.experiment.interrupt import interrupts_wait
+from esper.experiment.play import Game, Played, Player
 from esper.experiment.players import make_player
 from esper.experiment.practice import practise
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
-from esper.telemetry.event import Event, PolicyUpdated, PracticeRound
+from esper.telemetry.event import ArmPlayed, Event, PolicyUpdated, PracticeRound
 
 Floats = NDArray[np.float64]
 Emit = Callable[[Event], None]
@@ -45,6 +47,12 @@ class Rounds(ABC):
     def __init__(self, maker: EnvMaker, emit: Emit) -> None:
         self.maker, self.config = maker, maker.config
         self.env = maker.make(emit=emit)
+        self.games: list[Game] = []
+        """Of the round under way, in the order in which they are played: those that have begun."""
+        self.whole = True
+        """Whether all is as between two steps, so that it can be written down."""
+        self.practised = True
+        """Whether what comes before the first round was done."""
 
     @property
     def policy(self) -> Policy | None:
@@ -68,24 +76,58 @@ class Rounds(ABC):
         """Whatever comes before the first round."""
 
     @abstractmethod
-    def play(self) -> Round:
-        """The next episode of every env."""
+    def seats(self) -> list[Game]:
+        """The games of a round, none of which has begun."""
+
+    def play(self, between_steps: Callable[[], None]) -> Round:
+        """The next episode of every env, or what is left of the one under way. An interrupt waits for the end of a
+        step, and a second one does not."""
+        for place, seat in enumerate(self.seats()):
+            if place == len(self.games):
+                with self._as_a_whole():
+                    seat.begin()
+                    self.games.append(seat)
+            game = self.games[place]
+            while not game.over:
+                between_steps()
+                with self._as_a_whole():
+                    game.step()
+        return self.played()
+
+    @contextmanager
+    def _as_a_whole(self) -> Iterator[None]:
+        with interrupts_wait(again=True):
+            self.whole = False
+            yield
+            self.whole = True
 
     @abstractmethod
+    def played(self) -> Round:
+        """What came of the round whose games are over."""
+
     def take(self, number: int, played: Round) -> list[Event]:
         """Keep or learn from a round; what there is to report of it."""
+        self.games.clear()
+        return []
 
     @abstractmethod
-    def conclude(self, emit: Emit) -> list[Arm]:
-        """The run's controller, first, and what it is compared with, on the same hosts."""
+    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
+        """The run's controller, first, and what it is compared with, on the same hosts; ``keep`` is called whenever
+        something has been measured that is in the state now."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rounds to come depend on."""
-        return {"episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs]}
+        """Everything that what is still to be played depends on."""
+        return {
+            "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
+            "games": [game.state_dict() for game in self.games],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
             env.episode_numbers[:] = numbers.numpy()
+        self.games = self.seats()[: len(state["games"])]
+        for game, saved in zip(self.games, state["games"], strict=True):
+            game.load_state_dict(saved)
 
     def close(self) -> None:
         for env in self.envs:
@@ -127,12 +169,14 @@ class PairedRounds(Rounds):
                 env.run_seed += HELD_OUT
         return measured
 
-    def play(self) -> Round:
-        played, test = play_round(self.env, self.player), self.env.test_accuracy()
-        play_round(self.twins, self.alone)
-        return Round(played, test, self.twins.test_accuracy())
+    def seats(self) -> list[Game]:
+        return [Game(self.env, self.player), Game(self.twins, self.alone)]
+
+    def played(self) -> Round:
+        return Round(self.games[0].end(), self.env.test_accuracy(), self.twins.test_accuracy())
 
     def take(self, number: int, played: Round) -> list[Event]:
+        super().take(number, played)
         assert played.test is not None
         assert played.alone is not None
         row = (played.test, played.alone, played.played.parameters, played.played.fossils)
@@ -140,19 +184,21 @@ class PairedRounds(Rounds):
             column.append(values)
         return []
 
-    def conclude(self, emit: Emit) -> list[Arm]:
+    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
         test, alone, parameters, fossils = (np.concatenate(column) for column in self.columns.values())
         host = np.full_like(parameters, self.env.host_parameters)
         return [Arm(self.name, test, parameters, fossils), Arm("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
         columns = {name: [torch.from_numpy(values) for values in column] for name, column in self.columns.items()}
-        return {**super().state_dict(), "columns": columns, "steps": torch.from_numpy(self.player.episode.copy())}
+        memory = {"player": self.player.memory_state(), "alone": self.alone.memory_state()}
+        return {**super().state_dict(), "columns": columns, **memory}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.columns = {name: [v.numpy() for v in column] for name, column in state["columns"].items()}
-        self.player.episode[:] = state["steps"].numpy()
+        self.player.load_memory_state(state["player"])
+        self.alone.load_memory_state(state["alone"])
 
 
 class LearningRounds(Rounds):
@@ -164,8 +210,8 @@ class LearningRounds(Rounds):
         env, config = self.env, maker.config
         device = torch.device(config.ppo.device)
         # Planted hosts are simulated themselves. After practice little is left to explore.
-        self.practises = maker.task is not None and config.ppo.practice_steps > 0
-        explored = {"entropy_start": config.ppo.entropy_end} if self.practises else {}
+        self.practised = maker.task is None or config.ppo.practice_steps == 0
+        explored = {} if self.practised else {"entropy_start": config.ppo.entropy_end}
         settings = config.ppo.model_copy(update=explored)
         self.agent = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
         shipped = ["schedule"] if schedule_ships(config.task.name) else []
@@ -174,21 +220,29 @@ class LearningRounds(Rounds):
             make_player(name, config, env, config.run.seed)  # one that does not fit the host is an error now, not then
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.env_steps = 0
+        self.compared: dict[str, dict[int, list[HostResult]]] = {
+            name: {} for name in [config.run.controller, *self.baselines]
+        }
+        """By controller and round, what has been played of the comparison in the end."""
 
     def practise(self, emit: Emit) -> None:
         """On simulated hosts that look like the real ones."""
-        if self.practises:
-            practised = practise(self.env, self.config, lambda number, of, mean: emit(PracticeRound(number, of, mean)))
-            self.agent.inherit(practised)
+        practised = practise(self.env, self.config, lambda number, of, mean: emit(PracticeRound(number, of, mean)))
+        self.agent.inherit(practised)
+        self.practised = True
 
     @property
     def policy(self) -> Policy:
         return self.agent
 
-    def play(self) -> Round:
-        return Round(play_round(self.env, self.agent, learner=self.agent))
+    def seats(self) -> list[Game]:
+        return [Game(self.env, self.agent, learner=self.agent)]
+
+    def played(self) -> Round:
+        return Round(self.games[0].end())
 
     def take(self, number: int, played: Round) -> list[Event]:
+        super().take(number, played)
         self.env_steps += int(played.played.epochs.sum())
         rounds = self.config.run.rounds or 1
         if number % self.rounds_per_update and number < rounds:
@@ -198,7 +252,7 @@ class LearningRounds(Rounds):
         self.agent.progress = number / rounds
         return [PolicyUpdated(round=number, env_steps=self.env_steps, **vars(stats))]
 
-    def conclude(self, emit: Emit) -> list[Arm]:
+    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
         """Plays ``run.evaluation_pairs`` hosts; actions are the likeliest ones."""
         config = self.config
         seed = config.run.seed + HELD_OUT
@@ -209,22 +263,34 @@ class LearningRounds(Rounds):
         def baseline(name: str) -> MakePlayer:
             return lambda env: make_player(name, config, env, seed)
 
+        def report(event: ArmPlayed) -> None:
+            emit(event)
+            keep()
+
         players = {config.run.controller: learned, **{name: baseline(name) for name in self.baselines}}
-        return play_arms(self.maker, players, config.run.evaluation_pairs, seed, emit, self.env.baseline)
+        pairs = config.run.evaluation_pairs
+        return play_arms(self.maker, players, pairs, seed, report, self.env.baseline, self.compared)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
+            "practised": self.practised,
             "agent": self.agent.state_dict(),
             "rollout": self.agent.buffer.state_dict(),
             "env_steps": self.env_steps,
+            "compared": {
+                name: {number: [host.plain() for host in hosts] for number, hosts in rounds.items()}
+                for name, rounds in self.compared.items()
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.agent.load_state_dict(state["agent"])
         self.agent.buffer.load_state_dict(state["rollout"], self.agent.device)
-        self.env_steps = int(state["env_steps"])
+        self.env_steps, self.practised = int(state["env_steps"]), bool(state["practised"])
+        for name, rounds in state["compared"].items():
+            self.compared[name] = {int(k): [HostResult.parse(host) for host in hosts] for k, hosts in rounds.items()}
 
 
 def _check_learning(config: TrainingConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -17,17 +17,16 @@ from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.experiment import checkpoint
-from esper.experiment.compare import ArmComparison, against_each
+from esper.experiment.compare import against_each
 from esper.experiment.environment import check_device
 from esper.experiment.export import save_host
-from esper.experiment.folder import RunFolder
-from esper.experiment.interrupt import interrupts_wait
+from esper.experiment.folder import CONFIG, RunFolder
+from esper.experiment.interrupt import interrupts_wait, termination_interrupts
 from esper.experiment.rounds import LearningRounds, PairedRounds, Round, Rounds
-from esper.experiment.statistics import PairedComparison
+from esper.experiment.run_summary import RunSummary, as_reported
 from esper.experiment.threads import one_thread
 from esper.telemetry.event import (
     BaselineMeasured,
-    Comparison,
     Event,
     RoundCompleted,
     RunCompleted,
@@ -35,34 +34,6 @@ from esper.telemetry.event import (
     RunStarted,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """What a run ends with; accuracies are those of committed networks on the test split, pp."""
-
-    folder: Path
-    controller: str
-    comparisons: tuple[ArmComparison, ...]
-    """The run's controller against each baseline, hosts left alone (``none``) first. Empty where an agent was
-    interrupted before it had learned."""
-    host_parameters: int
-    grown_parameters: float
-    """Mean over the compared hosts."""
-    fossils: float
-    """Mean over the compared hosts."""
-    rounds: int
-    total_rounds: int
-    interrupted: bool
-    seconds: float
-    dropped_sinks: dict[str, str]
-
-    @property
-    def comparison(self) -> PairedComparison:
-        """Against the hosts left alone. Raises ValueError where nothing was compared."""
-        if not self.comparisons:
-            raise ValueError("nothing was compared: the agent was interrupted while it learned")
-        return self.comparisons[0].pair
 
 
 class Experiment:
@@ -92,14 +63,15 @@ class Experiment:
                 your own that is not named.
         """
         folder = Path(folder)
-        state = checkpoint.read(folder / checkpoint.NAME)
-        if state["finished"]:
-            raise ConfigError(f"{folder} is finished: all its {state['round']} rounds were played and compared")
-        config = TrainingConfig.parse(read_toml(folder / "config.toml"))
+        config_is_there = (folder / CONFIG).exists()
+        found = checkpoint.newest(folder, RunFolder(folder, resumed=True).config_digest() if config_is_there else None)
+        if found.state["finished"]:
+            raise ConfigError(f"{folder} is finished: all its {found.state['round']} rounds were played and compared")
+        config = TrainingConfig.parse(read_toml(folder / CONFIG))
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         config = config.with_values(task={"name": confirmed_task(config.task.name, name, str(folder))})
         experiment = cls.__new__(cls)
-        experiment._set_up(config, folder, callbacks, state, given)
+        experiment._set_up(config, folder, callbacks, found, given)
         return experiment
 
     @one_thread()  # even the agent's first weights depend on it
@@ -108,13 +80,13 @@ class Experiment:
         config: TrainingConfig,
         folder: Path,
         callbacks: Sequence[Sink],
-        state: checkpoint.State | None,
+        found: checkpoint.Found | None,
         task: Task | None,
     ) -> None:
         for device in (config.run.device, config.ppo.device):
             check_device(device)
         self.folder = folder
-        self.files = RunFolder(folder, resumed=state is not None)
+        self.files = RunFolder(folder, resumed=found is not None)
         self.callbacks = callbacks
         self.hub: TelemetryHub | None = None
         maker = EnvMaker.of(config, task)
@@ -123,34 +95,41 @@ class Experiment:
         self.rounds: Rounds = (
             LearningRounds(maker, self._emit)
             if config.run.learns
-            else PairedRounds(maker, self._emit, name if state is None else self.files.follows(name))
+            else PairedRounds(maker, self._emit, name if found is None else self.files.follows(name))
         )
         self.env = self.rounds.env
         self.best = -np.inf
         self.done = 0
         self._earlier_seconds = 0.0
-        self._resumed_from = state
+        self._resumed_from = found
         self._unwritten: bytes | None = None
-        """The checkpoint of the last whole round, while it is not on disk."""
+        """The last checkpoint, while it is not on disk."""
 
     @one_thread()
     def run(self) -> RunSummary:
-        """Play all rounds and compare; Ctrl-C ends after the last whole round, and everything until then is kept.
+        """Play all rounds and compare.
+
+        Ctrl-C, or SIGTERM, stops at the end of the step that hosts are in, and :meth:`resume` goes on from there; a
+        second one stops at once, and the run goes on from its last checkpoint.
 
         Raises:
             KeyboardInterrupt: interrupted before the first round was done.
         """
         if self.hub is not None:
             raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
-        self._start = time.perf_counter()
+        self._start = self._written_at = time.perf_counter()
         total = int(self.config.run.rounds or 1)
-        with self:
+        with self, termination_interrupts():
             try:
                 self._begin()
                 while self.done < total:
                     self._play(total)
                 summary = self._conclude(interrupted=False)
             except KeyboardInterrupt:
+                with interrupts_wait():
+                    if self.rounds.games and self.rounds.whole:
+                        self._remember(finished=False)
+                    self._write_checkpoint()
                 if not self.done:
                     raise
                 summary = self._conclude(interrupted=True)
@@ -163,27 +142,45 @@ class Experiment:
 
     def _begin(self) -> None:
         """Open the folder and the log; measure the baseline, or take everything from the checkpoint."""
-        state = self._resumed_from
-        if state is None:
-            self.files.create(self.config)
-        else:
-            self.files.cut_logs(state["logs"])
-        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
-        if state is None:
-            self._announce()
-            self.rounds.prepare(None)
-            self.rounds.practise(self._emit)
-            self._remember(finished=False)
-            self._write_checkpoint()
+        found = self._resumed_from
+        if found is not None:
+            self._go_on_from(found)
             return
-        baseline = state["baseline"]
+        self.files.create(self.config)
+        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
+        self._announce()
+        self.rounds.prepare(None)
+        self._keep()
+        self._practise()
+
+    def _practise(self) -> None:
+        if not self.rounds.practised:
+            self.rounds.practise(self._emit)
+            self._keep()
+
+    def _go_on_from(self, found: checkpoint.Found) -> None:
+        """Take everything in before anything in the folder is touched."""
+        try:
+            self._load(found.state)
+        except checkpoint.MISFITS as error:
+            raise ConfigError(f"{self.folder}: its checkpoint is not of this run or was changed: {error}") from error
+        warnings = [*found.refused, *self.files.cut_logs(found.state["logs"])]
+        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
+        sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
+        self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings)))
+        self._practise()
+
+    def _load(self, state: checkpoint.State) -> None:
+        """Raises one of ``checkpoint.MISFITS`` for a state that is not this run's."""
+        baseline, rounds = state["baseline"], int(self.config.run.rounds or 1)
+        if not 0 <= state["round"] <= rounds or any(
+            type(size) is not int or size < 0 for size in state["logs"].values()
+        ):
+            raise ValueError(f"round {state['round']} of {rounds}, with logs {state['logs']}")
         self.rounds.prepare(Baseline(**{**baseline, **{k: tuple(baseline[k]) for k in ("accuracy", "loss")}}))
         self.rounds.load_state_dict(state["rounds"])
         self.done, self.best = int(state["round"]), float(state["best"])
         self._earlier_seconds = float(state["seconds"])
-        rounds = int(self.config.run.rounds or 1)
-        sizes = (self.done, rounds, self.env.num_envs, self.env.horizon)
-        self._emit(RunResumed(*sizes, *self._tier(), time.time()))
 
     def _announce(self) -> None:
         config, spec = self.config, self.env.action_spec
@@ -215,7 +212,7 @@ class Experiment:
     def _play(self, total: int) -> None:
         """One round. It is learned from, reported and remembered as a whole or not at all."""
         clock, before = time.perf_counter(), self.env.phase_seconds
-        played = self.rounds.play()
+        played = self.rounds.play(self._between_steps)
         with interrupts_wait():
             number = self.done + 1
             learned = self.rounds.take(number, played)
@@ -228,6 +225,11 @@ class Experiment:
             self._remember(finished=False)
             if number % self.config.run.checkpoint_every == 0:
                 self._write_checkpoint()
+
+    def _between_steps(self) -> None:
+        """A round may take hours: not all of it should be lost when the process is killed."""
+        if time.perf_counter() - self._written_at > 60 * self.config.run.checkpoint_minutes:
+            self._keep()
 
     def _report(
         self, number: int, total: int, played: Round, seconds: float, phase_seconds: dict[str, float]
@@ -274,12 +276,19 @@ class Experiment:
         accuracies = {"validation_accuracy": self.best, "test_accuracy": float(test[winner])}
         save_host(training, self.folder / "best_host", {**facts, **accuracies})
 
+    def _keep(self) -> None:
+        """Write a checkpoint of what is now."""
+        with interrupts_wait():
+            self._remember(finished=False)
+            self._write_checkpoint()
+
     def _remember(self, finished: bool) -> None:
-        """Hold the state after this round as a checkpoint; it is on disk after :meth:`_write_checkpoint`."""
+        """Hold the state as a checkpoint; it is on disk after :meth:`_write_checkpoint`."""
         assert self.env.baseline is not None
         policy = self.rounds.policy
         self._unwritten = checkpoint.encode(
             {
+                "config": self.files.config_digest(),
                 "round": self.done,
                 "finished": finished,
                 "best": self.best,
@@ -294,12 +303,12 @@ class Experiment:
     def _write_checkpoint(self) -> None:
         if self._unwritten is not None:
             self.files.write_checkpoint(self._unwritten)
-            self._unwritten = None
+            self._unwritten, self._written_at = None, time.perf_counter()
 
     def _conclude(self, interrupted: bool) -> RunSummary:
         """Compare, unless an agent was interrupted; the last event of the run."""
         learns = self.config.run.learns
-        arms = [] if interrupted and learns else self.rounds.conclude(self._emit)
+        arms = [] if interrupted and learns else self.rounds.conclude(self._emit, self._keep)
         comparisons = tuple(against_each(arms, arms[0].controller)) if arms else ()
         summary = RunSummary(
             folder=self.folder,
@@ -319,7 +328,7 @@ class Experiment:
                 RunCompleted(
                     controller=summary.controller,
                     pairs=comparisons[0].pair.pairs,
-                    comparisons=tuple(_comparison(c) for c in comparisons),
+                    comparisons=tuple(as_reported(c) for c in comparisons),
                     host_parameters=summary.host_parameters,
                     parameters=summary.grown_parameters,
                     fossils=summary.fossils,
@@ -331,12 +340,12 @@ class Experiment:
         return summary
 
     def _emit(self, event: Event) -> None:
-        assert self.hub is not None
         with self.env.spans("telemetry"):
             if isinstance(event, BaselineMeasured):
                 if self._resumed_from is not None:
                     return  # it was measured and told when the run began
                 self.files.keep_baseline(event)
+            assert self.hub is not None
             self.hub.emit(event)
 
     def close(self) -> None:
@@ -356,17 +365,3 @@ class Experiment:
 
 def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _comparison(found: ArmComparison) -> Comparison:
-    pair = found.pair
-    return Comparison(
-        reference=pair.name_b,
-        accuracy=pair.mean_a,
-        reference_accuracy=pair.mean_b,
-        difference=pair.difference,
-        low=pair.interval.low,
-        high=pair.interval.high,
-        p_value=found.adjusted_p,
-        verdict=found.verdict,
-    )

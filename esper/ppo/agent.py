@@ -179,13 +179,14 @@ class PPOAgent(Policy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that acting and learning depend on between rounds, as tensors and plain numbers."""
+        """Everything that acting and learning depend on between two steps, as tensors and plain numbers; what was
+        stored for the next update is the buffer's."""
         return {
             **self.policy_state(),
             "optimizer": self.optimizer.state_dict(),
             "rewards": self.rewards.state_dict(),
             "generator": self.generator.get_state(),
-            "episode": torch.from_numpy(self.episode.copy()),
+            "memory": self.memory_state(),
             "progress": self.progress,
         }
 
@@ -199,5 +200,5 @@ class PPOAgent(Policy):
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.rewards.load_state_dict(state["rewards"])
         self.generator.set_state(state["generator"])
-        self.episode = state["episode"].numpy().copy()
+        self.load_memory_state(state["memory"])
         self.progress = float(state["progress"])

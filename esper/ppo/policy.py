@@ -92,6 +92,21 @@ class Policy:
         """Continuous entries by the running statistics; flags and indices as they are."""
         return self.observations.normalize(raw)
 
+    def memory_state(self) -> dict[str, Any]:
+        """What it remembers of the episodes under way; copies."""
+        return {
+            "episode": torch.tensor(self.episode),
+            "steps": torch.tensor(self.steps),
+            "state": tuple(part.cpu().clone() for part in self.state),
+            "starts": self.starts.cpu().clone(),
+        }
+
+    def load_memory_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes that ``state`` was taken in."""
+        self.episode, self.steps = state["episode"].numpy().copy(), state["steps"].numpy().copy()
+        hidden, cell = (part.to(self.device, copy=True) for part in state["state"])
+        self.state, self.starts = (hidden, cell), state["starts"].to(self.device, copy=True)
+
     def policy_state(self) -> dict[str, Any]:
         """Everything that acting depends on beside the episodes under way: the network, what its embeddings stand for,
         and the statistics it sees through."""

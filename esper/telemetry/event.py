@@ -62,6 +62,8 @@ class RunResumed(Event):
     """As in RunStarted: here, now."""
     tier_refused: str | None = volatile()
     time: float = volatile()
+    warnings: tuple[str, ...] = dataclasses.field(default=(), metadata={"volatile": True})
+    """What was wrong with files of the run folder, and was passed over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from esper.config import Durations, GovernorConfig
 from esper.training.env_state import ParallelEnvState
@@ -43,6 +45,26 @@ class Governor:
         self.rollbacks = 0
         self._rolled_back_at: int | None = None
         self._captured = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Histories and snapshots of the episode under way, as plain values and CPU tensors."""
+        return {
+            "losses": list(self.losses),
+            "anomalies": self.anomalies,
+            "rollbacks": self.rollbacks,
+            "rolled_back_at": self._rolled_back_at,
+            "snapshots": [snapshot.state_dict() for snapshot in self._generations[: self._captured]],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on from ``state``, for an env on ``device``."""
+        self.reset()
+        self.losses.extend(state["losses"])
+        self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
+        self._rolled_back_at = state["rolled_back_at"]
+        self._captured = len(state["snapshots"])
+        for snapshot, saved in zip(self._generations, state["snapshots"], strict=False):
+            snapshot.load_state_dict(saved, device)
 
     def start_from(self, loss: float) -> None:
         """Losses are compared with this one from now on: that of the untrained host, or of the restored one.

@@ -32,6 +32,10 @@ class ShadowBuffers:
                 else:
                     copies[name] = buffer.clone()
 
+    def tensors(self) -> list[Tensor]:
+        """The copies, in a fixed order."""
+        return [buffer for _, copies in self._copies for buffer in copies.values()]
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The network uses and, in train mode, updates these copies instead of its own buffers."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class Snapshot:
         self.epoch, self.record = env.epoch, record
         self.fossils = tuple(slot.name for slot in env.fossils())
         self._measured = {slot.name: replace(slot.measured) for slot in env.fossils()}
-        live = dict(_state(env, self.fossils))
+        live = dict(network_tensors(env, self.fossils))
         with torch.no_grad():
             for name in [name for name in self._copies if name not in live]:
                 del self._copies[name]
@@ -75,8 +76,25 @@ class Snapshot:
                 measured = replace(measured, epochs_since_measured=measured.epochs_since_measured + since)
             env.slot_by_name[name].measured = replace(measured)
         with torch.no_grad():
-            for name, tensor in _state(env, self.fossils):
+            for name, tensor in network_tensors(env, self.fossils):
                 tensor.copy_(self._copies[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The snapshot as plain values and CPU tensors; copies."""
+        return {
+            "epoch": self.epoch,
+            "fossils": list(self.fossils),
+            "record": asdict(self.record),
+            "measured": {name: asdict(measured) for name, measured in self._measured.items()},
+            "copies": {name: copy.cpu().clone() for name, copy in self._copies.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Become the snapshot that ``state`` was taken from, for an env on ``device``."""
+        self.epoch, self.fossils = state["epoch"], tuple(state["fossils"])
+        self.record = ValidationRecord(**state["record"])
+        self._measured = {name: SeedMeasurements(**measured) for name, measured in state["measured"].items()}
+        self._copies = {name: copy.to(device, copy=True) for name, copy in state["copies"].items()}
 
     @property
     def bytes(self) -> int:
@@ -84,14 +102,14 @@ class Snapshot:
         return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
 
 
-def _state(env: ParallelEnvState, fossils: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the committed network by a stable name: host and fossils, with their optimizers' momentum."""
+def network_tensors(env: ParallelEnvState, slots: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the host and of the seeds in ``slots``, with their optimizers' momentum, by stable names."""
     yield from _tensors("host", env.host)
-    for slot in fossils:
+    for slot in slots:
         seed = env.slot_by_name[slot].seed
         assert seed is not None
         yield from _tensors(slot, seed)
-    for group in (env.host_group, *(env.seed_groups[slot] for slot in fossils)):
+    for group in (env.host_group, *(env.seed_groups[slot] for slot in slots)):
         for index, parameter in enumerate(group.parameters):
             momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:

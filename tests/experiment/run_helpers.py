@@ -12,7 +12,8 @@ import torch
 
 from esper.config import TrainingConfig
 from esper.experiment import checkpoint
-from esper.experiment.run import Experiment, RunSummary
+from esper.experiment.run import Experiment
+from esper.experiment.run_summary import RunSummary
 from esper.telemetry import event as events
 from esper.telemetry.event import EpochCompleted, Event, RoundCompleted, stable_record
 from esper.telemetry.hub import Sink
@@ -126,7 +127,8 @@ def stable_metrics(folder: Path) -> list[dict[str, str]]:
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:
-    """Nested dicts and lists as one dict by path; tensors as their bytes."""
+    """Nested dicts and lists as one dict by path; tensors as their bytes, and NaN as a word: it is not equal to
+    itself."""
     if isinstance(value, torch.Tensor):
         return {place: (value.dtype, tuple(value.shape), value.contiguous().numpy().tobytes())}
     if isinstance(value, dict):
@@ -134,7 +136,7 @@ def flat(value: Any, place: str = "") -> dict[str, Any]:
     elif isinstance(value, list | tuple):
         parts = enumerate(value)  # type: ignore[assignment]
     else:
-        return {place: value}
+        return {place: "nan" if value != value else value}
     return {path: leaf for key, part in parts for path, leaf in flat(part, f"{place}/{key}").items()}
 
 

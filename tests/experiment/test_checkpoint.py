@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, settings, strategies
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
@@ -22,7 +27,8 @@ from esper.experiment.files import write_atomic
 from esper.experiment.play import play_round
 from esper.experiment.players import make_player
 from esper.experiment.run import Experiment
-from tests.experiment.run_helpers import Does, flat, learning, play, tiny, within_round
+from esper.telemetry.event import RunResumed
+from tests.experiment.run_helpers import Does, Recorder, flat, learning, play, round_ends, same_run, tiny, within_round
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,7 @@ class Payload:
         return os.mkdir, (str(self.mark),)
 
 
-@pytest.mark.parametrize("way", ["torch", "pickle", "policy"])
+@pytest.mark.parametrize("way", ["torch", "pickle", "policy", "sealed"])
 def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -> None:
     mark, folder = tmp_path / "was here", tmp_path / "r"
     folder.mkdir()
@@ -102,8 +108,10 @@ def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -
     poisoned = {"policy": {**state, "policy": Payload(mark)}}.get(way, {**state, "more": Payload(mark)})
     if way == "pickle":
         (folder / checkpoint.NAME).write_bytes(pickle.dumps(poisoned, protocol=2))
-    else:
+    elif way == "torch":
         torch.save(poisoned, folder / checkpoint.NAME)
+    else:
+        (folder / checkpoint.NAME).write_bytes(checkpoint.encode(poisoned))
     with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
         checkpoint.read(folder)
     with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
@@ -114,7 +122,8 @@ def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -
     if way == "pickle":  # the payload is a live one
         pickle.loads((folder / checkpoint.NAME).read_bytes())
     else:
-        torch.load(folder / checkpoint.NAME, weights_only=False)
+        content = (folder / checkpoint.NAME).read_bytes()
+        torch.load(io.BytesIO(content[content.index(b"PK") :]), weights_only=False)
     assert mark.exists()
 
 
@@ -124,15 +133,22 @@ def saved(value: Any) -> bytes:
     return buffer.getvalue()
 
 
+def sealed(value: Any) -> bytes:
+    """As a checkpoint file has it, with a checksum that is right."""
+    return checkpoint.encode(value)
+
+
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a checkpoint"),
     "text": (b"dear diary\n", "is not a checkpoint"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
-    "weights": (saved({"layer.weight": torch.zeros(2)}), "is not a checkpoint: something else"),
-    "a list": (saved([1, 2]), "is not a checkpoint: something else"),
-    "another format": (saved({"format": 99, "round": 1}), "checkpoint format 99; this Esper reads format 2"),
-    "a part of a run": (saved({"format": checkpoint.FORMAT, "round": 1}), "no baseline, best, finished"),
+    "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin as one of this format does"),
+    "weights": (sealed({"layer.weight": torch.zeros(2)}), "is not a checkpoint of a run: it has no baseline, best"),
+    "a list": (sealed([1, 2]), "is not a checkpoint: something else"),
+    "another format": (b"Esper checkpoint, format 99\n\n", "its format is 99; this Esper reads 3"),
+    "a part of a run": (sealed({"round": 1}), "no baseline, best, config, finished"),
+    "another content": (sealed({"round": 1})[:-1] + b"x", "it is torn or was changed: its SHA-256 is not the one"),
 }
 
 
@@ -152,6 +168,143 @@ def test_a_torn_file_is_refused_wherever_it_was_torn(agent: Path, tmp_path: Path
         (tmp_path / checkpoint.NAME).write_bytes(whole[:length])
         with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
             checkpoint.read(tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=strategies.data())
+def test_no_change_of_a_checkpoint_is_read(data: strategies.DataObject, agent: Path) -> None:
+    """Any bytes changed, cut out or put in: an error of ours that names the file, whatever they mean."""
+    whole = (agent / checkpoint.NAME).read_bytes()
+    start = data.draw(strategies.integers(0, len(whole) - 1))
+    end = data.draw(strategies.integers(start, min(len(whole), start + 64)))
+    other = data.draw(strategies.binary(max_size=64))
+    changed = whole[:start] + other + whole[end:]
+    assume(changed != whole)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "mine.pt"
+        file.write_bytes(changed)
+        with pytest.raises(ConfigError, match=r"mine\.pt is not a checkpoint"):
+            checkpoint.read(file)
+
+
+PLAIN = strategies.recursive(
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers(-(2**60), 2**60)
+    | strategies.floats()
+    | strategies.text(max_size=5)
+    | strategies.just(torch.zeros(2)),
+    lambda part: strategies.lists(part, max_size=3) | strategies.dictionaries(strategies.text(max_size=5), part),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a state, with the key of one of its parts."""
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts = list(value.items())
+    elif isinstance(value, list):
+        parts = list(enumerate(value))
+    return [(value, key) for key, _ in parts] + [place for _, part in parts for place in places(part)]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(chosen=strategies.integers(0, 10**6), value=PLAIN, dropped=strategies.booleans())
+def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours(
+    chosen: int, value: Any, dropped: bool, agent: Path
+) -> None:
+    """Somebody wrote it who knows how: one part of it, however deep, is missing or something else. What is not found
+    out is played; nothing but an error of ours ever comes of it."""
+    state = {**checkpoint.read(agent), "finished": False}
+    found = places(state)
+    container, key = found[chosen % len(found)]
+    if dropped:
+        del container[key]
+    else:
+        container[key] = value
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "r"
+        shutil.copytree(agent, folder)
+        (folder / checkpoint.NAME).write_bytes(checkpoint.encode(state))
+        (folder / checkpoint.PREVIOUS).unlink(missing_ok=True)
+        with contextlib.suppress(ConfigError):
+            Experiment.resume(folder).run()
+        with contextlib.suppress(ConfigError):
+            make_player(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
+
+
+def torn(folder: Path) -> str:
+    file = folder / checkpoint.NAME
+    file.write_bytes(file.read_bytes()[:-100])
+    return "torn or was changed"
+
+
+def gone(folder: Path) -> str:
+    (folder / checkpoint.NAME).unlink()
+    return ""
+
+
+def foreign(folder: Path) -> str:
+    """That of another run, whole."""
+    file = folder / checkpoint.NAME
+    file.write_bytes(checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64}))
+    return "belongs to a run with another configuration"
+
+
+@pytest.mark.parametrize("harm", [torn, gone, foreign])
+def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used(
+    harm: Callable[[Path], str], tmp_path: Path
+) -> None:
+    config = learning("planted", n_envs=4, rounds=4)
+    play(config, tmp_path / "whole")
+    Experiment(config, tmp_path / "r", [Does(round_ends(3), enough)]).run()
+    rounds = {
+        name: checkpoint.read_file(tmp_path / "r" / name)["round"] for name in (checkpoint.NAME, checkpoint.PREVIOUS)
+    }
+    assert rounds == {checkpoint.NAME: 2, checkpoint.PREVIOUS: 1}
+    why = harm(tmp_path / "r")
+    sink = Recorder()
+    Experiment.resume(tmp_path / "r", [sink]).run()
+    resumed = sink.events[0]
+    assert isinstance(resumed, RunResumed)
+    assert resumed.round == 1
+    assert [str(tmp_path / "r" / checkpoint.NAME) in warning and why in warning for warning in resumed.warnings] == [
+        True
+    ] * bool(why)
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def enough() -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_checkpoints_that_cannot_be_used_are_both_named(agent: Path, tmp_path: Path) -> None:
+    shutil.copytree(agent, tmp_path / "r")
+    for name in (checkpoint.NAME, checkpoint.PREVIOUS):
+        (tmp_path / "r" / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not .*checkpoint\.previous\.pt is not"):
+        Experiment.resume(tmp_path / "r")
+
+
+def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_path: Path) -> None:
+    shutil.copytree(agent, tmp_path / "r")
+    config = tmp_path / "r" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 9"))
+    with pytest.raises(ConfigError, match=r"another configuration than .*config\.toml"):
+        Experiment.resume(tmp_path / "r")
+
+
+def test_a_log_that_lost_its_end_is_told_of(tmp_path: Path) -> None:
+    config = learning("planted", n_envs=4, rounds=3)
+    Experiment(config, tmp_path / "r", [Does(round_ends(2), enough)]).run()
+    log = tmp_path / "r" / "events.jsonl"
+    log.write_bytes(log.read_bytes()[:100])
+    sink = Recorder()
+    Experiment.resume(tmp_path / "r", [sink]).run()
+    resumed = sink.events[0]
+    assert isinstance(resumed, RunResumed)
+    assert ["events.jsonl has lost its last" in warning for warning in resumed.warnings] == [True]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from esper.experiment import checkpoint
 from esper.experiment.compare import HELD_OUT, compare_controllers
 from esper.experiment.play import play_round
 from esper.experiment.rounds import LearningRounds
-from esper.experiment.run import Experiment, RunSummary
+from esper.experiment.run import Experiment
+from esper.experiment.run_summary import RunSummary
 from esper.telemetry.event import (
     ArmPlayed,
     EpochCompleted,

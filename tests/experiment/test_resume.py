@@ -14,7 +14,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.experiment import checkpoint
-from esper.experiment.run import Experiment, RunSummary
+from esper.experiment.run import Experiment
+from esper.experiment.run_summary import RunSummary
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, Event, PolicyUpdated
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch

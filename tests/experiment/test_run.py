@@ -18,7 +18,8 @@ from esper.data.tasks import load_task
 from esper.env.baseline import FIRST_INDEX
 from esper.env.make import EnvMaker
 from esper.experiment.environment import describe_environment
-from esper.experiment.run import Experiment, RunSummary
+from esper.experiment.run import Experiment
+from esper.experiment.run_summary import RunSummary
 from esper.telemetry.event import (
     SCHEMA_VERSION,
     BaselineMeasured,

@@ -1,0 +1,242 @@
+"""An env that is written down between two steps, and gone on with elsewhere: every bit to come is the same."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from esper.config import TrainingConfig
+from esper.control.heuristic import HeuristicController
+from esper.control.random import RandomController
+from esper.data.task import Task
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.env.slot_env import SlotVectorEnv
+from esper.env.vector_env import GrowthVectorEnv
+from esper.hosts.graft import graft
+from esper.hosts.host import Host
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.telemetry.event import Event, GovernorRollback, StageChanged, stable_record
+from esper.training.host_state import host_state
+from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
+from tests.experiment.run_helpers import flat
+from tests.training.growing import KINDS, Dropping, Kind, float_images
+
+HORIZON, N_ENVS = 9, 2
+
+
+class Everything(nn.Module):
+    """A user's network with BatchNorm, dropout of torch's and of the process's generators, and a buffer outside of its
+    state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(4, 10)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(self.norm(torch.relu(self.conv(x))))
+        if self.training:
+            self.seen = self.seen + h.detach().mean()
+        return self.head(functional.dropout(h.mean(dim=(2, 3)), 0.1, self.training) + 1e-3 * self.seen)  # type: ignore[no-any-return]
+
+
+def _everything() -> Host:
+    return graft(Everything(), {"r0c0": "conv", "r0c1": "norm"})
+
+
+def users() -> Task:
+    return replace(float_images(), build_host=_everything)
+
+
+WORLDS: dict[str, Kind] = {
+    **KINDS,
+    "float16": Kind(float_images, precision="float16"),
+    "a user's model": Kind(users),
+    "recalibrated": Kind(users),
+}
+
+
+def world(name: str, events: list[Event]) -> SlotVectorEnv:
+    sizes = {"n_envs": N_ENVS, "episode_length": HORIZON, "gates": EASY_GATES, "embargo": 1}
+    if name == "planted":
+        config = TrainingConfig.parse({"env": sizes, "task": {"name": "planted"}})
+        return PlantedVectorEnv(config, Law(noise=1.0, paired_noise=1.0, worth_std=2.0))
+    kind = WORLDS[name]
+    config = TrainingConfig.parse(
+        {
+            "run": {"lanes": 2},
+            "task": {
+                "samples_per_epoch": 48,
+                "batch_size": 16,
+                "micro_batches": kind.micro_batches,
+                "precision": kind.precision,
+                "learning_rate": 0.05,
+            },
+            "env": {**sizes, "incubation": kind.incubation, "recalibrate": name == "recalibrated"},
+            "governor": {"snapshot_every": 2},
+        }
+    )
+    registry = BLUEPRINTS.copy()
+    registry.register("cnn", "dropping", parameters=lambda c: 2 * c)(Dropping)
+    return GrowthVectorEnv(
+        kind.task(), config, emit=events.append, baseline=flat_baseline(HORIZON), blueprints=registry
+    )
+
+
+class Course:
+    """One course of events in a world: random actions, and a host that breaks in env 1 before step 6."""
+
+    def __init__(self, name: str) -> None:
+        self.events: list[Event] = []
+        self.env = world(name, self.events)
+        self.chance = RandomController(self.env.action_spec, self.env.layout, N_ENVS, 3)
+        self.step_number = 0
+
+    def begin(self, episode: int) -> None:
+        self.env.run_seed, self.step_number = 11, 0
+        self.env.episode_numbers[:] = episode - 1
+        self.chance.episode[:] = episode - 1
+        self.observation, self.info = self.env.reset()
+        self.chance.begin()
+
+    def step(self) -> list[Any]:
+        """What everybody could see of it, and everything inside."""
+        if self.step_number == 6 and isinstance(self.env, GrowthVectorEnv):
+            DAMAGE["NaN weight"](self.env.training[1])
+        actions = self.chance.act(self.observation, self.info["action_mask"])
+        self.observation, rewards, terminated, truncated, self.info = self.env.step(actions)
+        self.step_number += 1
+        return [self.observation, rewards, terminated, truncated, *_leaves(self.info), *self.inside()]
+
+    def inside(self) -> list[Any]:
+        return list(flat(self.env.state_dict()).values())
+
+    def taken_away(self) -> dict[str, Any]:
+        return saved_and_read(
+            {"env": self.env.state_dict(), "chance": self.chance.memory_state(), "number": self.step_number}
+        )
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        self.observation, self.info = self.env.load_state_dict(state["env"])
+        self.chance.load_memory_state(state["chance"])
+        self.step_number = state["number"]
+
+
+def saved_and_read(state: dict[str, Any]) -> Any:
+    """As a file has it that no code is run from."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
+    return [leaf for value in info.values() for leaf in (value.values() if isinstance(value, dict) else (value,))]
+
+
+def same(one: list[Any], other: list[Any]) -> None:
+    assert len(one) == len(other)
+    for mine, its in zip(one, other, strict=True):
+        if isinstance(mine, np.ndarray):
+            np.testing.assert_array_equal(mine, its)
+        else:
+            assert mine == its
+
+
+@pytest.mark.parametrize("name", [*WORLDS, "planted"])
+def test_trap_30_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
+    """In an env that is new, or has played other episodes: hosts, seeds, momentum, snapshots, generators and clocks
+    are all there. On the way seeds are planted and removed, and a host is rolled back."""
+    first = Course(name)
+    first.begin(4)
+    states, observed, steps, marks = [first.taken_away()], [first.observation], [], [len(first.events)]
+    while not first.env.done.all():
+        steps.append(first.step())
+        states.append(first.taken_away())
+        observed.append(first.observation)
+        marks.append(len(first.events))
+    told = [stable_record(event) for event in first.events]
+    if name != "planted":
+        assert any(isinstance(event, GovernorRollback) for event in first.events)
+        assert {"TRAINING", "BLENDING"} <= {e.after for e in first.events if isinstance(e, StageChanged)}
+    used = Course(name)
+    used.begin(0)
+    used.step()
+    for number, state in enumerate(states):
+        other = used if number % 2 else Course(name)
+        heard = len(other.events)
+        other.go_on_from(state)
+        if number % 2 == 0 and name != "planted":
+            heard += 1  # the baseline, which every env tells once
+        np.testing.assert_array_equal(other.observation, observed[number])
+        for expected in steps[number:]:
+            same(other.step(), expected)
+        assert [stable_record(event) for event in other.events[heard:]] == told[marks[number] :]
+        if other is not used:
+            other.env.close()
+    first.env.close()
+    used.env.close()
+
+
+def test_a_state_of_another_host_is_refused() -> None:
+    one, other = Course("float images"), Course("text")
+    one.begin(0)
+    with pytest.raises((KeyError, ValueError)):
+        other.go_on_from(one.taken_away())
+    for course in (one, other):
+        course.env.close()
+
+
+def test_what_was_taken_away_does_not_change_with_the_env() -> None:
+    course = Course("float images")
+    course.begin(0)
+    state = course.env.state_dict()
+    before = flat(saved_and_read(state))
+    for _ in range(3):
+        course.step()
+    assert flat(state) == before
+    course.env.close()
+
+
+@pytest.mark.parametrize("make", [RandomController, HeuristicController])
+def test_a_controller_goes_on_with_what_it_remembers(make: Callable[..., Any]) -> None:
+    actions = []
+    for cut in (None, 4):
+        env = world("planted", [])
+        player = make(env.action_spec, env.layout, N_ENVS, 5)
+        observation, info = env.reset(seed=2)
+        player.begin()
+        rows = []
+        for step in range(HORIZON):
+            if step == cut:
+                memory = saved_and_read(player.memory_state())
+                player = make(env.action_spec, env.layout, N_ENVS, 5)
+                player.load_memory_state(memory)
+            rows.append(player.act(observation, info["action_mask"]))
+            observation, _, _, _, info = env.step(rows[-1])
+        actions.append(np.array(rows))
+    np.testing.assert_array_equal(*actions)
+
+
+def test_host_states_are_copies_on_the_cpu() -> None:
+    course = Course("float images")
+    course.begin(0)
+    assert isinstance(course.env, GrowthVectorEnv)
+    training = course.env.training[0]
+    state = host_state(training)
+    live = {tensor.data_ptr() for tensor in training.host.state_dict().values()}
+    assert not live & {tensor.data_ptr() for tensor in state["tensors"].values()}
+    course.env.close()
