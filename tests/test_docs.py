@@ -71,7 +71,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     if page == README:
         table = re.findall(r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
-        files = {name for row in table for name in re.findall(r"`(\w+\.\w+)`", row)}
+        files = {name for row in table for name in re.findall(r"`([\w.]+\.\w+)`", row)}
         assert {path.name for path in (tmp_path / "runs" / "first").iterdir()} == files
         assert re.search(r"^\d\d\.\d\d %$", found.stdout, re.MULTILINE)
 
