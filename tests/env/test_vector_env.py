@@ -160,7 +160,7 @@ def test_a_list_of_seeds_is_refused() -> None:
         world.env.reset(seed=[1, 2])
 
 
-def test_one_env_for_one_epoch() -> None:
+def test_finding_t1_one_env_for_one_epoch() -> None:
     with rig(n_envs=1, horizon=1) as world:
         world.do("GERMINATE", "r0c0", "norm")
         assert world.terminated.tolist() == [True]

@@ -348,5 +348,5 @@ def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
     assert any(path.read_text() == text for path in summary.folder.glob("*.toml"))
 
 
-def test_a_task_is_loaded_for_each_run() -> None:
+def test_finding_m17_a_task_is_loaded_for_each_run() -> None:
     assert load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()
