@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
+from esper.ppo.advantage import gae
 from esper.ppo.agent import PPOAgent
 from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
@@ -140,6 +141,19 @@ def test_finding_m4_truncation_bootstraps_from_the_state_and_the_memory_after_th
     assert not torch.isclose(final, forgetful.value_of(second)).any()  # nor that of an episode that begins there
     # The end of a rollout is no end of the episode: the last value is made in the same way.
     torch.testing.assert_close(stopped.value_of(second), values[1])
+
+
+def test_finding_g1_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are losses: with their mean taken off, half would be gains."""
+    agent, toy = make_agent(), Toy(4)
+    monkeypatch.setattr(toy, "reward", lambda action: -1.0 - action.sum(axis=1) / 100)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr("esper.ppo.agent.gae", lambda rewards, *rest: seen.append(rewards) or gae(rewards, *rest))
+    _, last = play(agent, toy, steps=12)
+    earned = agent.buffer.stack()[0]["reward"]
+    agent.learn(last)
+    assert agent.rewards.scale != 1
+    torch.testing.assert_close(seen[0], earned / agent.rewards.scale)
 
 
 def test_finding_g1_one_pass_of_the_network_decides_for_all_envs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
-from esper.ppo.distribution import MaskedCategorical
+from esper.ppo.distribution import MASKED_LOGIT, MaskedCategorical
 from esper.ppo.recurrent import SequenceLSTM
 from esper.ppo.sampling import counter_uniforms
 from esper.ppo.update import Evaluated, UpdateStats, gradient_health, loss_of, update
@@ -55,6 +55,19 @@ def test_masked_logits_stay_finite_in_reduced_precision() -> None:
     options.log_prob(torch.tensor([0, 2])).sum().backward()
     assert options.log_probs.dtype is torch.float32
     assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finding_g1_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
+    """Its logit is −1e4 and not −∞, of which 0 · ∞ would come in the gradient of the entropy."""
+    assert MASKED_LOGIT == -1e4
+    logits = torch.randn(2, 3, dtype=dtype, requires_grad=True)
+    options = MaskedCategorical(logits, torch.tensor([[True, False, True]] * 2))
+    (options.normalized_entropy().sum() + options.log_prob(torch.tensor([0, 2])).sum()).backward()
+    assert options.log_probs[:, 1].exp().tolist() == [0.0, 0.0]
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+    assert logits.grad[:, 1].tolist() == [0.0, 0.0]
 
 
 def test_uniforms_depend_on_their_counters_only() -> None:
