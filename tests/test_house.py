@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,36 @@ def test_finding_m16_no_function_of_the_package_asks_what_its_locals_are() -> No
     for file in PACKAGE.rglob("*.py"):
         names = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
         assert not names & {"locals", "globals"}, file
+
+
+def test_finding_m8_no_device_is_compared_with_a_string() -> None:
+    """``device.type`` is a word; a device is a ``torch.device``, and "cuda" is not "cuda:0"."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                devices = [s for s in sides if re.search(r"\.device\)?$", ast.unparse(s))]
+                words = [s for s in sides if isinstance(s, ast.Constant) and isinstance(s.value, str)]
+                assert not (devices and words), f"{file}, line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_finding_m10_there_is_one_validator_of_slot_names() -> None:
+    """Whoever takes names of slots calls ``row_major``; nothing else knows what a name looks like."""
+    form = re.compile(r"r\S*\\d\S*c\S*\\d")
+    patterns = {
+        file.relative_to(PACKAGE).as_posix(): node.value
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and form.search(node.value)
+    }
+    assert list(patterns) == ["hosts/host.py"], patterns
+
+
+def test_finding_m13_no_one_reaches_into_the_counterfactuals() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                assert not ast.unparse(node.value).endswith("counterfactual"), f"{file}, line {node.lineno}"
 
 
 @pytest.mark.parametrize("name", esper.__all__)

@@ -14,6 +14,7 @@ from esper.training.env_state import ParallelEnvState
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.host_step import begin_epoch, train_epoch, train_step
 from esper.training.lanes import Lanes
+from esper.training.storage import ParameterGroup
 
 
 class HostTrainer:
@@ -45,7 +46,12 @@ class HostTrainer:
             else:
                 self.lanes.run(partial(train_epoch, cancelled=lambda: self.lanes.cancelled), active)
             return
-        groups = {env.index: begin_epoch(env) for env in active}
+        groups: dict[int, list[ParameterGroup]] = {}
+
+        def begin(env: ParallelEnvState) -> None:
+            groups[env.index] = begin_epoch(env)
+
+        self.lanes.run(begin, active)
         place = {env.index: place for place, env in enumerate(self.envs)}
         for number, batches in enumerate(self.batches.epoch()):
 
@@ -53,8 +59,9 @@ class HostTrainer:
                 env: ParallelEnvState, number: int = number, batches: list[tuple[Tensor, Tensor]] = batches
             ) -> None:
                 env.batch = number
-                x, y = batches[place[env.index]]
-                train_step(env, groups[env.index], x.to(env.device), y.to(env.device))
+                # Memory that is not pinned CUDA has taken over when the call returns.
+                x, y = (values.to(env.device, non_blocking=True) for values in batches[place[env.index]])
+                train_step(env, groups[env.index], x, y)
 
             self.lanes.run(learn, active)
         for env in active:

@@ -15,7 +15,7 @@ from esper.seeds.alpha import AlphaController
 from esper.seeds.slot import SeedSlot, SlotSite
 from esper.seeds.stage import SeedStage
 from esper.training.evaluate import Configuration, committed_configuration, evaluate
-from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, train
+from tests.core_helpers import DAMAGE, digits, make_training, plant, rig, same_bits, tensors_of, train
 
 S = SeedStage
 
@@ -155,6 +155,20 @@ def test_finding_m13_reset_forgets_the_matrix() -> None:
     assert helper.trial_of("b") is None
     with pytest.raises(KeyError):
         helper.accuracy(ALL_ON)
+
+
+def test_finding_m13_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
+    with rig(n_envs=2, horizon=12) as world:
+        for env in range(2):
+            world.grow("r0c0", S.HOLDING, env=env)
+        helpers = [world.episode(env).counterfactual for env in range(2)]
+        assert all(helper.contribution("r0c0") is not None for helper in helpers)
+        DAMAGE["NaN weight"](world.training(0))
+        world.step()
+        assert (helpers[0].row_of, helpers[0].configurations) == ({}, [])
+        assert helpers[1].contribution("r0c0") is not None
+        world.step()  # measured anew, of the host that was restored
+        assert helpers[0].configurations == [(0.0,) * 4]
 
 
 def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:

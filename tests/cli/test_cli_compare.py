@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from esper.config import ConfigError, TrainingConfig
+from esper.env.make import EnvMaker
 from esper.experiment.comparison.side import GrowingSide
+from esper.experiment.statistics import MIN_PAIRS
 
 Esper = Callable[..., Any]
 
@@ -48,6 +51,25 @@ def test_arms_are_configs(esper: Esper) -> None:
     }
     assert [arms_told[name]["controller"] for name in ("slow", "few")] == ["heuristic", "random"]
     assert "Differences are to no-growth" in found.out
+
+
+def test_finding_m14_by_default_there_are_pairs_enough_to_name_a_winner(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def stands_in(_arms: Any, pairs: int, *_rest: Any) -> None:
+        asked.append(pairs)
+        raise ConfigError("enough seen")
+
+    monkeypatch.setattr("esper.experiment.comparison.comparison.Comparison", stands_in)
+    assert esper("compare", *PLANTED, "--arm", "none", "--arm", "random").code == 2
+    assert asked[0] >= MIN_PAIRS
+    assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS
+    for name in ("digits", "chars", "planted"):
+        config = TrainingConfig.parse({"task": {"name": name}, "run": {"controller": "random"}})
+        made = EnvMaker.of(config).config
+        assert int(made.run.rounds or 0) * int(made.env.n_envs or 0) >= MIN_PAIRS, name
 
 
 def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:

@@ -69,10 +69,20 @@ def test_info_shows_whether_a_fallback_is_an_error(
     assert line in esper("info").out.splitlines()
 
 
+def leaves(tables: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of all values."""
+    inner = [
+        leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+        for name, value in tables.items()
+    ]
+    return [name for names in inner for name in names]
+
+
 def test_finding_m22_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
     lines = esper("info", "--config").out.splitlines()
     fields = describe_fields(TrainingConfig)
     assert len(lines) == 2 * len(fields)
+    assert sorted(name for name, _, _ in fields) == sorted(leaves(TrainingConfig().model_dump()))
     assert {line.partition(".")[0] for line in lines[::2]} == {"run", "task", "env", "reward", "governor", "ppo"}
     assert "ppo.episodes_per_update = from the task or the horizon" in lines
     for (name, default, meaning), head, text in zip(fields, lines[::2], lines[1::2], strict=True):

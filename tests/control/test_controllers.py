@@ -7,17 +7,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import Controller, EnvView, NoGrowth
 from esper.control.heuristic import HeuristicController
 from esper.control.names import make_controller
 from esper.control.random import RandomController
 from esper.control.script import Entry, ScriptedController, read_schedule
+from esper.data.tasks import load_task
+from esper.env.vector_env import GrowthVectorEnv
+from esper.experiment.play import play_round
 from esper.seeds.stage import STAGES, SeedStage
 from esper.spaces.action import RELEVANT, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import BASE, PER_SLOT, ObservationLayout, symlog
-from tests.core_helpers import Rig, rig
+from esper.telemetry.event import EpisodeCompleted
+from tests.core_helpers import Rig, flat_baseline, rig
 
 S = SeedStage
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light", "depthwise", "attention"))
@@ -279,6 +283,23 @@ def test_random_play_is_legal_for_hundreds_of_steps_and_tries_every_op() -> None
                 relevant = ("op", *RELEVANT[Op(int(row[0]))])
                 for head, value in zip(("op", "slot", "blueprint", "style", "tempo"), row, strict=False):
                     assert head in relevant or value == 0
+
+
+def test_trap_27_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
+    """Contributions are measured for whoever decides, so the rule can win; and it grows in more than one slot."""
+    config = TrainingConfig.parse({"task": {"samples_per_epoch": 512}, "env": {"n_envs": 2}})
+    ended: list[EpisodeCompleted] = []
+    env = GrowthVectorEnv(
+        load_task("digits"),
+        config,
+        emit=lambda event: ended.append(event) if isinstance(event, EpisodeCompleted) else None,
+        baseline=flat_baseline(30),
+    )
+    play_round(env, HeuristicController(env.action_spec, env.layout, 2), seed=0)
+    env.close()
+    kept = [len(event.fossils) for event in ended]
+    assert min(kept) >= 1
+    assert max(kept) >= 2
 
 
 @pytest.mark.parametrize("name", ["random", "heuristic", "none", "schedule"])

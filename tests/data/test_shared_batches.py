@@ -101,6 +101,24 @@ def test_what_an_env_gets_does_not_depend_on_other_envs() -> None:
         assert [[epoch[1]] for epoch in rows_of(made)] == alone
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_finding_g1_a_batch_may_be_written_over_by_its_env(workers: int) -> None:
+    """All envs see the same row at the same time; it is neither one another's nor the data's."""
+    rows = torch.arange(BATCH * STEPS)
+    table = torch.arange(2.0 * ROWS).view(ROWS, 2)
+    data = torch.utils.data.TensorDataset(table, torch.arange(ROWS))
+    with batches(data, [Given(rows), Given(rows)], workers) as made:
+        for _ in range(2):
+            for number, ((x, y), (other_x, other_y)) in enumerate(made.epoch()):
+                expected = rows[BATCH * number : BATCH * (number + 1)]
+                assert torch.equal(y, expected)
+                x.fill_(-1)
+                y.fill_(-1)
+                assert torch.equal(other_x, 2.0 * expected[:, None] + torch.tensor([0.0, 1.0]))
+                assert torch.equal(other_y, expected)
+    assert torch.equal(table, torch.arange(2.0 * ROWS).view(ROWS, 2))
+
+
 def test_the_process_generator_is_left_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -8,9 +8,9 @@ import torch
 
 from esper.seeds.stage import SeedStage
 from esper.telemetry.event import ActionTaken, GateEvaluated, StageChanged
-from esper.training import epochs
+from esper.training import host_step
 from esper.training.env_state import ParallelEnvState
-from esper.training.host_step import train_epoch
+from esper.training.host_step import train_step
 from tests.core_helpers import Rig, rig
 
 S = SeedStage
@@ -41,13 +41,14 @@ def test_a_seeds_life_by_actions() -> None:
 
 
 def before_training(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
-    """Call ``look`` between phases 1 and 2 of every step."""
+    """Call ``look`` before the first training step of every epoch, when all is ready for it."""
 
-    def train_and_look(training: ParallelEnvState, cancelled: Callable[[], bool]) -> None:
-        look()
-        train_epoch(training, cancelled)
+    def look_and_train(training: ParallelEnvState, *rest: Any) -> None:
+        if training.batch == 0:
+            look()
+        train_step(training, *rest)
 
-    monkeypatch.setattr(epochs, "train_epoch", train_and_look)
+    monkeypatch.setattr(host_step, "train_step", look_and_train)
 
 
 def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_once(

@@ -7,7 +7,7 @@ import pytest
 
 from esper.control.random import RandomController
 from esper.seeds.stage import STAGES, SeedStage
-from tests.core_helpers import DAMAGE, Rig, rig
+from tests.core_helpers import DAMAGE, EASY_GATES, Rig, rig
 
 S = SeedStage
 
@@ -30,6 +30,26 @@ def check(world: Rig) -> None:
 def rent(world: Rig, index: int) -> float:
     weighted = sum(slot.alpha.alpha * slot.parameters for slot in world.training(index).slots)
     return min(0.2 * math.log(1 + weighted / 277), 0.6)
+
+
+def test_finding_l8_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
+    ratios: dict[float, list[float]] = {}
+    for decay in (0.0, 0.75, 1.0):
+        gates = {**EASY_GATES, "gradient_ratio_decay": decay}
+        with rig(horizon=8, env={"gates": gates}) as world:
+            world.grow("r0c0", S.TRAINING)
+            found = ratios.setdefault(decay, [])
+            for _ in range(4):
+                found.append(float(world.slot("r0c0").measured.gradient_ratio or 0))
+                world.step()
+    first, *later = ratios[0.0]  # what each epoch measured: training does not depend on how it is averaged
+    assert first > 0
+    assert len(set(later)) == 3
+    assert ratios[1.0] == [first] * 4
+    average = first
+    for measured, found in zip(later, ratios[0.75][1:], strict=True):
+        average = 0.75 * average + 0.25 * measured
+        assert found == pytest.approx(average, rel=1e-9)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

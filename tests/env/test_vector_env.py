@@ -160,12 +160,27 @@ def test_a_list_of_seeds_is_refused() -> None:
         world.env.reset(seed=[1, 2])
 
 
-def test_one_env_for_one_epoch() -> None:
+def test_finding_t1_one_env_for_one_epoch() -> None:
     with rig(n_envs=1, horizon=1) as world:
         world.do("GERMINATE", "r0c0", "norm")
         assert world.terminated.tolist() == [True]
         assert len(world.of_kind(EpochCompleted)) == 1
         assert len(world.of_kind(EpisodeCompleted)) == 1
+
+
+def test_trap_10_seeds_pass_their_gates_though_nobody_listens() -> None:
+    """By gradients that are measured: they are the env's own business, and no sink's."""
+    gates = {"min_training_epochs": 1, "min_gradient_health": 0.5, "trial_standard_errors": 1000.0}
+    with rig(horizon=12, env={"gates": gates}) as heard, rig(horizon=12, env={"gates": gates}) as deaf:
+        deaf.events.clear()
+        deaf.env.emit = lambda _event: None
+        for world in (heard, deaf):
+            world.grow("r0c0", SeedStage.HOLDING)
+            assert (world.slot("r0c0").measured.gradient_health or 0) >= 0.5
+        assert heard.events
+        assert not deaf.events
+        assert np.array_equal(heard.observation, deaf.observation)
+        same_bits(tensors_of(heard.training(), ("r0c0",)), tensors_of(deaf.training(), ("r0c0",)))
 
 
 def test_trap_11_env_0_does_not_depend_on_how_many_envs_there_are() -> None:

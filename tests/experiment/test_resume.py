@@ -215,7 +215,7 @@ def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path:
     same_run(tmp_path / "r", whole("ppo")[0])
 
 
-def test_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> None:
+def test_finding_m3_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> None:
     folder, _ = whole("two rounds an update")
     updates = [fields for fields in read_events(folder / "events.jsonl") if fields["event"] == "PolicyUpdated"]
     assert [(fields["round"], fields["env_steps"]) for fields in updates] == [(2, 16), (4, 32)]

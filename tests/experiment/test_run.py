@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.tasks import load_task
 from esper.env.baseline import FIRST_INDEX
 from esper.env.make import EnvMaker
+from esper.env.vector_env import GrowthVectorEnv
+from esper.experiment import checkpoint
 from esper.experiment.environment import describe_environment
 from esper.experiment.run import Experiment
 from esper.experiment.run_summary import RunSummary
@@ -244,6 +248,35 @@ def test_finding_m17_runs_in_two_threads_draw_their_own_numbers() -> None:
     assert found == {seed: torch.rand(4, generator=wanted[seed - 1]).tolist() for seed in (1, 2)}
 
 
+def test_finding_m17_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
+    def run(name: str) -> list[weakref.ref[Any]]:
+        experiment = Experiment(tiny(), tmp_path / name)
+        experiment.run()
+        env = experiment.env
+        assert isinstance(env, GrowthVectorEnv)
+        held = [experiment, env, env.lanes, env.training[0].host, env.task.train.x, env.training[0].totals.training]
+        return [weakref.ref(thing) for thing in held]
+
+    things = run("r")
+    gc.collect()
+    assert [thing() for thing in things] == [None] * 6
+
+
+@pytest.mark.parametrize("controller", ["ppo", "random", "heuristic"])
+def test_finding_t1_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> None:
+    """The least there is to train on: one step to learn from, of which no standard deviation can be taken."""
+    config = tiny(controller, rounds=2, evaluation_pairs=1).with_values(
+        env={"n_envs": 1, "episode_length": 1}, ppo={"width": 16, "practice_steps": 0}
+    )
+    summary, recorder = play(config, tmp_path / "r")
+    assert (summary.rounds, summary.interrupted) == (2, False)
+    assert len([event for event in recorder.events if isinstance(event, RoundCompleted)]) == 2
+    assert np.isfinite(summary.comparison.difference)
+    if controller == "ppo":
+        policy = checkpoint.read(summary.folder)["policy"]
+        assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
+
+
 @pytest.mark.parametrize("kind", [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None])
 def test_a_sink_that_raises_stops_nothing_and_is_named(
     kind: type[Event] | None, finished: Finished, tmp_path: Path
@@ -349,5 +382,5 @@ def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
     assert any(path.read_text() == text for path in summary.folder.glob("*.toml"))
 
 
-def test_a_task_is_loaded_for_each_run() -> None:
+def test_finding_m17_a_task_is_loaded_for_each_run() -> None:
     assert load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()

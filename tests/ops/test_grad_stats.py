@@ -29,7 +29,7 @@ def assert_equals_twin(groups: list[list[Tensor | None]], max_norm: float = 1.0,
     torch.testing.assert_close(stats.norms, norms, rtol=RTOL, atol=0, equal_nan=True)
 
 
-def test_known_numbers() -> None:
+def test_finding_m7_a_groups_norm_is_global_and_its_tensors_are_measured_apart() -> None:
     # Group 0: norms 5 and 12, together 13. Group 1: 8 vanishing elements of 1e-9. Clip to 6.5.
     stats = grad_stats([[torch.tensor([3.0, 4.0]), torch.tensor([[0.0, 12.0]])], [torch.full((8,), 1e-9)]], 6.5, 10.0)
     assert stats.norms.tolist() == pytest.approx([5.0, 12.0, math.sqrt(8) * 1e-9], rel=1e-6)
@@ -210,7 +210,7 @@ def test_out_is_overwritten_in_place() -> None:
     assert clip.tolist() == pytest.approx([0.25, 0.75], rel=1e-6)  # a view taken before sees the new values
 
 
-def test_clip_coef_is_what_torch_clips_with() -> None:
+def test_finding_m7_the_clip_coefficient_is_what_torch_clips_with() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(50)) for _ in range(3)]
     for i, parameter in enumerate(parameters):
         parameter.grad = gradient(50, seed=i)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
+from esper.ppo.advantage import gae
 from esper.ppo.agent import PPOAgent
 from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
@@ -99,6 +100,75 @@ def test_finding_m3_a_large_step_stops_at_the_kl_target() -> None:
     assert stats.stopped_early
     assert stats.minibatches < 16
     assert stats.approx_kl > 1.5 * 0.02
+
+
+def test_finding_h4_statistics_are_frozen_within_a_round_and_updated_once_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, toy = make_agent(), Toy(4)
+    monkeypatch.setattr(toy, "reward", lambda action: action.sum(axis=1).astype(np.float64))  # not the same for all
+
+    def known() -> list[torch.Tensor]:
+        every = (agent.observations, agent.rewards.returns)
+        return [values.clone() for each in every for values in (each.mean, each.var)]
+
+    for number in (1, 2):
+        before = known()
+        _, last = play(agent, toy, steps=12)
+        assert all(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
+        agent.learn(last)  # 16 minibatches
+        assert not any(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
+        assert agent.observations.updates == agent.rewards.returns.updates == number
+        assert agent.observations.count == number * 12 * 4
+
+
+def test_finding_m4_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() -> None:
+    """An agent that goes on values the same state, with what it remembers by then, to the same number."""
+    toy, nothing = Toy(4), np.zeros(4)
+    (first, masks), (second, later_masks) = toy.observe(), toy.observe()
+    stopped, running, forgetful = (make_agent() for _ in range(3))
+    for agent in (stopped, running, forgetful):
+        agent.begin()
+    for agent in (stopped, running):
+        agent.act(first, masks)
+    stopped.record(nothing, nothing, NOTHING, ~NOTHING, NOTHING, final_observation=second)
+    running.record(nothing, nothing, NOTHING, NOTHING, NOTHING)
+    running.act(second, later_masks)
+    running.record(nothing, nothing, NOTHING, NOTHING, NOTHING)
+    final, values = stopped.buffer.stack()[0]["final_value"][0], running.buffer.stack()[0]["value"]
+    torch.testing.assert_close(final, values[1])
+    assert not torch.isclose(final, values[0]).any()  # nor is it that of the state before the action
+    assert not torch.isclose(final, forgetful.value_of(second)).any()  # nor that of an episode that begins there
+    # The end of a rollout is no end of the episode: the last value is made in the same way.
+    torch.testing.assert_close(stopped.value_of(second), values[1])
+
+
+def test_finding_g1_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are losses: with their mean taken off, half would be gains."""
+    agent, toy = make_agent(), Toy(4)
+    monkeypatch.setattr(toy, "reward", lambda action: -1.0 - action.sum(axis=1) / 100)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr("esper.ppo.agent.gae", lambda rewards, *rest: seen.append(rewards) or gae(rewards, *rest))
+    _, last = play(agent, toy, steps=12)
+    earned = agent.buffer.stack()[0]["reward"]
+    agent.learn(last)
+    assert agent.rewards.scale != 1
+    torch.testing.assert_close(seen[0], earned / agent.rewards.scale)
+
+
+def test_finding_g1_one_pass_of_the_network_decides_for_all_envs(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, toy = make_agent(8), Toy(8)
+    rows: list[int] = []
+    decide = agent.network.decide
+    monkeypatch.setattr(
+        agent.network,
+        "decide",
+        lambda context, *rest, **more: rows.append(len(context)) or decide(context, *rest, **more),
+    )
+    agent.begin()
+    actions = agent.act(*toy.observe())
+    assert rows == [8]
+    assert len(np.unique(actions, axis=0)) > 1  # each env has draws of its own
 
 
 def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:

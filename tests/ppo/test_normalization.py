@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
+from esper.ppo import normalization
 from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, statistics
 from esper.spaces.observation import BASE, PER_SLOT, Kind, ObservationLayout
 
@@ -75,6 +76,29 @@ def test_finding_h4_statistics_change_only_in_update() -> None:
     before = running.normalize(torch.tensor([[1.0, 2.0]]))
     running.normalize(torch.full((100, 2), 50.0))
     assert torch.equal(before, running.normalize(torch.tensor([[1.0, 2.0]])))
+
+
+def test_finding_h4_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
+    """From the start, when they move, and when they come out of a file that was written elsewhere."""
+    meta, size = torch.device("meta"), len(BASE) + 2 * len(PER_SLOT)
+    observations, rewards = ObservationStatistics(meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
+
+    def places() -> set[torch.device]:
+        known = [value for each in (observations, rewards.returns) for value in (each.mean, each.var)]
+        return {value.device for value in (*known, observations.continuous)}
+
+    assert places() == {meta}
+    observations.update(torch.empty(5, size, device=meta))
+    rewards.returns.update(torch.empty(5, 1, device=meta))
+    assert places() == {meta}
+    observations.load_state_dict(ObservationStatistics(CPU, PPOConfig()).state_dict())
+    rewards.load_state_dict(RewardNormalizer(CPU, PPOConfig()).state_dict())
+    assert places() == {meta}
+    assert observations.normalize(torch.empty(3, size, device=meta)).device == meta
+
+
+def test_finding_h4_the_thread_contract_is_written_down() -> None:
+    assert "Thread contract: " in (normalization.__doc__ or "")
 
 
 def test_normalised_values_are_clipped() -> None:

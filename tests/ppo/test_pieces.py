@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
-from esper.ppo.distribution import MaskedCategorical
+from esper.ppo.distribution import MASKED_LOGIT, MaskedCategorical
 from esper.ppo.recurrent import SequenceLSTM
 from esper.ppo.sampling import counter_uniforms
-from esper.ppo.update import Evaluated, UpdateStats, gradient_health, loss_of
+from esper.ppo.update import Evaluated, UpdateStats, gradient_health, loss_of, update
 
 
 def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
@@ -22,6 +22,15 @@ def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
     weights = torch.tensor([1.0, 0.0, math.e, math.e**2])
     torch.testing.assert_close(counts, weights / weights.sum(), atol=0.015, rtol=0)
     assert counts[1] == 0
+
+
+def test_trap_19_an_unlikely_choice_has_no_floor() -> None:
+    """Every head is made of these: a choice that was learned to be wrong is as good as never taken."""
+    logits = torch.tensor([0.0, -30.0, 1.0])
+    options = MaskedCategorical(logits.expand(20_000, 3), torch.ones(20_000, 3, dtype=torch.bool))
+    assert float(options.log_probs[0, 1].exp()) < 1e-12
+    uniforms = torch.from_numpy(np.random.default_rng(0).random(20_000))
+    assert int((options.sample(uniforms) == 1).sum()) == 0
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
@@ -46,6 +55,19 @@ def test_masked_logits_stay_finite_in_reduced_precision() -> None:
     options.log_prob(torch.tensor([0, 2])).sum().backward()
     assert options.log_probs.dtype is torch.float32
     assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finding_g1_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
+    """Its logit is −1e4 and not −∞, of which 0 · ∞ would come in the gradient of the entropy."""
+    assert MASKED_LOGIT == -1e4
+    logits = torch.randn(2, 3, dtype=dtype, requires_grad=True)
+    options = MaskedCategorical(logits, torch.tensor([[True, False, True]] * 2))
+    (options.normalized_entropy().sum() + options.log_prob(torch.tensor([0, 2])).sum()).backward()
+    assert options.log_probs[:, 1].exp().tolist() == [0.0, 0.0]
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+    assert logits.grad[:, 1].tolist() == [0.0, 0.0]
 
 
 def test_uniforms_depend_on_their_counters_only() -> None:
@@ -118,6 +140,33 @@ def test_clipped_objective(ratio: float, advantage: float, expected: float) -> N
 
 def test_steps_without_a_choice_carry_no_actor_loss() -> None:
     assert loss_at(1.5, -2.0, free=False) == 0.0
+
+
+@pytest.mark.parametrize(("envs", "minibatches", "parts"), [(8, 4, 4), (5, 2, 2), (3, 4, 3), (1, 4, 1)])
+def test_finding_m3_an_update_passes_over_whole_sequences_several_times(
+    envs: int, minibatches: int, parts: int
+) -> None:
+    """Each pass has every env in exactly one of its minibatches, with all steps of its sequence, in a new order."""
+    steps, seen = 6, list[list[int]]()
+    value = torch.nn.Parameter(torch.zeros(()))
+
+    def evaluate(chosen: torch.Tensor) -> Evaluated:
+        seen.append(chosen.tolist())
+        now = value.expand(steps, len(chosen))
+        return Evaluated(now, 0 * now, torch.zeros(steps, len(chosen), 8))
+
+    numbers = {name: torch.rand(steps, envs) for name in ("value", "advantage", "target")}
+    flags = {name: torch.ones(steps, envs, dtype=torch.bool) for name in ("valid", "free")}
+    rollout = {**numbers, **flags, "log_prob": torch.zeros(steps, envs)}
+    config = PPOConfig(update_epochs=3, n_minibatches=minibatches)
+    optimizer = torch.optim.SGD([value], lr=0.1)
+    stats = update([value], optimizer, evaluate, rollout, config, 0.0, torch.Generator().manual_seed(0))
+    assert stats.minibatches == len(seen) == 3 * parts
+    passes = [seen[first : first + parts] for first in range(0, 3 * parts, parts)]
+    for one in passes:
+        assert sorted(env for part in one for env in part) == list(range(envs))
+        assert max(map(len, one)) - min(map(len, one)) <= 1
+    assert envs == 1 or passes[0] != passes[1]
 
 
 @pytest.mark.parametrize(

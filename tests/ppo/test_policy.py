@@ -6,9 +6,9 @@ import torch
 
 from esper.config import PPOConfig
 from esper.ppo.agent import PPOAgent
-from esper.ppo.network import PolicyNetwork
+from esper.ppo.network import FREE_HEADS, PolicyNetwork
 from esper.ppo.policy import Policy
-from esper.spaces.action import ALPHA_TARGETS, HEADS, ActionSpec, Op
+from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
 
 SPEC = ActionSpec(("r0c0", "r0c1"), ("first", "second", "third"))
@@ -64,6 +64,17 @@ def test_trap_19_no_choice_has_a_floor() -> None:
     with torch.no_grad():
         network.op_head[-1].bias[Op.PRUNE] = -30.0
     assert shares(network, "op")[Op.PRUNE] == 0.0
+
+
+@pytest.mark.parametrize("place", range(len(FREE_HEADS)), ids=FREE_HEADS)
+def test_trap_19_no_choice_of_another_head_has_a_floor(place: int) -> None:
+    network = PolicyNetwork(SPEC, width=32, prior=0.0)
+    with torch.no_grad():
+        network.free_heads[-1].bias[sum(network.free_sizes[:place])] = -30.0
+    op = next(op for op in Op if FREE_HEADS[place] in RELEVANT[op])
+    drawn = shares(network, FREE_HEADS[place], op)
+    assert drawn[0] == 0.0
+    assert (drawn[1:] > 0).all()
 
 
 def test_trap_26_entropies_can_reach_both_ends() -> None:

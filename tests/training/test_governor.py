@@ -113,7 +113,7 @@ def test_anomalous_losses_stay_out_of_the_history() -> None:
     assert list(governor.losses) == pytest.approx([0.4 * governor.chance] * 5)
 
 
-def test_the_window_holds_the_last_losses() -> None:
+def test_finding_l8_the_governors_window_holds_the_last_losses() -> None:
     governor = make_governor(window=3)
     after(governor, [0.9, 0.8, 0.7, 0.6])
     assert list(governor.losses) == pytest.approx([value * governor.chance for value in (0.8, 0.7, 0.6)])
@@ -149,7 +149,7 @@ def epoch(governor: Governor, training: ParallelEnvState, loss: float = 1.0, fos
     return governor.check(loss, 0) is None and governor.snapshot_if_due(training, RECORD, fossilized)
 
 
-def test_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes() -> None:
+def test_finding_l5_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes() -> None:
     governor, training = world()
     taken = [epoch(governor, training, fossilized=number == 7) for number in range(1, 14)]
     assert [number for number, took in enumerate(taken, 1) if took] == [5, 7, 12]

@@ -97,7 +97,7 @@ def test_trap_37_each_env_has_a_memory_of_its_own() -> None:
     assert len(pools) == len({pool for _, pool in pools}) == 3
 
 
-def test_trap_35_and_39_each_env_has_one_stream_for_ever() -> None:
+def test_trap_39_each_env_has_one_stream_for_ever() -> None:
     gpu = FakeGpu()
     places: dict[int, set[object]] = {}
 
@@ -112,7 +112,7 @@ def test_trap_35_and_39_each_env_has_one_stream_for_ever() -> None:
     assert len(set.union(*places.values())) == 41
 
 
-def test_traps_31_and_32_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error() -> None:
+def test_trap_32_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error() -> None:
     gpu = FakeGpu()
 
     def fail(_env: ParallelEnvState) -> None:

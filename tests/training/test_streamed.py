@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError
@@ -18,8 +21,9 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.lanes import Lanes
-from esper.training.totals import make_totals
+from esper.training.totals import EpochTotals, make_totals
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
+from tests.env.test_transfers import run_here
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
@@ -79,6 +83,47 @@ def test_finding_m5_workers_live_through_all_epochs() -> None:
         first = trainer.batches.worker_pids
         trainer.epoch(envs)
         assert trainer.batches.worker_pids == first != frozenset()
+
+
+def test_trap_31_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that hands batches out zeroes no totals, and fills no rate and no alpha."""
+    threads: list[int] = []
+
+    def noted(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*inputs: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*inputs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    with trainer_of(streamed(0), 3) as (trainer, envs):
+        for owner, name in (
+            (EpochTotals, "zero_training"),
+            (EpochTotals, "add_training"),
+            (ParallelEnvState, "set_learning_rate"),
+            (ParallelEnvState, "set_alphas"),
+        ):
+            noted(owner, name)
+        trainer.epoch(envs)
+    assert len(threads) == 3 * (3 + 2)  # of each env, begun once and two batches
+    assert threading.get_ident() not in threads
+
+
+def test_trap_33_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lanes, "run", run_here)  # modes of torch belong to a thread
+    copies: list[bool] = []
+
+    class Copies(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is Tensor.to and args[1:] == (torch.device("cpu"),):
+                copies.append((kwargs or {}).get("non_blocking", False))
+            return function(*args, **(kwargs or {}))
+
+    with trainer_of(streamed(0), 2) as (trainer, envs), Copies():
+        trainer.epoch(envs)
+    assert copies == [True] * (2 * 2 * 2)  # inputs and targets of two batches of two envs
 
 
 def test_an_env_that_has_ended_is_left_alone() -> None:
