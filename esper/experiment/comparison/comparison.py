@@ -23,6 +23,7 @@ from esper.experiment.comparison.folder import ComparisonFolder, Played
 from esper.experiment.comparison.metrics import METRICS
 from esper.experiment.comparison.side import HELD_OUT, GrowingSide, HostResult, MakePlayer, Side, play_rounds
 from esper.experiment.environment import check_device, describe_environment
+from esper.experiment.interrupt import termination_interrupts
 from esper.experiment.players import make_player
 from esper.experiment.threads import one_thread
 from esper.telemetry.event import ArmPlayed
@@ -194,11 +195,11 @@ class Comparison:
 
     @one_thread()
     def run(self) -> Outcome:
-        """Play what is left, and write the results. An interrupt or an error is raised when what was finished until
-        then is written; :attr:`outcome` has it, too."""
+        """Play what is left, and write the results. An interrupt (Ctrl-C, SIGTERM) or an error is raised when what was
+        finished until then is written; :attr:`outcome` has it, too."""
         if not self._resumed:
             self.files.create(self.arms, self.asked, self.reference)
-        with self:
+        with self, termination_interrupts():
             try:
                 if any(len(done) < self.rounds for done in self.played.values()):
                     for side in self.sides.values():

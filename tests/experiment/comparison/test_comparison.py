@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,13 @@ def test_what_was_finished_is_kept_and_the_rest_can_be_played_later(error: BaseE
     resumed = Comparison.resume(tmp_path / "cut", told.append).run()
     assert len(told) == 3 * 4 - 6  # nothing is played twice
     assert values(resumed) == values(whole)
+
+
+def test_termination_is_as_ctrl_c(tmp_path: Path) -> None:
+    cut = compare(tmp_path / "cut", progress=lambda _event: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        cut.run()
+    assert Comparison.resume(tmp_path / "cut").run().pairs == 4
 
 
 def test_before_the_first_whole_round_there_is_nothing_to_tell(tmp_path: Path) -> None:
