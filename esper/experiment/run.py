@@ -25,6 +25,7 @@ from esper.experiment.interrupt import interrupts_wait
 from esper.experiment.rounds import LearningRounds, PairedRounds, Round, Rounds
 from esper.experiment.statistics import PairedComparison
 from esper.experiment.threads import one_thread
+from esper.experiment.tracking import check_trackers, tracking_sinks
 from esper.telemetry.event import (
     BaselineMeasured,
     Comparison,
@@ -113,6 +114,7 @@ class Experiment:
     ) -> None:
         for device in (config.run.device, config.ppo.device):
             check_device(device)
+        check_trackers(config)
         self.folder = folder
         self.files = RunFolder(folder, resumed=state is not None)
         self.callbacks = callbacks
@@ -159,7 +161,7 @@ class Experiment:
                     self._write_checkpoint()
         assert self.hub is not None
         # Only a closed hub knows of every sink that failed.
-        return replace(summary, dropped_sinks={name: str(sink.error) for name, sink in self.hub.dropped.items()})
+        return replace(summary, dropped_sinks={name: sink.words() for name, sink in self.hub.dropped.items()})
 
     def _begin(self) -> None:
         """Open the folder and the log; measure the baseline, or take everything from the checkpoint."""
@@ -168,7 +170,8 @@ class Experiment:
             self.files.create(self.config)
         else:
             self.files.cut_logs(state["logs"])
-        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
+        shown = tracking_sinks(self.config, self.folder, resumed=state is not None)
+        self.hub = TelemetryHub([*self.files.sinks(), *shown, *self.callbacks])
         if state is None:
             self._announce()
             self.rounds.prepare(None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.ppo.advantage import gae
-from esper.ppo.buffer import RolloutBuffer
+from esper.ppo.buffer import RolloutBuffer, broken_steps, legal_options
 from esper.ppo.network import RELEVANCE
 from esper.ppo.normalization import RewardNormalizer
 from esper.ppo.policy import Masks, Policy
@@ -112,6 +112,12 @@ class PPOAgent(Policy):
         rollout, masks = self.buffer.stack()
         state = self.buffer.initial_state
         assert state is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
+        broken = int((broken_steps(rollout) & rollout["valid"]).sum())
+        if broken:  # neither weights nor running statistics may ever see it
+            self.buffer.clear()
+            return UpdateStats.of_nothing(broken, self.optimizer.param_groups[0]["lr"], self.entropy_coefficient)
         ends = rollout["terminated"] | rollout["truncated"]
         self.rewards.update(rollout["reward"], ends, rollout["valid"])
         limit = self.config.reward_clip
@@ -127,8 +133,6 @@ class PPOAgent(Policy):
             self.config.gae_lambda,
         )
         rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
 
         def evaluate(envs: Tensor) -> Evaluated:
             return self._evaluate(rollout, masks, state, envs)
@@ -146,6 +150,14 @@ class PPOAgent(Policy):
         ]
         stats.head_entropies = {
             head: float(mean_over(entropies[..., i], mattered[..., i])) for i, head in enumerate(HEADS)
+        }
+        choices = mattered & (legal_options(rollout["action"], masks) > 1)
+        counts = choices.flatten(0, -2).sum(dim=0).tolist()
+        stats.head_choices = {head: count for head, count in zip(HEADS, counts, strict=True) if count}
+        stats.choice_entropies = {
+            head: float(mean_over(entropies[..., i], choices[..., i]))
+            for i, head in enumerate(HEADS)
+            if head in stats.head_choices
         }
         self.observations.update(rollout["raw"][rollout["valid"]])
         self.buffer.clear()

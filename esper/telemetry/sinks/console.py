@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from esper.telemetry.event import (
+    AnomalyDetected,
     ArmPlayed,
     BaselineMeasured,
     Event,
@@ -54,6 +55,8 @@ class ConsoleSink:
                 self._print_round(event)
             case PolicyUpdated():
                 self._print_update(event)
+            case AnomalyDetected():
+                self._print(f"  warning: {event.found}; try: {event.advice}")
             case ArmPlayed():
                 self._print(
                     f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"
