@@ -36,10 +36,13 @@ class TrackConfig(Section):
 class AnomalyConfig(Section):
     """When an update of the agent is worth a warning. Nothing that is learned depends on it."""
 
-    ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 100.0
-    """An update made an action this many times likelier, or less likely, than it was; healthy ones: up to 20 times."""
-    entropy: Fraction = 0.01
-    """A head of the policy is as good as certain: its mean normalised entropy where it has a choice is below this ..."""
+    ratio_high: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 20.0
+    """An update made an action more than this many times likelier; 8 times is the most that healthy ones were seen to.
+    """
+    ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """An update left an action less than this part of its probability; a twentieth is seen in healthy ones."""
+    entropy: Fraction = 0.003
+    """A head of the policy is as good as certain: its mean normalised entropy, where it chooses, is below this ..."""
     entropy_until: Fraction = 0.5
     """... in this first part of all rounds; later it may well be."""
     least_choices: Count = 32
@@ -52,6 +55,6 @@ class AnomalyConfig(Section):
     """The critic is further from its targets than their mean is: explained variance below this."""
     gradient_small: NonNegative = 1e-4
     """Mean norm of the gradient below which nothing is learned."""
-    gradient_large: Positive = 100.0
+    gradient_large: Positive = 20.0
     """Mean norm of the gradient, as a multiple of `ppo.max_grad_norm`, above which clipping leaves of it no more than a
     direction."""

@@ -68,13 +68,13 @@ class AnomalyDetector:
             yield "not_finite", None, float(update.skipped_minibatches), 0.0, words
 
     def _ratio(self, update: PolicyUpdated) -> Iterator[Finding]:
-        limit = self.limits.ratio
-        if update.ratio_max is not None and update.ratio_max > limit:
+        high, low = self.limits.ratio_high, self.limits.ratio_low
+        if update.ratio_max is not None and update.ratio_max > high:
             words = f"an action became {update.ratio_max:.3g} times likelier in one update"
-            yield "ratio_exploded", None, update.ratio_max, limit, words
-        if update.ratio_min is not None and update.ratio_min < 1 / limit:
-            words = f"an action fell to {update.ratio_min:.3g} of its probability in one update"
-            yield "ratio_collapsed", None, update.ratio_min, 1 / limit, words
+            yield "ratio_exploded", None, update.ratio_max, high, words
+        if update.ratio_min is not None and update.ratio_min < low:
+            words = f"an action fell to {update.ratio_min:.2g} of its probability in one update"
+            yield "ratio_collapsed", None, update.ratio_min, low, words
 
     def _entropy(self, update: PolicyUpdated) -> Iterator[Finding]:
         if update.round > self.limits.entropy_until * self.rounds:

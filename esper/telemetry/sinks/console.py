@@ -28,7 +28,8 @@ class TerminalConsole(Console):
 
 
 class ConsoleSink:
-    """Prints a header when the run starts, the baseline, then a line per round, rollback and cut seed; ASCII only.
+    """Prints a header when the run starts, the baseline, then a line per round, rollback, cut seed and warning; ASCII
+    only.
 
     The time left is the mean duration of the rounds seen so far, times the rounds to come.
     """
@@ -56,7 +57,7 @@ class ConsoleSink:
             case PolicyUpdated():
                 self._print_update(event)
             case AnomalyDetected():
-                self._print(f"  warning: {event.found}; try: {event.advice}")
+                self._print(f"  warning, round {event.round}: {event.found}; try: {event.advice}")
             case ArmPlayed():
                 self._print(
                     f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"
