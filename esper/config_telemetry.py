@@ -47,10 +47,13 @@ class AnomalyConfig(Section):
     """... in this first part of all rounds; later it may well be."""
     least_choices: Count = 32
     """A head, or the critic, is judged by this many choices or more."""
-    value_spread: NonNegative = 0.05
-    """The critic's values differ less than this multiple of what its targets do, as standard deviations ..."""
+    critic_after: Annotated[int, Field(ge=0, strict=True)] = 3
+    """Rounds in which the critic is not judged, for it has not learned yet; nor is it where the standard deviation of
+    its targets, in units of scaled rewards, is below ..."""
     target_spread: NonNegative = 0.1
-    """... where those of the targets are at least so large, in units of scaled rewards."""
+    """... this."""
+    value_spread: NonNegative = 0.05
+    """The critic's values differ less than this multiple of what its targets do, as standard deviations."""
     explained_variance: Finite = -1.0
     """The critic is further from its targets than their mean is: explained variance below this."""
     gradient_small: NonNegative = 1e-4

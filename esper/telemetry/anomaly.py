@@ -87,9 +87,11 @@ class AnomalyDetector:
 
     def _value(self, update: PolicyUpdated) -> Iterator[Finding]:
         limits, values, targets = self.limits, update.value_std, update.target_std
-        if values is None or targets is None or update.head_choices.get("op", 0) < limits.least_choices:
+        if values is None or targets is None or targets < limits.target_spread:
             return
-        if targets >= limits.target_spread and values < limits.value_spread * targets:
+        if update.round <= limits.critic_after or update.head_choices.get("op", 0) < limits.least_choices:
+            return
+        if values < limits.value_spread * targets:
             words = (
                 f"the critic gives all states nearly one value: spread {values:.2g}, that of the targets {targets:.2g}"
             )
