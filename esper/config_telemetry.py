@@ -46,7 +46,7 @@ class AnomalyConfig(Section):
     entropy_until: Fraction = 0.5
     """... in this first part of all rounds; later it may well be."""
     least_choices: Count = 32
-    """A head, or the critic, is judged by this many choices or more."""
+    """A head is judged by this many choices or more; the critic and the gradient by so many choices of an op."""
     critic_after: Annotated[int, Field(ge=0, strict=True)] = 3
     """Rounds in which the critic is not judged, for it has not learned yet; nor is it where the standard deviation of
     its targets, in units of scaled rewards, is below ..."""
@@ -58,6 +58,6 @@ class AnomalyConfig(Section):
     """The critic is further from its targets than their mean is: explained variance below this."""
     gradient_small: NonNegative = 1e-4
     """Mean norm of the gradient below which nothing is learned."""
-    gradient_large: Positive = 20.0
+    gradient_large: Positive = 40.0
     """Mean norm of the gradient, as a multiple of `ppo.max_grad_norm`, above which clipping leaves of it no more than a
     direction."""

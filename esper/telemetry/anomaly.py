@@ -89,7 +89,7 @@ class AnomalyDetector:
         limits, values, targets = self.limits, update.value_std, update.target_std
         if values is None or targets is None or targets < limits.target_spread:
             return
-        if update.round <= limits.critic_after or update.head_choices.get("op", 0) < limits.least_choices:
+        if update.round <= limits.critic_after or self._too_few(update):
             return
         if values < limits.value_spread * targets:
             words = (
@@ -101,7 +101,7 @@ class AnomalyDetector:
             yield "value_wrong", None, update.explained_variance, limits.explained_variance, words
 
     def _gradient(self, update: PolicyUpdated) -> Iterator[Finding]:
-        if not update.minibatches or not math.isfinite(update.gradient_norm):
+        if not update.minibatches or not math.isfinite(update.gradient_norm) or self._too_few(update):
             return
         small, large = self.limits.gradient_small, self.limits.gradient_large * self.max_grad_norm
         if update.gradient_norm < small:
@@ -110,3 +110,7 @@ class AnomalyDetector:
             clipped = "" if update.clipped_gradients is None else f", {update.clipped_gradients:.0%} of them clipped"
             words = f"gradient norm {update.gradient_norm:.3g}{clipped}"
             yield "gradient_exploded", None, update.gradient_norm, large, words
+
+    def _too_few(self, update: PolicyUpdated) -> bool:
+        """Whether the rollout is too short to prove anything by means over it."""
+        return update.head_choices.get("op", 0) < self.limits.least_choices
