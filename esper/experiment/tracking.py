@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
@@ -17,20 +17,30 @@ TENSORBOARD = "tensorboard"
 """Also the name of its folder in the run folder."""
 
 
+MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""What each is imported as."""
+
+
 def check_trackers(config: TrainingConfig) -> None:
-    """Raises ConfigError where a tracker is not installed, with what installs it; nothing is imported."""
-    missing = [name for name in config.track.to if not _is_there(name)]
+    """Import the trackers of the config: here, and not in their threads, for workers that are forked while a thread
+    imports could wait for its locks for ever.
+
+    Raises ConfigError where one cannot be imported, with what installs it.
+    """
+    missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
     if missing:
         raise ConfigError(
-            f"track.to names {', '.join(missing)}, which cannot be imported here: pip install {' '.join(missing)}"
+            f"track.to names {', '.join(missing)}, which cannot be imported here ({'; '.join(missing.values())}): "
+            f"pip install {' '.join(missing)}"
         )
 
 
-def _is_there(name: str) -> bool:
+def _import_error(module: str) -> Exception | None:
     try:
-        return importlib.util.find_spec(name) is not None
-    except ValueError:  # it is imported already, and was made by hand
-        return True
+        importlib.import_module(module)
+    except Exception as error:  # of a broken installation it may be any
+        return error
+    return None
 
 
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:

@@ -144,21 +144,11 @@ class PPOAgent(Policy):
         with torch.no_grad():
             entropies = self._evaluate(rollout, masks, state, torch.arange(self.n_envs)).entropies
         stats.reward_scale = self.rewards.scale
-        # A head's entropy is that of the steps in which it mattered.
         mattered = (rollout["valid"] & rollout["free"])[..., None] & RELEVANCE.to(self.device)[
             rollout["action"][..., 0]
         ]
-        stats.head_entropies = {
-            head: float(mean_over(entropies[..., i], mattered[..., i])) for i, head in enumerate(HEADS)
-        }
         choices = mattered & (legal_options(rollout["action"], masks) > 1)
-        counts = choices.flatten(0, -2).sum(dim=0).tolist()
-        stats.head_choices = {head: count for head, count in zip(HEADS, counts, strict=True) if count}
-        stats.choice_entropies = {
-            head: float(mean_over(entropies[..., i], choices[..., i]))
-            for i, head in enumerate(HEADS)
-            if head in stats.head_choices
-        }
+        _tell_heads(stats, entropies, mattered, choices)
         self.observations.update(rollout["raw"][rollout["valid"]])
         self.buffer.clear()
         return stats
@@ -213,3 +203,15 @@ class PPOAgent(Policy):
         self.generator.set_state(state["generator"])
         self.episode = state["episode"].numpy().copy()
         self.progress = float(state["progress"])
+
+
+def _tell_heads(stats: UpdateStats, entropies: Tensor, mattered: Tensor, choices: Tensor) -> None:
+    """Entropy of each head over the steps in which it ``mattered``, and over those in which it had ``choices``; all
+    [T, E, heads]. One transfer."""
+    means = [mean_over(entropies[..., i], where[..., i]) for where in (mattered, choices) for i in range(len(HEADS))]
+    counts = choices.flatten(0, -2).sum(dim=0)
+    numbers = torch.cat((torch.stack(means).double(), counts.double())).tolist()
+    every, chosen, counted = (numbers[start : start + len(HEADS)] for start in range(0, len(numbers), len(HEADS)))
+    stats.head_entropies = dict(zip(HEADS, every, strict=True))
+    stats.head_choices = {head: int(count) for head, count in zip(HEADS, counted, strict=True) if count}
+    stats.choice_entropies = {head: mean for head, mean, count in zip(HEADS, chosen, counted, strict=True) if count}

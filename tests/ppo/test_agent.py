@@ -7,6 +7,7 @@ import torch
 from esper.spaces.action import HEADS, RELEVANT, Op
 from tests.ppo.toy import NOTHING, Toy, make_agent, play
 
+
 def test_finding_c3_replay_reproduces_log_probabilities() -> None:
     agent, toy = make_agent(), Toy(4)
     for _ in range(2):  # the second round acts under statistics that have moved

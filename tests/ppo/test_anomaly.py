@@ -1,5 +1,5 @@
-"""Each warning about an agent that learns badly comes from an agent that does, through ``PPOAgent.learn``; an agent that
-learns well gives none; and what is not finite never reaches the weights."""
+"""Each warning about an agent that learns badly comes from one that does, through ``PPOAgent.learn``; one that learns
+well gives none; and what is not finite never reaches the weights."""
 
 from __future__ import annotations
 

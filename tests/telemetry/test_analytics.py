@@ -56,10 +56,8 @@ def only(analytics: BlueprintAnalytics) -> BlueprintRow:
 
 def kept(slot: str = "r0c0", blueprint: str = "norm", born: int = 0, at: int = 4) -> list[Event]:
     """A seed that is planted at ``born`` and kept at ``at``, worth 1.5 pp then and 9 pp later, with 40 parameters."""
-    stages = [change(stage, born, blueprint, slot) for stage in LIFE[:-1]]
-    return [
-        *stages, epoch(at, {slot: 1.5}), change("FOSSILIZED", at, blueprint, slot), epoch(at + 1, {slot: 9.0}, fossils=40)
-    ]  # fmt: skip
+    before = [*(change(stage, born, blueprint, slot) for stage in LIFE[:-1]), epoch(at, {slot: 1.5})]
+    return [*before, change("FOSSILIZED", at, blueprint, slot), epoch(at + 1, {slot: 9.0}, fossils=40)]
 
 
 def test_a_seed_that_is_kept() -> None:

@@ -49,7 +49,7 @@ class TensorBoardSink:
 
     def _writer(self, below: str) -> Any:
         if below not in self._writers:
-            from torch.utils.tensorboard import SummaryWriter  # a second or more, and not all runs have it
+            from torch.utils.tensorboard import SummaryWriter  # takes a second, and few runs need it
 
             first = self.scalars.steps + 1  # steps from here on were written by the run that was cut off
             purge = first if self.resumed and not below else None
