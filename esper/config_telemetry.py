@@ -37,8 +37,7 @@ class AnomalyConfig(Section):
     """When an update of the agent is worth a warning. Nothing that is learned depends on it."""
 
     ratio_high: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 20.0
-    """An update made an action more than this many times likelier; 8 times is the most that healthy ones were seen to.
-    """
+    """An update made an action more than this many times likelier; healthy ones were seen to reach 8 times."""
     ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """An update left an action less than this part of its probability; a twentieth is seen in healthy ones."""
     entropy: Fraction = 0.003
