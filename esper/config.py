@@ -11,26 +11,19 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from esper.config_files import ConfigError as ConfigError
 from esper.config_files import read_toml as read_toml
 from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
-
-Count = Annotated[int, Field(ge=1, strict=True)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+from esper.config_telemetry import AnomalyConfig as AnomalyConfig
+from esper.config_telemetry import TrackConfig as TrackConfig
+from esper.config_types import Count, Finite, Fraction, NonNegative, Positive, Section
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class RunConfig(Section):
@@ -289,6 +282,8 @@ class TrainingConfig(Section):
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
     ppo: PPOConfig = PPOConfig()
+    track: TrackConfig = TrackConfig()
+    anomaly: AnomalyConfig = AnomalyConfig()
 
     @model_validator(mode="after")
     def _loss_is_measured_in_something(self) -> Self:

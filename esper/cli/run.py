@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     "--out", type=click.Path(path_type=Path), help="Run folder, new or empty.  [default: runs/TASK-CONTROLLER-TIME]"
 )
 @click.option(
+    "--track",
+    multiple=True,
+    metavar="NAME",
+    help="Show the run in tensorboard, wandb or trackio, too; may be given several times.",
+)
+@click.option(
     "--resume",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
@@ -36,6 +42,7 @@ def command(
     controller: str | None,
     rounds: int | None,
     out: Path | None,
+    track: tuple[str, ...],
     resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -48,14 +55,13 @@ def command(
     """
     own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Experiment.resume
     settings = [value for name, value in flags.items() if not (own and name == "task")]
-    given = [controller, rounds, out, config_file, *assignments, *settings]
+    given = [controller, rounds, out, config_file, *assignments, *settings, track or None]
     if resume is not None and any(value is not None for value in given):
         raise ConfigError("--resume FOLDER goes on with the run as it was begun; it takes no other option")
 
     if resume is None:
-        config = build_config(
-            config_file, assignments, flags, {("run", "controller"): controller, ("run", "rounds"): rounds}
-        )
+        said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
+        config = build_config(config_file, assignments, flags, said)
 
     from esper.experiment.run import Experiment
     from esper.telemetry.sinks.console import TerminalConsole

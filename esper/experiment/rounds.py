@@ -26,6 +26,7 @@ from esper.experiment.players import make_player
 from esper.experiment.practice import practise
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
+from esper.telemetry.anomaly import AnomalyDetector
 from esper.telemetry.event import ArmPlayed, Event, PolicyUpdated, PracticeRound
 
 Floats = NDArray[np.float64]
@@ -250,7 +251,9 @@ class LearningRounds(Rounds):
         with self.env.spans("update"):
             stats = self.agent.learn(played.played.observation)
         self.agent.progress = number / rounds
-        return [PolicyUpdated(round=number, env_steps=self.env_steps, **vars(stats))]
+        told = PolicyUpdated(round=number, env_steps=self.env_steps, **vars(stats))
+        detector = AnomalyDetector(self.config.anomaly, self.config.ppo.max_grad_norm, rounds)
+        return [told, *detector.look(told)]
 
     def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
         """Plays ``run.evaluation_pairs`` hosts; actions are the likeliest ones."""

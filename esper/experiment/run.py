@@ -25,6 +25,7 @@ from esper.experiment.interrupt import interrupts_wait, termination_interrupts
 from esper.experiment.rounds import LearningRounds, PairedRounds, Round, Rounds
 from esper.experiment.run_summary import RunSummary, as_reported
 from esper.experiment.threads import one_thread
+from esper.experiment.tracking import check_trackers, tracking_sinks
 from esper.telemetry.event import (
     BaselineMeasured,
     Event,
@@ -85,6 +86,7 @@ class Experiment:
     ) -> None:
         for device in (config.run.device, config.ppo.device):
             check_device(device)
+        check_trackers(config)
         self.folder = folder
         self.files = RunFolder(folder, resumed=found is not None)
         self.callbacks = callbacks
@@ -138,7 +140,7 @@ class Experiment:
                     self._write_checkpoint()
         assert self.hub is not None
         # Only a closed hub knows of every sink that failed.
-        return replace(summary, dropped_sinks={name: str(sink.error) for name, sink in self.hub.dropped.items()})
+        return replace(summary, dropped_sinks={name: sink.words() for name, sink in self.hub.dropped.items()})
 
     def _begin(self) -> None:
         """Open the folder and the log; measure the baseline, or take everything from the checkpoint."""
@@ -147,11 +149,15 @@ class Experiment:
             self._go_on_from(found)
             return
         self.files.create(self.config)
-        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
+        self._open_hub()
         self._announce()
         self.rounds.prepare(None)
         self._keep()
         self._practise()
+
+    def _open_hub(self) -> None:
+        shown = tracking_sinks(self.config, self.folder, resumed=self._resumed_from is not None)
+        self.hub = TelemetryHub([*self.files.sinks(), *shown, *self.callbacks])
 
     def _practise(self) -> None:
         if not self.rounds.practised:
@@ -165,7 +171,7 @@ class Experiment:
         except checkpoint.MISFITS as error:
             raise ConfigError(f"{self.folder}: its checkpoint is not of this run or was changed: {error}") from error
         warnings = [*found.refused, *self.files.cut_logs(found.state["logs"])]
-        self.hub = TelemetryHub([*self.files.sinks(), *self.callbacks])
+        self._open_hub()
         sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
         self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings)))
         self._practise()

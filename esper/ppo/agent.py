@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.ppo.advantage import gae
-from esper.ppo.buffer import RolloutBuffer
+from esper.ppo.buffer import RolloutBuffer, broken_steps, legal_options
 from esper.ppo.network import RELEVANCE
 from esper.ppo.normalization import RewardNormalizer
 from esper.ppo.policy import Masks, Policy
@@ -112,6 +112,12 @@ class PPOAgent(Policy):
         rollout, masks = self.buffer.stack()
         state = self.buffer.initial_state
         assert state is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
+        broken = int((broken_steps(rollout) & rollout["valid"]).sum())
+        if broken:  # neither weights nor running statistics may ever see it
+            self.buffer.clear()
+            return UpdateStats.of_nothing(broken, self.optimizer.param_groups[0]["lr"], self.entropy_coefficient)
         ends = rollout["terminated"] | rollout["truncated"]
         self.rewards.update(rollout["reward"], ends, rollout["valid"])
         limit = self.config.reward_clip
@@ -127,8 +133,6 @@ class PPOAgent(Policy):
             self.config.gae_lambda,
         )
         rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
 
         def evaluate(envs: Tensor) -> Evaluated:
             return self._evaluate(rollout, masks, state, envs)
@@ -140,13 +144,11 @@ class PPOAgent(Policy):
         with torch.no_grad():
             entropies = self._evaluate(rollout, masks, state, torch.arange(self.n_envs)).entropies
         stats.reward_scale = self.rewards.scale
-        # A head's entropy is that of the steps in which it mattered.
         mattered = (rollout["valid"] & rollout["free"])[..., None] & RELEVANCE.to(self.device)[
             rollout["action"][..., 0]
         ]
-        stats.head_entropies = {
-            head: float(mean_over(entropies[..., i], mattered[..., i])) for i, head in enumerate(HEADS)
-        }
+        choices = mattered & (legal_options(rollout["action"], masks) > 1)
+        _tell_heads(stats, entropies, mattered, choices)
         self.observations.update(rollout["raw"][rollout["valid"]])
         self.buffer.clear()
         return stats
@@ -202,3 +204,15 @@ class PPOAgent(Policy):
         self.generator.set_state(state["generator"])
         self.load_memory_state(state["memory"])
         self.progress = float(state["progress"])
+
+
+def _tell_heads(stats: UpdateStats, entropies: Tensor, mattered: Tensor, choices: Tensor) -> None:
+    """Entropy of each head over the steps in which it ``mattered``, and over those in which it had ``choices``; all
+    [T, E, heads]. One transfer."""
+    means = [mean_over(entropies[..., i], where[..., i]) for where in (mattered, choices) for i in range(len(HEADS))]
+    counts = choices.flatten(0, -2).sum(dim=0)
+    numbers = torch.cat((torch.stack(means).double(), counts.double())).tolist()
+    every, chosen, counted = (numbers[start : start + len(HEADS)] for start in range(0, len(numbers), len(HEADS)))
+    stats.head_entropies = dict(zip(HEADS, every, strict=True))
+    stats.head_choices = {head: int(count) for head, count in zip(HEADS, counted, strict=True) if count}
+    stats.choice_entropies = {head: mean for head, mean, count in zip(HEADS, chosen, counted, strict=True) if count}

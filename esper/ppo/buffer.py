@@ -62,6 +62,27 @@ class RolloutBuffer:
         self.initial_state = None
 
 
+def broken_steps(rollout: Mapping[str, Tensor]) -> Tensor:
+    """Bool [T, E]: steps with a number in them that is not finite, be it seen, felt, valued or earned."""
+    finite = rollout["raw"].isfinite().all(dim=-1)
+    for name in ("observation", "log_prob", "value", "reward", "unscaled"):
+        values = rollout[name].isfinite()
+        finite = finite & (values.all(dim=-1) if values.ndim > finite.ndim else values)
+    return ~finite
+
+
+def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
+    """Int64 [T, E, 8]: how many choices each head had, given those that were made before it in ``action`` [T, E, 8]."""
+    op, slot = action[..., 0], action[..., 1]
+
+    def chosen(mask: Tensor, place: Tensor) -> Tensor:
+        """Row ``place`` [T, E] of mask [T, E, N, M]."""
+        return mask.gather(2, place[..., None, None].expand(*place.shape, 1, mask.shape[-1]))[..., 0, :]
+
+    rows = (masks["op"], chosen(masks["op_slot"], op), chosen(masks["slot_blueprint"], slot))
+    return torch.stack([row.sum(dim=-1) for row in (*rows, *(masks[name] for name in MASK_NAMES[3:]))], dim=-1)
+
+
 def env_minibatches(n_envs: int, n_minibatches: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Indices of envs, shuffled, in ``n_minibatches`` parts of nearly equal size; whole sequences stay together."""
     yield from torch.randperm(n_envs, generator=generator).tensor_split(min(n_minibatches, n_envs))

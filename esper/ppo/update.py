@@ -40,6 +40,32 @@ class UpdateStats:
     minibatches: int = 0
     stopped_early: bool = False
     head_entropies: dict[str, float] = field(default_factory=dict)
+    ratio_max: float = 1.0
+    ratio_min: float = 1.0
+    value_std: float = 0.0
+    target_std: float = 0.0
+    clipped_gradients: float = 0.0
+    skipped_minibatches: int = 0
+    broken_steps: int = 0
+    choice_entropies: dict[str, float] = field(default_factory=dict)
+    head_choices: dict[str, int] = field(default_factory=dict)
+
+    def add(self, measured: Mapping[str, float]) -> None:
+        """Take in one minibatch; :func:`finish` makes means of the sums."""
+        for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
+            setattr(self, name, getattr(self, name) + measured[name])
+        self.approx_kl = measured["approx_kl"]
+        self.ratio_max = max(self.ratio_max, measured["ratio_max"])
+        self.ratio_min = min(self.ratio_min, measured["ratio_min"])
+
+    @classmethod
+    def of_nothing(cls, broken_steps: int, learning_rate: float, entropy_coefficient: float) -> UpdateStats:
+        """An update that was left out: what it would have measured is NaN."""
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
+        stats = cls(learning_rate=learning_rate, entropy_coefficient=entropy_coefficient, broken_steps=broken_steps)
+        for name in (*names, "gradient_norm"):
+            setattr(stats, name, math.nan)
+        return stats
 
 
 Evaluate = Callable[[Tensor], Evaluated]
@@ -56,6 +82,8 @@ def update(
 ) -> UpdateStats:
     """Improve the policy on one rollout.
 
+    A minibatch whose loss or gradient is not finite is left out: the weights stay as they were, and it is counted.
+
     Args:
         evaluate: the policy now on the sequences of some envs, given their indices.
         rollout: ``log_prob``, ``value``, ``advantage``, ``target`` [T, E]; ``valid`` [T, E], steps that count at all;
@@ -69,23 +97,35 @@ def update(
             part = {name: values[:, chosen] for name, values in rollout.items()}
             part["advantage"] = advantage[:, chosen]
             now = evaluate(chosen)
-            loss, kl = loss_of(now, part, config, entropy_coefficient, stats)
-            if kl > config.kl_stop * config.target_kl:
+            loss, measured = loss_of(now, part, config, entropy_coefficient)
+            stops = measured["approx_kl"] > config.kl_stop * config.target_kl
+            if not stops and not math.isfinite(measured["loss"]):
+                stats.skipped_minibatches += 1
+                continue
+            stats.add(measured)
+            if stops:
                 stats.stopped_early = True
                 return finish(stats, rollout)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
+            if not math.isfinite(norm):
+                stats.skipped_minibatches += 1
+                continue
             optimizer.step()
             stats.minibatches += 1
             stats.gradient_norm += norm
+            stats.clipped_gradients += norm > config.max_grad_norm
     return finish(stats, rollout)
 
 
+MEASURED = ("loss", "approx_kl", "clip_fraction", "policy_loss", "value_loss", "entropy", "ratio_max", "ratio_min")
+
+
 def loss_of(
-    now: Evaluated, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float, stats: UpdateStats
-) -> tuple[Tensor, float]:
-    """The loss of one minibatch, and its KL from the policy that acted.
+    now: Evaluated, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of one minibatch, and what is measured on it, ``MEASURED``, transferred at once.
 
     With ρ = p_now(a) / p_then(a): L = −min(ρA, clip(ρ, 1−ε, 1+ε)A) + c_v (V − target)² / 2 − c_e H.
     """
@@ -100,15 +140,15 @@ def loss_of(
         error = torch.maximum(error, (near - part["target"]) ** 2)
     value_loss = 0.5 * mean_over(error, valid)
     entropy = mean_over(now.entropies.sum(dim=-1), acting)
+    loss = policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
     with torch.no_grad():
         # k3: an unbiased, non-negative estimate of KL(then ‖ now) (Schulman 2020)
-        kl = float(mean_over(ratio - 1 - log_ratio, acting))
-        stats.approx_kl = kl
-        stats.clip_fraction += float(mean_over(((ratio - 1).abs() > config.clip).float(), acting))
-        stats.policy_loss += float(policy_loss)
-        stats.value_loss += float(value_loss)
-        stats.entropy += float(entropy)
-    return policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy, kl
+        kl = mean_over(ratio - 1 - log_ratio, acting)
+        clip_fraction = mean_over(((ratio - 1).abs() > config.clip).float(), acting)
+        taken = torch.where(acting, ratio, 1.0)
+        numbers = (loss, kl, clip_fraction, policy_loss, value_loss, entropy, taken.max(), taken.min())
+        measured = torch.stack([number.detach() for number in numbers]).tolist()
+    return loss, dict(zip(MEASURED, measured, strict=True))
 
 
 def finish(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
@@ -117,11 +157,13 @@ def finish(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
     for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
         setattr(stats, name, getattr(stats, name) / (done + stats.stopped_early))
     stats.gradient_norm /= done
+    stats.clipped_gradients /= done
     stats.gradient_health = gradient_health(stats.gradient_norm)
     valid = rollout["valid"]
     target, value = rollout["target"][valid], rollout["value"][valid]
-    spread = float(target.var(unbiased=False))
-    stats.explained_variance = 1 - float((target - value).var(unbiased=False)) / spread if spread > 0 else 0.0
+    left, spread, around = (float(x.var(unbiased=False)) for x in (target - value, target, value))
+    stats.explained_variance = 1 - left / spread if spread > 0 else 0.0
+    stats.value_std, stats.target_std = around**0.5, spread**0.5
     return stats
 
 

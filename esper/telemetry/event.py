@@ -253,6 +253,43 @@ class PolicyUpdated(Event):
     reward_scale: float
     minibatches: int
     stopped_early: bool
+    # Logs of an Esper that did not write the following read as these defaults.
+    ratio_max: float | None = None
+    """Largest probability ratio, now to then, of any action in any minibatch ..."""
+    ratio_min: float | None = None
+    """... and the smallest."""
+    value_std: float | None = None
+    """Standard deviation of the values that the critic gave in the rollout ..."""
+    target_std: float | None = None
+    """... and of what they should have been, both in units of scaled rewards."""
+    clipped_gradients: float | None = None
+    """Part of the minibatches whose gradient was longer than the limit it is clipped to."""
+    skipped_minibatches: int = 0
+    """Left out, because their loss or gradient was not finite: the weights stayed as they were."""
+    broken_steps: int = 0
+    """Steps of the rollout that hold a number that is not finite. Where there is one, nothing was learned from it."""
+    choice_entropies: dict[str, float] = dataclasses.field(default_factory=dict)
+    """As ``head_entropies``, but over the steps only in which the head had more than one legal choice; a head that had
+    none is missing."""
+    head_choices: dict[str, int] = dataclasses.field(default_factory=dict)
+    """How many steps these were."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyDetected(Event):
+    """Something in how the agent learns is not as it should be. The run goes on as it would have without this.
+
+    ``kind`` is one of ``esper.telemetry.anomaly.KINDS``, ``head`` the head of the policy that it is about, if it is
+    about one; ``found`` says what is wrong and ``advice`` what to try. ``measured`` lies beyond ``threshold``.
+    """
+
+    round: int
+    kind: str
+    head: str | None
+    measured: float
+    threshold: float
+    found: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,29 +15,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from esper.telemetry.event import Event
+from esper.telemetry.sink import EventsLost
+from esper.telemetry.sink import Sink as Sink
+from esper.telemetry.sinks.background import BackgroundSink
 
 logger = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Where events end. A sink reads events, and never changes one: the other sinks get the same object."""
-
-    def handle(self, event: Event) -> None:
-        """Take one event; kinds that mean nothing to the sink are ignored."""
-
-    def close(self) -> None:
-        """Write what is pending and release files; called once."""
-
-
 @dataclass(slots=True)
 class DroppedSink:
-    """Why a sink was dropped, and how many events it did not get: the one it failed on and all after it."""
+    """Why a sink was dropped, and how many events it did not get or write: those it failed on and all after them."""
 
     error: Exception
     missed: int
+
+    def words(self) -> str:
+        """For people: the reason, with the count where it is known."""
+        events = "1 event" if self.missed == 1 else f"{self.missed:,} events"
+        return f"{self.error}; {events} not written" if self.missed else str(self.error)
 
 
 class TelemetryHub:
@@ -55,7 +53,8 @@ class TelemetryHub:
 
     @property
     def dropped(self) -> Mapping[str, DroppedSink]:
-        """The sinks that failed, by name: the class name, with ``#2``, ``#3``, ... when there are several."""
+        """The sinks that failed or lost events, by name: the class name, that of the inner sink where one works in the
+        background, with ``#2``, ``#3``, ... when there are several."""
         return MappingProxyType(self._dropped)
 
     def emit(self, event: Event) -> None:
@@ -73,21 +72,27 @@ class TelemetryHub:
             try:
                 sink.handle(event)
             except Exception as error:
-                self._drop(name, error, missed=1)
+                self._drop(name, error, error.missed if isinstance(error, EventsLost) else 1)
                 with contextlib.suppress(Exception):  # it is reported already; here it only lets go of its files
                     sink.close()
 
     def close(self) -> None:
-        """Close all sinks; a second call does nothing. A sink that fails here is dropped too, with no event missed."""
+        """Close all sinks; a second call does nothing. A sink that fails here is dropped too, with the events missed
+        that it counted itself. Ctrl-C while one is waited for is raised when the others are closed."""
         self._check_thread()
         if self._closed:
             return
         self._closed = True
+        interrupt: KeyboardInterrupt | None = None
         for name, sink in list(self._active.items()):
             try:
                 sink.close()
             except Exception as error:
-                self._drop(name, error, missed=0)
+                self._drop(name, error, error.missed if isinstance(error, EventsLost) else 0)
+            except KeyboardInterrupt as came:
+                interrupt = came
+        if interrupt is not None:
+            raise interrupt
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +117,7 @@ def _named(sinks: Iterable[Sink]) -> dict[str, Sink]:
     named: dict[str, Sink] = {}
     seen: Counter[str] = Counter()
     for sink in sinks:
-        kind = type(sink).__name__
+        kind = type(sink.inner if isinstance(sink, BackgroundSink) else sink).__name__
         seen[kind] += 1
         named[kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"] = sink
     return named

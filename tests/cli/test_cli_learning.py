@@ -145,6 +145,7 @@ def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pyte
         ("--set", "run.rounds=9"),
         ("--config", "c.toml"),
         ("--device", "cpu"),
+        ("--track", "tensorboard"),
     ],
 )
 def test_resume_takes_no_other_option(esper: Esper, other: tuple[str, str]) -> None:

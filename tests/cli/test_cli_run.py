@@ -48,7 +48,11 @@ def test_help_does_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("run", "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --resume"),
+        (
+            "run",
+            "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --track "
+            "--resume",
+        ),
         (
             "compare",
             "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json --of --out "

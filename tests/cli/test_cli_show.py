@@ -83,7 +83,8 @@ def test_finding_m22_info_prints_every_parameter_with_its_meaning(esper: Esper) 
     fields = describe_fields(TrainingConfig)
     assert len(lines) == 2 * len(fields)
     assert sorted(name for name, _, _ in fields) == sorted(leaves(TrainingConfig().model_dump()))
-    assert {line.partition(".")[0] for line in lines[::2]} == {"run", "task", "env", "reward", "governor", "ppo"}
+    sections = {"run", "task", "env", "reward", "governor", "ppo", "track", "anomaly"}
+    assert {line.partition(".")[0] for line in lines[::2]} == sections
     assert "ppo.episodes_per_update = from the task or the horizon" in lines
     for (name, default, meaning), head, text in zip(fields, lines[::2], lines[1::2], strict=True):
         assert head == f"{name} = {default}"

@@ -4,65 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import PPOConfig
 from esper.ppo.advantage import gae
-from esper.ppo.agent import PPOAgent
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
-from esper.spaces.observation import ObservationLayout
-
-SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("first", "second", "third", "fourth"))
-LAYOUT = ObservationLayout(SPEC.slots, horizon=6)
-NOTHING = np.zeros(4, dtype=np.bool_)
-
-
-class Toy:
-    """Each step, one slot is marked by its alpha: planting there a blueprint that depends on the slot pays 1, anything
-    else nothing. Some steps allow WAIT only."""
-
-    def __init__(self, envs: int, seed: int = 0, length: int = 6) -> None:
-        self.envs, self.length = envs, length
-        self.draw = np.random.default_rng(seed)
-        self.alpha = [LAYOUT.index[f"{slot}/alpha"] for slot in SPEC.slots]
-
-    def observe(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        observation = self.draw.normal(size=(self.envs, LAYOUT.size)).astype(np.float32) * 0.1
-        for slot in SPEC.slots:
-            observation[:, LAYOUT.index[f"{slot}/blueprint"]] = self.draw.integers(0, 5, size=self.envs)
-        self.target = self.draw.integers(0, 3, size=self.envs)
-        observation[:, self.alpha] = np.eye(3)[self.target]
-        op_slot = np.ones((self.envs, len(Op), 3), dtype=np.bool_)
-        op_slot[self.draw.random(self.envs) < 0.2, 1:] = False
-        masks = {head: np.ones((self.envs, n), dtype=np.bool_) for head, n in zip(HEADS, SPEC.sizes, strict=True)}
-        masks |= {"op": op_slot.any(axis=2), "op_slot": op_slot}
-        masks["slot_blueprint"] = self.draw.random((self.envs, 3, 4)) < 0.8
-        masks["slot_blueprint"][:, :, :3] |= np.eye(3, dtype=np.bool_)  # what pays is always affordable
-        return observation, masks
-
-    def reward(self, action: np.ndarray) -> np.ndarray:
-        paid = (action[:, 0] == Op.GERMINATE) & (action[:, 1] == self.target) & (action[:, 2] == self.target)
-        return paid.astype(np.float64)
-
-
-def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
-    """Steps of the toy, stored; the mean reward and the last observation."""
-    agent.begin()
-    observation, masks = toy.observe()
-    total = 0.0
-    for step in range(steps):
-        action = agent.act(observation, masks)
-        rewards = toy.reward(action)
-        total += rewards.mean() / steps
-        ended = np.full(toy.envs, (step + 1) % toy.length == 0)
-        observation, masks = toy.observe()
-        none = np.zeros(toy.envs, dtype=np.bool_)
-        agent.record(rewards, np.zeros(toy.envs), ended, none, none)
-        if ended.any():
-            agent.begin(ended)
-    return total, observation
-
-
-def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
-    return PPOAgent(SPEC, LAYOUT, envs, PPOConfig(width=32, **settings), run_seed=3)
+from esper.spaces.action import HEADS, RELEVANT, Op
+from tests.ppo.toy import NOTHING, Toy, make_agent, play
 
 
 def test_finding_c3_replay_reproduces_log_probabilities() -> None:

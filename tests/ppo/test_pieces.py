@@ -10,7 +10,7 @@ from esper.config import PPOConfig
 from esper.ppo.distribution import MASKED_LOGIT, MaskedCategorical
 from esper.ppo.recurrent import SequenceLSTM
 from esper.ppo.sampling import counter_uniforms
-from esper.ppo.update import Evaluated, UpdateStats, gradient_health, loss_of, update
+from esper.ppo.update import Evaluated, gradient_health, loss_of, update
 
 
 def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
@@ -121,7 +121,7 @@ def loss_at(ratio: float, advantage: float, free: bool = True) -> float:
         "valid": one.bool(),
         "free": torch.tensor([[free]]),
     }
-    return float(loss_of(now, part, PPOConfig(clip=0.2), 0.0, UpdateStats())[0])
+    return float(loss_of(now, part, PPOConfig(clip=0.2), 0.0)[0])
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,14 @@ def updated(**changes: Any) -> PolicyUpdated:
         "learning_rate": 5e-4,
         "minibatches": 16,
         "stopped_early": False,
+        "ratio_max": 1.5,
+        "ratio_min": 0.5,
+        "value_std": 1.0,
+        "target_std": 1.25,
+        "skipped_minibatches": 0,
+        "broken_steps": 0,
+        "choice_entropies": {head: (place + 1) / 10 for place, head in enumerate(HEADS)},
+        "head_choices": dict.fromkeys(HEADS, 100),
     }
     return PolicyUpdated(**{**fields, **changes})
 

@@ -48,6 +48,7 @@ SAMPLES: dict[str, Any] = {
     "dict[str, float]": {"r0c0": 1.5},
     "dict[str, tuple[float, float]]": {"r0c0": (1.5, 0.5)},
     "dict[str, str]": {"r0c0": "conv_light"},
+    "dict[str, int]": {"op": 3},
 }
 
 

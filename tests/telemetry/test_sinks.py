@@ -15,6 +15,7 @@ from rich.console import Console
 from esper.telemetry.event import (
     SCHEMA_VERSION,
     ActionTaken,
+    AnomalyDetected,
     ArmPlayed,
     Event,
     GovernorRollback,
@@ -348,3 +349,8 @@ def test_console_tells_of_practice_in_a_few_lines() -> None:
     lines = printed(*(PracticeRound(number, 20, 0.5) for number in range(1, 21)))
     assert lines[-1] == "practice on simulated hosts, round 20/20: return +0.500"
     assert 2 <= len(lines) <= 5
+
+
+def test_console_warns_of_an_agent_that_learns_badly() -> None:
+    warning = AnomalyDetected(4, "value_wrong", None, -3.0, -1.0, "the critic is off", "lower ppo.learning_rate")
+    assert printed(warning) == ["  warning, round 4: the critic is off; try: lower ppo.learning_rate"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 from esper.experiment.report.bars import Interval, interval_chart
@@ -69,28 +69,45 @@ def _lane_figure(ids: Ids, run: Run, life: Life, slots: Sequence[str], length: i
 
 
 def blueprint_table(run: Run) -> str:
-    """How often each blueprint was planted, and what became of it."""
-    became: dict[str, Counter[str]] = defaultdict(Counter)
-    for change in run.of(StageChanged):
-        if change.blueprint is not None:
-            became[change.blueprint][change.after] += 1
+    """How often each blueprint was planted, what became of it, and what it was worth where it was kept."""
     worth: dict[str, list[float]] = defaultdict(list)
     for episode in run.of(EpisodeCompleted):
         for slot, (value, _) in episode.shapley.items():
             if slot in episode.fossils and math.isfinite(value):
                 worth[episode.fossils[slot]].append(value)
+    found = run.blueprints.rows()
+    if len(found) > 1:
+        found.append(run.blueprints.total())
+        worth[found[-1].blueprint] = [value for values in worth.values() for value in values]
+    shapley = {name: sum(values) / len(values) for name, values in worth.items() if values}
     rows = [
         [
-            name,
-            f"{counts['GERMINATED']:,}",
-            f"{counts['FOSSILIZED']:,}",
-            f"{counts['PRUNED']:,}",
-            number(sum(worth[name]) / len(worth[name]), sign=True) if worth[name] else "not measured",
+            row.blueprint,
+            *(f"{getattr(row, name):,}" for name in COUNTED.values()),
+            number(row.contribution_kept, sign=True),
+            number(row.contribution_pruned, sign=True),
+            number(shapley.get(row.blueprint), sign=True),
+            number(row.epochs_lived, 1),
+            number(row.parameters, 0),
         ]
-        for name, counts in sorted(became.items(), key=lambda item: -item[1]["GERMINATED"])
+        for row in found
     ]
-    heads = ["blueprint", "planted", "kept", "pruned", "mean Shapley value where kept, pp"]
-    return table(heads, rows, "What became of each blueprint, over all rounds")
+    means = ["contribution kept, pp", "contribution pruned, pp", "Shapley value kept, pp", "epochs lived", "parameters"]
+    heads = ["blueprint", *COUNTED, *means]
+    return table(heads, rows, "What became of each blueprint, over all rounds; the last five are means")
+
+
+COUNTED = {
+    "planted": "germinated",
+    "blended": "blended",
+    "kept": "fossilized",
+    "pruned": "pruned",
+    "cut": "cut",
+    "rolled back": "rolled_back",
+    "unfinished": "living",
+    "refused": "rejected",
+}
+"""The head of a column, and the count in it; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
 
 
 def contributions_section(ids: Ids, runs: Sequence[Run]) -> str:

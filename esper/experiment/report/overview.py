@@ -152,6 +152,10 @@ def _happenings(run: Run, named: bool) -> str:
         for e in run.of(SeedCut)
     ]
     parts.append(table(["where", "what", "why"], bad, "Rollbacks and cut seeds"))
+    wrong = [
+        [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice] for times, e in run.warnings()
+    ]
+    parts.append(table(["warning", "times", "last in", "what was found", "what to try"], wrong, "How the agent learns"))
     if not any(parts[1 if named else 0 :]):
         parts.append(note("No action, gate or rollback was logged."))
     return "".join(parts)

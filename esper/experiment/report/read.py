@@ -19,7 +19,9 @@ from esper.config import ConfigError
 from esper.experiment.report.event_log import EventLog
 from esper.experiment.report.records import build
 from esper.experiment.report.text import clean
+from esper.telemetry.analytics import BlueprintAnalytics
 from esper.telemetry.event import (
+    AnomalyDetected,
     ArmPlayed,
     BaselineMeasured,
     EpochCompleted,
@@ -52,6 +54,8 @@ class Run:
     """Whether a process has the event log open; None where that is not known."""
     silent_seconds: float = math.inf
     """Since the event log was last written."""
+    blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
+    """What became of the seeds."""
 
     def __post_init__(self) -> None:
         self.log = EventLog(self.folder / EVENTS)
@@ -72,8 +76,10 @@ class Run:
         new, again = self.log.read()
         if again:
             self.events.clear()
+            self.blueprints = BlueprintAnalytics()
         for event in new:
             self.events.setdefault(type(event), []).append(event)
+            self.blueprints.handle(event)
         if self.log.there:
             self.silent_seconds = max(0.0, time.time() - self.log.path.stat().st_mtime)
         else:
@@ -117,6 +123,13 @@ class Run:
             self.problems.append("metrics.csv is not there")
         except (OSError, ValueError, csv.Error) as error:
             self.problems.append(f"metrics.csv cannot be read: {clean(error)}")
+
+    def warnings(self) -> list[tuple[int, AnomalyDetected]]:
+        """What was wrong with how the agent learned: how often, and the newest of each kind and head."""
+        found: dict[tuple[str, str | None], list[AnomalyDetected]] = {}
+        for event in self.of(AnomalyDetected):
+            found.setdefault((event.kind, event.head), []).append(event)
+        return [(len(events), events[-1]) for events in found.values()]
 
     # What everything else asks.
     @property

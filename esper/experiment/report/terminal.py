@@ -29,6 +29,7 @@ from esper.telemetry.sinks.console import accuracies, duration
 
 HEADS = 13
 LAST_EVENTS = 5
+MOST_BLUEPRINTS = 8
 MOST_HOSTS = 16
 LONGEST_LINE = 500
 LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
@@ -43,7 +44,9 @@ def short_form(run: Run, width: int | None = None) -> str:
         ("accuracy", _accuracy(run)),
         ("verdict", _verdict(run)),
         ("slots", _slots(run, width)),
+        ("blueprints", _blueprints(run)),
         ("policy", _policy(run)),
+        ("warnings", _warnings(run)),
         ("time", _time(run)),
         ("last events", _last_events(run)),
         ("not read", run.all_problems()),
@@ -193,6 +196,27 @@ def _slots(run: Run, width: int | None) -> list[str]:
 def _cell(slot: str, stage: str, blueprint: str | None) -> str:
     what = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {stage.lower()}"
     return clean(f"{slot} {what}", 60)
+
+
+def _blueprints(run: Run) -> list[str]:
+    """What became of the most planted ones, over all rounds."""
+    rows = run.blueprints.rows()
+    lines = []
+    for row in rows[:MOST_BLUEPRINTS]:
+        worth = "" if row.contribution_kept is None else f" at {number(row.contribution_kept, sign=True)} pp"
+        lines.append(
+            f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {row.fossilized:,} kept{worth}, "
+            f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
+        )
+    more = len(rows) - MOST_BLUEPRINTS
+    return [*lines, f"and {more} blueprints more"] if more > 0 else lines
+
+
+def _warnings(run: Run) -> list[str]:
+    return [
+        f"round {event.round}{f', {times} times' if times > 1 else ''}: {event.found}; try: {event.advice}"
+        for times, event in run.warnings()
+    ]
 
 
 def _policy(run: Run) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from esper.telemetry.event import (
+    AnomalyDetected,
     ArmPlayed,
     BaselineMeasured,
     Event,
@@ -27,7 +28,8 @@ class TerminalConsole(Console):
 
 
 class ConsoleSink:
-    """Prints a header when the run starts, the baseline, then a line per round, rollback and cut seed; ASCII only.
+    """Prints a header when the run starts, the baseline, then a line per round, rollback, cut seed and warning; ASCII
+    only.
 
     The time left is the mean duration of the rounds seen so far, times the rounds to come.
     """
@@ -54,6 +56,8 @@ class ConsoleSink:
                 self._print_round(event)
             case PolicyUpdated():
                 self._print_update(event)
+            case AnomalyDetected():
+                self._print(f"  warning, round {event.round}: {event.found}; try: {event.advice}")
             case ArmPlayed():
                 self._print(
                     f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"

@@ -28,7 +28,8 @@ def test_the_short_form_tells_what_a_person_asks_first(learned: Path) -> None:
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    assert heads == ["run", "state", "accuracy", "verdict", "slots", "policy", "time", "last events"]
+    known = ["run", "state", "accuracy", "verdict", "slots", "blueprints", "policy", "time", "last events"]
+    assert heads == known
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text
     update, completed, last = run.last(PolicyUpdated), run.last(RunCompleted), run.last(RoundCompleted)

@@ -1,0 +1,116 @@
+"""What is wrong with how an agent learns, found in the figures of one update, and what to try.
+
+Looking changes nothing: an update is judged by its event alone, so a run that is resumed, or a log that is read again,
+gives the same answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from esper.config import AnomalyConfig
+from esper.telemetry.event import AnomalyDetected, PolicyUpdated
+
+KINDS = MappingProxyType(
+    {
+        "not_finite": "look at the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
+        "not finite themselves, go back to an earlier checkpoint",
+        "ratio_exploded": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
+        "ratio_collapsed": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
+        "entropy_collapsed": "raise ppo.entropy_start, lower ppo.learning_rate or ppo.prior",
+        "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; look whether rewards are clipped "
+        "(ppo.reward_clip)",
+        "value_wrong": "lower ppo.learning_rate, give ppo.value_clip, or raise env.n_envs for more to learn from",
+        "gradient_vanished": "look whether rewards differ at all between hosts; raise ppo.entropy_start, or begin with "
+        "another run.seed",
+        "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
+    }
+)
+"""Every kind, and what to try."""
+
+Finding = tuple[str, str | None, float, float, str]
+"""Kind, head, measured, threshold, what was found."""
+
+
+@dataclass(frozen=True)
+class AnomalyDetector:
+    """Judges updates.
+
+    Args:
+        limits: when something is worth a warning.
+        max_grad_norm: what gradients are clipped to, ``ppo.max_grad_norm``.
+        rounds: rounds of the whole run, by which it is early or late.
+    """
+
+    limits: AnomalyConfig
+    max_grad_norm: float
+    rounds: int
+
+    def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
+        """What is wrong with one update, each thing once. Figures that an older log does not have are not judged."""
+        return [
+            AnomalyDetected(update.round, kind, head, measured, threshold, found, KINDS[kind])
+            for part in (self._not_finite, self._ratio, self._entropy, self._value, self._gradient)
+            for kind, head, measured, threshold, found in part(update)
+        ]
+
+    def _not_finite(self, update: PolicyUpdated) -> Iterator[Finding]:
+        if update.broken_steps:
+            words = (
+                f"{update.broken_steps:,} steps with numbers that are not finite: nothing was learned from the round"
+            )
+            yield "not_finite", None, float(update.broken_steps), 0.0, words
+        if update.skipped_minibatches:
+            words = f"{update.skipped_minibatches} minibatches left out, their loss or gradient was not finite"
+            yield "not_finite", None, float(update.skipped_minibatches), 0.0, words
+
+    def _ratio(self, update: PolicyUpdated) -> Iterator[Finding]:
+        high, low = self.limits.ratio_high, self.limits.ratio_low
+        if update.ratio_max is not None and update.ratio_max > high:
+            words = f"an action became {update.ratio_max:.3g} times likelier in one update"
+            yield "ratio_exploded", None, update.ratio_max, high, words
+        if update.ratio_min is not None and update.ratio_min < low:
+            words = f"an action fell to {update.ratio_min:.2g} of its probability in one update"
+            yield "ratio_collapsed", None, update.ratio_min, low, words
+
+    def _entropy(self, update: PolicyUpdated) -> Iterator[Finding]:
+        if update.round > self.limits.entropy_until * self.rounds:
+            return
+        for head, entropy in update.choice_entropies.items():
+            choices = update.head_choices.get(head, 0)
+            if choices >= self.limits.least_choices and entropy < self.limits.entropy:
+                words = f"head {head} hardly explores any more: entropy {entropy:.2g} of 1 over {choices:,} choices"
+                yield "entropy_collapsed", head, entropy, self.limits.entropy, words
+
+    def _value(self, update: PolicyUpdated) -> Iterator[Finding]:
+        limits, values, targets = self.limits, update.value_std, update.target_std
+        if values is None or targets is None or targets < limits.target_spread:
+            return
+        if update.round <= limits.critic_after or self._too_few(update):
+            return
+        if values < limits.value_spread * targets:
+            words = (
+                f"the critic gives all states nearly one value: spread {values:.2g}, that of the targets {targets:.2g}"
+            )
+            yield "value_collapsed", None, values, limits.value_spread * targets, words
+        if update.explained_variance < limits.explained_variance:
+            words = f"the critic is further off than a constant: explained variance {update.explained_variance:.2f}"
+            yield "value_wrong", None, update.explained_variance, limits.explained_variance, words
+
+    def _gradient(self, update: PolicyUpdated) -> Iterator[Finding]:
+        if not update.minibatches or not math.isfinite(update.gradient_norm) or self._too_few(update):
+            return
+        small, large = self.limits.gradient_small, self.limits.gradient_large * self.max_grad_norm
+        if update.gradient_norm < small:
+            yield "gradient_vanished", None, update.gradient_norm, small, f"gradient norm {update.gradient_norm:.2g}"
+        if update.gradient_norm > large:
+            clipped = "" if update.clipped_gradients is None else f", {update.clipped_gradients:.0%} of them clipped"
+            words = f"gradient norm {update.gradient_norm:.3g}{clipped}"
+            yield "gradient_exploded", None, update.gradient_norm, large, words
+
+    def _too_few(self, update: PolicyUpdated) -> bool:
+        """Whether the rollout is too short to prove anything by means over it."""
+        return update.head_choices.get("op", 0) < self.limits.least_choices

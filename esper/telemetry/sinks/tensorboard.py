@@ -1,0 +1,60 @@
+"""The run in TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.telemetry.event import Event, PracticeRound, RoundCompleted
+from esper.telemetry.sinks.scalars import KINDS, PRACTICE, Scalars
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardSink:
+    """Writes event files into ``folder``, from the first event on; they are flushed after every round.
+
+    Practice goes into a folder ``practice`` below, since it has steps of its own.
+
+    Args:
+        folder: made when the first event comes.
+        steps: env steps done before; those of a run that is resumed. What was written beyond them is taken back: the
+            resumed run writes it again, and no step is shown twice.
+        resumed: whether there may be such steps.
+        config: shown as the text ``config``.
+    """
+
+    wants = KINDS
+
+    def __init__(self, folder: str | Path, steps: int = 0, resumed: bool = False, config: str = "") -> None:
+        self.folder, self.resumed, self.config = Path(folder), resumed, config
+        self.scalars = Scalars(steps)
+        self._writers: dict[str, SummaryWriter] = {}
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, PracticeRound):
+            self._writer("practice").add_scalar(PRACTICE, event.mean_return, event.round)
+            return
+        writer = self._writer("")
+        for tag, value in self.scalars.of(event).items():
+            writer.add_scalar(tag, value, self.scalars.steps)
+        if isinstance(event, RoundCompleted):
+            for each in self._writers.values():
+                each.flush()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, below: str) -> Any:
+        if below not in self._writers:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second, and few runs need it
+
+            first = self.scalars.steps + 1  # steps from here on were written by the run that was cut off
+            purge = first if self.resumed and not below else None
+            writer = SummaryWriter(str(self.folder / below), purge_step=purge)
+            self._writers[below] = writer
+            if self.config and not self.resumed and not below:
+                writer.add_text("config", "    " + self.config.replace("\n", "\n    "), 0)
+        return self._writers[below]

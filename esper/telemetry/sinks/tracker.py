@@ -1,0 +1,88 @@
+"""The run in an experiment tracker that is not part of Esper: wandb, or trackio, which has the same functions."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+from esper.telemetry.event import AnomalyDetected, Event, PolicyUpdated, PracticeRound, RoundCompleted, RunCompleted
+from esper.telemetry.sinks.scalars import KINDS, PRACTICE, Scalars
+
+LIBRARIES = ("wandb", "trackio")
+STEP = "global_step"
+"""Logged with every number: what they are drawn over."""
+ORDER: tuple[type[Event], ...] = (RoundCompleted, PolicyUpdated, AnomalyDetected, RunCompleted)
+"""In which the events of one step come."""
+
+
+class TrackerSink:
+    """Sends numbers to ``library``, from the first event on.
+
+    Which run it is there, and how far it got, is kept in ``LIBRARY.json`` in the run folder: a run that is resumed goes
+    on as the same one, and what was sent before it was cut off is not sent again.
+
+    Args:
+        library: ``wandb`` or ``trackio``; imported at the first event. Where it keeps its files and whether it reaches
+            the network is for its own settings (``WANDB_MODE=offline``) to say.
+        folder: the run folder; its name is the name of the run.
+        project: what runs are gathered under.
+        config: the run's values, nested.
+        steps: env steps done before the first event.
+    """
+
+    wants = KINDS
+
+    def __init__(self, library: str, folder: str | Path, project: str, config: dict[str, Any], steps: int = 0) -> None:
+        if library not in LIBRARIES:
+            raise ValueError(f"no tracker is called {library!r}; there are: {', '.join(LIBRARIES)}")
+        self.library, self.project, self.config = library, project, config
+        self.folder = Path(folder)
+        self.state = self.folder / f"{library}.json"
+        self.scalars = Scalars(steps)
+        self._module: Any = None
+        self._id = uuid.uuid4().hex[:12]
+        self._sent = [-1, 0]
+        """What an earlier process sent last: the step, and the place of the event's kind in ``ORDER``."""
+
+    def handle(self, event: Event) -> None:
+        if self._module is None:
+            self._begin()
+        if isinstance(event, PracticeRound):
+            self._module.log({PRACTICE: event.mean_return, "practice/round": event.round})
+            return
+        numbers = self.scalars.of(event)
+        here = [self.scalars.steps, ORDER.index(type(event)) if type(event) in ORDER else 0]
+        if numbers and here > self._sent:
+            # Not as the library's own step, which may only grow: practice would use it up.
+            self._module.log({**numbers, STEP: self.scalars.steps})
+            self._remember(here)
+
+    def close(self) -> None:
+        if self._module is not None:
+            self._module.finish()
+
+    def _begin(self) -> None:
+        if self.state.exists():
+            kept = json.loads(self.state.read_text(encoding="utf-8"))
+            self._id, self._sent = str(kept["id"]), [int(place) for place in kept["sent"]]
+        self._module = importlib.import_module(self.library)
+        name = self.folder.absolute().name
+        if self.library == "wandb":
+            # Continues the run of that id where there is one.
+            kinds: dict[str, Any] = {"id": self._id, "name": name, "dir": str(self.folder)}
+        else:
+            kinds = {"name": f"{name}-{self._id}"}  # it tells runs apart by name
+        self._module.init(project=self.project, config=self.config, resume="allow", **kinds)
+        if hasattr(self._module, "define_metric"):
+            self._module.define_metric("*", step_metric=STEP)
+            self._module.define_metric("practice/*", step_metric="practice/round")
+        self._remember(self._sent)
+
+    def _remember(self, sent: list[int]) -> None:
+        """Replaced in one move, so that a crash leaves the one or the other."""
+        part = self.state.with_suffix(".part")
+        part.write_text(json.dumps({"id": self._id, "sent": sent}), encoding="utf-8")
+        part.replace(self.state)
