@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,17 @@ class TensorBoardSink:
 
             first = self.scalars.steps + 1  # steps from here on were written by the run that was cut off
             purge = first if self.resumed and not below else None
+            _after_what_is_there(self.folder / below)
             writer = SummaryWriter(str(self.folder / below), purge_step=purge)
             self._writers[below] = writer
             if self.config and not self.resumed and not below:
                 writer.add_text("config", "    " + self.config.replace("\n", "\n    "), 0)
         return self._writers[below]
+
+
+def _after_what_is_there(folder: Path) -> None:
+    """Readers take a folder's files by name, which begins with the second in which they were made: a run that is
+    resumed at once waits for the next one, or its file might come first."""
+    newest = max((file.name.split(".")[3:4] for file in folder.glob("events.out.tfevents.*")), default=[])
+    while newest and str(int(time.time())) == newest[0]:
+        time.sleep(0.05)
