@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ARM = """What takes part; give two or more. no-growth, random, heuristic, schedule, schedule:FILE.toml; ppo:RUN_FOLDER
 or checkpoint:PATH, an agent that has learned; pretrained, the one that ships; static, bigger and same-compute, made
-for another arm's hosts; NAME=FILE.toml, an arm with a config of its own; or NAME:controller=...,SECTION.KEY=VALUE,..."""
+for another arm's hosts; NAME=FILE.toml, an arm with a config of its own; or
+NAME:controller=...,SECTION.KEY=VALUE,..."""
 
 
 @click.command("compare")

@@ -92,13 +92,13 @@ def words(found: Evaluation) -> str:
     """What a person reads: a line for each way to act, beside the hosts left alone."""
     alone, *ours = found.arms
     hosts = "1 host" if found.pairs == 1 else f"{found.pairs} hosts"
-    width = "" if found.width is None else f" of width {found.width}"
+    width = "" if found.width is None else f", width {found.width}"
     origin = f" ({found.learned.origin})" if found.learned.origin else ""
     lines = [
         "",
         f"{found.learned.name}{origin}",
-        f"Test accuracy of {hosts}{width} of {found.config.task.name} that it never saw, seed {found.config.run.seed}, "
-        "and the paired difference to the same hosts left alone:",
+        f"Test accuracy of {hosts} that it never saw ({found.config.task.name}{width}, seed {found.config.run.seed}), "
+        "and the paired difference to the same left alone:",
         "",
         f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
     ]
