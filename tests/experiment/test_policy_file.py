@@ -249,7 +249,7 @@ def test_a_run_that_does_not_say_what_made_it_is_not_saved(content: str | None, 
         (tmp_path / name).write_bytes((run / name).read_bytes())
     if content is not None:
         (tmp_path / "env.json").write_text(content)
-    with pytest.raises(ConfigError, match="env.json does not say what the run was made with"):
+    with pytest.raises(ConfigError, match=r"env\.json does not say what the run was made with"):
         save_policy(tmp_path, tmp_path / "a.safetensors")
 
 
@@ -286,11 +286,14 @@ def test_the_controller_that_ships_is_in_the_package() -> None:
 
 
 def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
-    import esper
     from torch import nn
 
+    import esper
+
     def build() -> Any:
-        model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
+        model = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10)
+        )
         return esper.graft(model, {"r0c0": "2"})
 
     base = digits()
