@@ -194,7 +194,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("esper.experiment.comparison.side.play_round", interrupted)
     found = esper("eval", str(run))
-    assert (found.code, found.err) == (130, "Interrupted.\n")
+    assert (found.code, found.err.strip()) == (130, "Interrupted.")
 
 
 def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> None:
