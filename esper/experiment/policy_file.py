@@ -46,7 +46,7 @@ class Facts(BaseModel):
     blueprints: Annotated[list[str], Field(min_length=1)]
     """What the rows of its embeddings stand for."""
     config: dict[str, Any]
-    """Of the run that it learned in; ``ppo`` is that of the policy."""
+    """Of the run that it learned in."""
     rounds: Annotated[int, Field(ge=0)]
     """That it learned from."""
     command: str
@@ -85,7 +85,7 @@ def write(
     config = config.with_values(
         run={"device": "cpu", "lanes": None},
         task={"data": None, "download": False},
-        ppo={**policy["config"], "device": "cpu"},
+        ppo={"device": "cpu"},
     )
     tensors = flat_tensors(policy)
     facts = Facts(

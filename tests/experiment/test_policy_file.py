@@ -96,6 +96,16 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     assert build_config(None, tuple(words[3::2]), flags, {}) == config
 
 
+def test_the_command_is_that_of_the_run_also_where_practice_changed_what_the_agent_explores(tmp_path: Path) -> None:
+    """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
+    folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
+    save_policy(folder, tmp_path / "a.safetensors")
+    found, config = policy_file.read(tmp_path / "a.safetensors"), find_learned(str(folder)).config
+    assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.01
+    assert found.config == config
+    assert "entropy" not in found.facts.command
+
+
 def test_lists_and_words_survive_the_shell() -> None:
     config = TrainingConfig.parse(
         {"task": {"schedule": "constant"}, "env": {"blueprints": ("norm", "conv_light"), "auto_advance": ["G1"]}}
