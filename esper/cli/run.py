@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @config_options
 @click.option(
     "--controller",
-    help="ppo, pretrained, checkpoint:PATH, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
+    help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Rounds of one episode in every env.")
 @click.option(

@@ -12,7 +12,7 @@ from esper.experiment.checkpoint import load_policy
 from esper.experiment.play import Player
 from esper.experiment.policy_file import PRETRAINED
 
-NAMES = ("ppo", "pretrained", "checkpoint:PATH", *CONTROLLERS)
+NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
 def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Player:
