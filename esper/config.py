@@ -30,8 +30,8 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Seed of everything random in the run."""
     controller: str = "ppo"
-    """What decides: ppo (an agent that learns), checkpoint:PATH (one that has learned), schedule (the one that ships
-    for the task), schedule:FILE.toml, heuristic, random or none."""
+    """What decides: ppo (an agent that learns), checkpoint:PATH (one that has learned), pretrained (the one that
+    ships), schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random or none."""
     rounds: Count | None = None
     """Rounds of n_envs episodes each; None takes the task's default, which is larger for an agent that learns."""
     evaluation_pairs: Count = 16

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from esper.experiment.comparison.comparison import Comparison
 
 ARM = """What takes part; give two or more. no-growth, random, heuristic, schedule, schedule:FILE.toml; ppo:RUN_FOLDER
-or checkpoint:PATH, an agent that has learned; static, bigger and same-compute, made for another arm's hosts;
-NAME=FILE.toml, an arm with a config of its own; or NAME:controller=...,SECTION.KEY=VALUE,..."""
+or checkpoint:PATH, an agent that has learned; pretrained, the one that ships; static, bigger and same-compute, made
+for another arm's hosts; NAME=FILE.toml, an arm with a config of its own; or
+NAME:controller=...,SECTION.KEY=VALUE,..."""
 
 
 @click.command("compare")

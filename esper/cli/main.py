@@ -13,6 +13,7 @@ from esper.config import ConfigError
 COMMANDS = {
     "run": "Grow hosts with a controller, beside the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
+    "eval": "Play what an agent has learned on hosts that it never saw, also of another task or width.",
     "report": "Write runs as one page of HTML: curves, slots, contributions, rewards, time.",
     "show": "Show how a run stands, also while it is going.",
     "info": "Show versions, hardware and what was built; or the observation and the configuration.",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @config_options
 @click.option(
     "--controller",
-    help="ppo, checkpoint:PATH, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
+    help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Rounds of one episode in every env.")
 @click.option(
@@ -166,7 +166,7 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
 
     if summary.controller == "ppo" and not summary.interrupted:
         ours = f"checkpoint:{summary.folder}"
-    elif summary.controller.startswith(("checkpoint:", "schedule:")):
+    elif summary.controller.startswith(("checkpoint:", "schedule:", "pretrained")):
         ours = summary.controller
     else:
         ours = "schedule" if schedule_ships(task) else "random"

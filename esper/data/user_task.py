@@ -34,18 +34,21 @@ def refuse_untrusted(name: str, where: str) -> ConfigError:
 def confirmed_task(found: str, given: str | None, where: str) -> str:
     """The task of a run whose files name ``found``, where ``given`` is what the person who runs it named, if anything.
 
-    Code is taken from what was given only; the file may have moved, the function is still the same. Raises ConfigError.
+    Code is taken from what was given only. Raises ConfigError.
     """
     if given is None:
         if is_user_task(found):
             raise refuse_untrusted(found, where)
         return found
-    same = found == given or (
-        is_user_task(found) and is_user_task(given) and found.rpartition(":")[2] == given.rpartition(":")[2]
-    )
-    if not same:
+    if not same_task(found, given):
         raise ConfigError(f"{where} is a run of the task {found!r}, not of {given!r}")
     return given
+
+
+def same_task(found: str, given: str) -> bool:
+    """Whether two names mean one task: the file may have moved, the function is still the same."""
+    both = is_user_task(found) and is_user_task(given)
+    return found == given or (both and found.rpartition(":")[2] == given.rpartition(":")[2])
 
 
 def load_user_task(name: str) -> Task:

@@ -17,6 +17,7 @@ import torch
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.slot_env import SlotVectorEnv
+from esper.experiment import policy_file
 from esper.experiment.files import write_atomic
 from esper.ppo.policy import Policy
 
@@ -149,25 +150,36 @@ def policy_state(policy: Policy) -> State:
 
 
 def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
-    """The policy of a checkpoint, for the envs of ``env``.
+    """The policy of a checkpoint, or of a file of ``policy_file``, for the envs of ``env``; see :func:`policy_from`.
+
+    Raises:
+        ConfigError: no checkpoint, one of a controller that does not learn, or one that knows no blueprint of the host.
+    """
+    if path.suffix == policy_file.SUFFIX:
+        return policy_from(policy_file.read(path).policy, str(path), env, run_seed, greedy)
+    state = read(path)["policy"]
+    if state is None:
+        raise ConfigError(f"{path} holds no policy: its controller does not learn")
+    return policy_from(state, str(path), env, run_seed, greedy)
+
+
+def policy_from(state: State, where: str, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+    """The policy with that state, which was read from ``where``, for the envs of ``env``.
 
     Their hosts may have other slots than those it learned from, and other blueprints as long as it knows one of them:
     one that it does not know it plants as it would the average of those that it knows.
 
     Raises:
-        ConfigError: no checkpoint, one of a controller that does not learn, or one that knows no blueprint of the host.
+        ConfigError: a policy that knows no blueprint of the host, or is of another network.
     """
-    state = read(path).get("policy")
-    if state is None:
-        raise ConfigError(f"{path} holds no policy: its controller does not learn")
     try:
         config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
         policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
         policy.load_policy_state(state)
     except ValueError as error:
-        raise ConfigError(f"{path} cannot play this host: {error}") from None
+        raise ConfigError(f"{where} cannot play this host: {error}") from None
     except RuntimeError as error:
-        raise ConfigError(f"{path} was trained with another network or observation: {error}") from None
+        raise ConfigError(f"{where} was trained with another network or observation: {error}") from None
     except MISFITS as error:
-        raise ConfigError(f"{path} holds no policy that this Esper reads: {error}") from None
+        raise ConfigError(f"{where} holds no policy that this Esper reads: {error}") from None
     return policy

@@ -45,8 +45,9 @@ class RunFolder:
         """The controller's name when its run is resumed: the schedule or policy that it follows is the one kept here,
         whatever has become of the original."""
         kind, _, _ = controller.partition(":")
-        kept = {"schedule": self.path / SCHEDULE, "checkpoint": self.path}
-        return f"{kind}:{kept[kind]}" if kind in kept else controller
+        if kind == "schedule":
+            return f"schedule:{self.path / SCHEDULE}"
+        return f"checkpoint:{self.path}" if kind in ("checkpoint", "pretrained") else controller
 
     def sinks(self) -> list[Sink]:
         """The event log and the metrics table."""

@@ -44,8 +44,8 @@ def grow(
 
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
-        controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, or ``checkpoint:PATH`` of an agent that has
-            learned on a host with blueprints of the same names.
+        controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained``, the agent that ships, or
+            ``checkpoint:PATH`` of one that has learned on a host with blueprints of the same names.
         epochs: the length of the episode; None: the config's, or the task's.
         config: every other value; its sizes are filled in by the task. The no-growth baseline is measured on one host
             unless it says otherwise.

@@ -10,8 +10,9 @@ from esper.control.names import make_controller
 from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.checkpoint import load_policy
 from esper.experiment.play import Player
+from esper.experiment.policy_file import PRETRAINED
 
-NAMES = ("ppo", "checkpoint:PATH", *CONTROLLERS)
+NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
 def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Player:
@@ -24,6 +25,8 @@ def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed:
     kind, _, path = name.partition(":")
     if kind == "checkpoint" and path:
         return load_policy(Path(path), env, run_seed)
+    if name == "pretrained":
+        return load_policy(PRETRAINED, env, run_seed)
     if name == "ppo":
         raise ConfigError(
             "ppo has to learn before it can be compared: train it with `esper run`, then name checkpoint:RUN_FOLDER"

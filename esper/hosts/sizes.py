@@ -42,8 +42,29 @@ def nearest_in_size(host: Host, parameters: int) -> Sized:
     return best
 
 
+def at_width(host: Host, width: int) -> Callable[[], Host]:
+    """What makes hosts like ``host``, narrower or wider, with ``width`` as :class:`Sized` counts it.
+
+    Raises ConfigError for a host of another kind, or a width that such a host cannot have.
+    """
+    make, least, step = _family(host)
+    if width < 1 or width % step:
+        multiple = f"a multiple of its {step} heads" if step > 1 else "1 or more"
+        raise ConfigError(
+            f"a {type(host).__name__} of width {width} cannot be: give {multiple}; the task's has {least}"
+        )
+    return partial(make, width)
+
+
 def _wider(host: Host) -> Iterator[tuple[int, Callable[[], Host]]]:
     """Widths from that of ``host`` on, and what makes hosts of each."""
+    make, least, step = _family(host)
+    for width in count(least, step):
+        yield width, partial(make, width)
+
+
+def _family(host: Host) -> tuple[Callable[[int], Host], int, int]:
+    """What makes hosts like ``host`` of any width, the width of ``host``, and the step from one width to the next."""
     make: Callable[[int], Host]
     if type(host) is CNNHost:
         in_channels, classes, least, blocks, kernel, pool, pool_last, rows = host.arguments
@@ -58,5 +79,4 @@ def _wider(host: Host) -> Iterator[tuple[int, Callable[[], Host]]]:
             f"how to widen a {type(host).__name__} is not known: only Esper's own convolutional and transformer hosts "
             "have a width that can be set"
         )
-    for width in count(least, step):
-        yield width, partial(make, width)
+    return make, least, step

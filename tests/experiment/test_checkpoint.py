@@ -388,7 +388,7 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
 def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, heuristic"):
+    with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, pretrained"):
         make_player(name, TrainingConfig(), planted(), 0)
 
 

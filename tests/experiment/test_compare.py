@@ -96,7 +96,7 @@ def test_an_arm_named_twice_is_refused() -> None:
 
 def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
     told: list[ArmPlayed] = []
-    with pytest.raises(ConfigError, match="unknown controller 'nope'; known: ppo, checkpoint:PATH, heuristic"):
+    with pytest.raises(ConfigError, match="unknown controller 'nope'; known: ppo, checkpoint:PATH, pretrained"):
         compare_controllers(tiny(), ["none", "nope"], 2, told.append)
     assert told == []
 

@@ -17,7 +17,7 @@ from esper.experiment.players import NAMES
 Tables = dict[str, Any]
 
 ALONE = ("none", "no-growth")
-BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "ppo:RUN_FOLDER")
+BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "pretrained", "ppo:RUN_FOLDER")
 FORMS = (
     f"{', '.join(BUILT_IN)}; schedule:FILE.toml; NAME=FILE.toml; or NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
 )

@@ -1,0 +1,114 @@
+"""`esper eval`: what an agent has learned, on hosts that it never saw."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from esper.config import ConfigError, set_dotted
+
+if TYPE_CHECKING:
+    from esper.experiment.evaluation import Evaluation
+
+
+@click.command("eval")
+@click.argument("controller", metavar="RUN")
+@click.option(
+    "--task",
+    help="What hosts are trained on.  [default: what it learned on; needed again where that is a file of yours]",
+)
+@click.option(
+    "--width", type=int, help="Channels of the host's first block, or features of a token.  [default: the task's]"
+)
+@click.option("--pairs", type=int, help="Hosts that each plays.  [default: run.evaluation_pairs, 16]")
+@click.option("--seed", type=int, help="The held-out hosts of this seed.  [default: the run's]")
+@click.option("--device", help="Where hosts train: cpu, cuda, cuda:0, ...  [default: the run's]")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value that hosts are trained by."
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write every number there; a new file.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE.safetensors",
+    help="Keep what RUN has learned as one file with what came out here; for --controller checkpoint:FILE.",
+)
+def command(
+    controller: str,
+    task: str | None,
+    width: int | None,
+    pairs: int | None,
+    seed: int | None,
+    device: str | None,
+    assignments: tuple[str, ...],
+    json_file: Path | None,
+    save: Path | None,
+) -> None:
+    """Play what an agent has learned on hosts that it never saw, beside the same hosts left alone.
+
+    RUN is a run's folder, its checkpoint.pt, a policy in a .safetensors file, or pretrained, the agent that ships. It
+    plays twice: greedy, its likeliest actions; stochastic, actions drawn from its policy. Where --task or --width make
+    other hosts than it learned on, this is what it is worth there.
+    """
+    if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        set_dotted(changes, assignment)
+    for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
+        table = changes.setdefault("run", {})
+        if value is not None and isinstance(table, dict):  # a section that is a value is refused with the config
+            table[key] = value
+
+    from esper.experiment.evaluation import evaluate_controller
+    from esper.experiment.files import write_json
+    from esper.experiment.learned import check_target, find_learned, save_policy
+    from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
+    from esper.training.lanes import LaneError
+
+    learned = find_learned(controller)
+    if save is not None:
+        check_target(save)
+        learned.own()  # an error before anything is played
+    start = time.perf_counter()
+    try:
+        found = evaluate_controller(learned, task, width, changes, ConsoleSink(TerminalConsole()).handle)
+        if json_file is not None:
+            write_json(json_file, found.plain())
+        if save is not None:
+            save_policy(learned, save, found.score())
+    except (LaneError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(words(found))
+    click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
+    if save is not None:
+        click.echo(f"Saved: esper run --controller checkpoint:{save}")
+
+
+def words(found: Evaluation) -> str:
+    """What a person reads: a line for each way to act, beside the hosts left alone."""
+    alone, *ours = found.arms
+    hosts = "1 host" if found.pairs == 1 else f"{found.pairs} hosts"
+    width = "" if found.width is None else f", width {found.width}"
+    origin = f" ({found.learned.origin})" if found.learned.origin else ""
+    lines = [
+        "",
+        f"{found.learned.name}{origin}",
+        f"Test accuracy of {hosts} that it never saw ({found.config.task.name}{width}, seed {found.config.run.seed}), "
+        "and the paired difference to the same left alone:",
+        "",
+        f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
+    ]
+    for compared in found.comparisons:
+        c = compared.pair
+        interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if c.pairs > 1 else "no interval"
+        lines.append(
+            f"  {c.name_a:10s} {c.mean_a:6.2f} %   {c.difference:+6.2f} pp, {interval}: {compared.verdict_word}"
+        )
+    sizes = "; ".join(
+        f"{arm.controller} {arm.parameters.mean():,.0f}, {arm.fossils.mean():.1f} seeds kept a host" for arm in ours
+    )
+    return "\n".join([*lines, "", f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}."])
