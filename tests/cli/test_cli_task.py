@@ -102,11 +102,11 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
     arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TINY)
     play, calls = PairedRounds.play, []
 
-    def interrupted(self: PairedRounds) -> Any:
+    def interrupted(self: PairedRounds, between_steps: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise OSError("the power went")
-        return play(self)
+        return play(self, between_steps)
 
     with monkeypatch.context() as patch:
         patch.setattr(PairedRounds, "play", interrupted)

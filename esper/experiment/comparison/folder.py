@@ -17,6 +17,7 @@ from esper.experiment.comparison.side import HostResult
 from esper.experiment.environment import describe_environment
 from esper.experiment.files import write_json
 from esper.experiment.interrupt import interrupts_wait
+from esper.experiment.policy_file import PRETRAINED
 from esper.telemetry.event import plain
 
 FORMAT = 1
@@ -111,11 +112,13 @@ class ComparisonFolder:
 
 
 def follows(arm: Arm) -> str | None:
-    """SHA-256 of the schedule or the checkpoint that the arm's controller follows."""
+    """SHA-256 of the schedule or the policy that the arm's controller follows."""
     kind, _, path = arm.controller.partition(":")
     file = schedule_file(arm.controller, arm.config.task.name)
     if kind == "checkpoint":
         file = Path(path) / checkpoint.NAME if Path(path).is_dir() else Path(path)
+    if kind == "pretrained":
+        file = PRETRAINED
     if file is None:
         return None
     try:
