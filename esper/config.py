@@ -148,6 +148,15 @@ class EnvConfig(Section):
     """Epochs in EMBARGOED after a prune; None: max(1, T/30)."""
     max_training_epochs: Count | None = None
     """With automatic G2, a seed that has not passed after this many epochs is pruned; None: max(4, T/5)."""
+    stop_on: frozenset[Literal["divergence", "plateau"]] = frozenset()
+    """What ends an episode before its horizon, as truncation. divergence: a panic of the governor of any kind; the
+    rollback and its penalty come first, and the restored host is where it stops. plateau: the best validation accuracy
+    so far is at most plateau_margin above what it was plateau_epochs epochs ago, no seed lives, and no loss is
+    anomalous. The end of the horizon, and the rollback that ends the episode, stay true ends."""
+    plateau_epochs: Count | None = None
+    """Epochs that a plateau lasts; None: max(3, T/5)."""
+    plateau_margin: NonNegative = 0.5
+    """What the best accuracy may rise by in these epochs for it still to be a plateau, pp."""
     gates: GateConfig = GateConfig()
 
 
@@ -330,6 +339,7 @@ class Durations:
     """Epochs over which the stage potential climbs towards the next stage's."""
     snapshot_every: int
     governor_window: int
+    plateau_epochs: int
 
     @classmethod
     def of(cls, config: TrainingConfig, horizon: int) -> Durations:
@@ -346,6 +356,7 @@ class Durations:
             dwell=scaled(None, 2, 1 / 15),
             snapshot_every=scaled(governor.snapshot_every, 1, 1 / 30),
             governor_window=scaled(governor.window, 5, 20 / 150),
+            plateau_epochs=scaled(env.plateau_epochs, 3, 1 / 5),
         )
 
 

@@ -263,6 +263,7 @@ class GrowthVectorEnv(SlotVectorEnv):
                     fossils=fossils,
                     rollbacks=episode.governor.rollbacks,
                     terminated=not episode.truncated,
+                    stopped=episode.stopped,
                     shapley={
                         slot: (value.difference, value.error)
                         for slot, value in episode.counterfactual.shapley().items()

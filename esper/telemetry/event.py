@@ -184,6 +184,8 @@ class EpisodeCompleted(Event):
     shapley: dict[str, tuple[float, float]]
     """Shapley value of each blended seed on validation samples, and its standard error, pp; empty where not every
     coalition of them was measured."""
+    stopped: str | None = None
+    """Why it was cut short: divergence or plateau (``env.stop_on``); None for an episode that came to its true end."""
 
 
 @dataclass(frozen=True, slots=True)
