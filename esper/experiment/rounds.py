@@ -146,7 +146,8 @@ class PairedRounds(Rounds):
         return [Arm(self.name, test, parameters, fossils), Arm("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
-        columns = {name: [torch.from_numpy(values) for values in column] for name, column in self.columns.items()}
+        # One tensor [rounds, E] each: a tensor by itself takes 250 bytes of a file, whatever it holds.
+        columns = {name: torch.from_numpy(np.array(column)) for name, column in self.columns.items()}
         return {**super().state_dict(), "columns": columns, "steps": torch.from_numpy(self.player.episode.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
