@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,17 @@ class Arithmetic:
         """The scale as it is at first, in the storage that it has: for another host, or one that was put back."""
         if self._scaler is not None:
             self._scaler.load_state_dict(self._at_first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale as it is now; empty where there is none."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The scale of :meth:`state_dict`, also when a step was left half done."""
+        if self._scaler is not None:
+            self._scaler = torch.amp.GradScaler(self.device.type)  # an old one may have taken note of that step
+            self._scaler.load_state_dict(state)
+            self._unscaled = False
 
     @property
     def image_dtype(self) -> torch.dtype:

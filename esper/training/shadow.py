@@ -32,6 +32,10 @@ class ShadowBuffers:
                 else:
                     copies[name] = buffer.clone()
 
+    def tensors(self) -> list[Tensor]:
+        """The copies, in an order that stays."""
+        return [copy for _, copies in self._copies for copy in copies.values()]
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The network uses and, in train mode, updates these copies instead of its own buffers."""
