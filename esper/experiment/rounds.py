@@ -81,11 +81,18 @@ class Rounds(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rounds to come depend on."""
-        return {"episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs]}
+        parts = self.maker.parts
+        return {
+            "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
+            "micro_batches": None if parts is None else parts.count,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From :meth:`state_dict`."""
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
             env.episode_numbers[:] = numbers.numpy()
+        if self.maker.parts is not None and state.get("micro_batches") is not None:
+            self.maker.parts.restore(int(state["micro_batches"]))
 
     def close(self) -> None:
         for env in self.envs:
