@@ -29,6 +29,10 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 
+MOST_SHOWN = 200
+"""Characters of a value that is refused."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -366,12 +370,21 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
         return str(problem["ctx"]["error"])
     location = [str(part) for part in problem["loc"]]
     if problem["type"] != "extra_forbidden":
-        return f"{'.'.join(location)}: {problem['msg']}, not {problem['input']!r}"
+        return f"{'.'.join(location)}: {problem['msg']}, not {_shown(problem['input'])}"
     section: Any = root
     for part in location[:-1]:
         section = section.model_fields[part].annotation
     place = ".".join(location[:-1]) or "the config"
     return f"unknown key {'.'.join(location)}; {place} has: {', '.join(section.model_fields)}"
+
+
+def _shown(value: Any) -> str:
+    """What was given, as far as a line holds it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer that has too many digits to be written down, a nest
+        return f"this {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:

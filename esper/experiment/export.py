@@ -143,6 +143,7 @@ def load_host(
         OSError,
         ValueError,
         LookupError,
+        ArithmeticError,
         TypeError,
         AttributeError,
         RuntimeError,
@@ -160,6 +161,8 @@ def _rebuild(
         raise ValueError("the weights are not those that the topology was written with")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
+    if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in found.items()) > len(content):
+        raise ValueError("its seeds are larger than the file of weights")  # and perhaps than any memory
     with seeded(0):  # every value is overwritten
         network = assemble(_host_of(facts, model), kept, found, facts["task"])
     weights = safetensors.torch.load(content)
