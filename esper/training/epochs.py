@@ -115,7 +115,7 @@ class HostTrainer:
 
         def on_lane(env: ParallelEnvState) -> None:
             before(env)
-            train_epoch(env, lambda: self.lanes.cancelled)
+            train_epoch(env, cancelled=lambda: self.lanes.cancelled)
 
         if self.batches is not None:
             self.lanes.run(before, active)
