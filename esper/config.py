@@ -26,6 +26,10 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 
+MOST_SHOWN = 200
+"""Characters of a value that is refused."""
+
+
 class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Seed of everything random in the run."""
@@ -143,6 +147,15 @@ class EnvConfig(Section):
     """Epochs in EMBARGOED after a prune; None: max(1, T/30)."""
     max_training_epochs: Count | None = None
     """With automatic G2, a seed that has not passed after this many epochs is pruned; None: max(4, T/5)."""
+    stop_on: frozenset[Literal["divergence", "plateau"]] = frozenset()
+    """What ends an episode before its horizon, as truncation. divergence: a panic of the governor of any kind; the
+    rollback and its penalty come first, and the restored host is where it stops. plateau: the best validation accuracy
+    so far is at most plateau_margin above what it was plateau_epochs epochs ago, no seed lives, and no loss is
+    anomalous. The end of the horizon, and the rollback that ends the episode, stay true ends."""
+    plateau_epochs: Count | None = None
+    """Epochs that a plateau lasts; None: max(3, T/5)."""
+    plateau_margin: NonNegative = 0.5
+    """What the best accuracy may rise by in these epochs for it still to be a plateau, pp."""
     gates: GateConfig = GateConfig()
 
 
@@ -327,6 +340,7 @@ class Durations:
     """Epochs over which the stage potential climbs towards the next stage's."""
     snapshot_every: int
     governor_window: int
+    plateau_epochs: int
 
     @classmethod
     def of(cls, config: TrainingConfig, horizon: int) -> Durations:
@@ -343,6 +357,7 @@ class Durations:
             dwell=scaled(None, 2, 1 / 15),
             snapshot_every=scaled(governor.snapshot_every, 1, 1 / 30),
             governor_window=scaled(governor.window, 5, 20 / 150),
+            plateau_epochs=scaled(env.plateau_epochs, 3, 1 / 5),
         )
 
 
@@ -352,12 +367,21 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
         return str(problem["ctx"]["error"])
     location = [str(part) for part in problem["loc"]]
     if problem["type"] != "extra_forbidden":
-        return f"{'.'.join(location)}: {problem['msg']}, not {problem['input']!r}"
+        return f"{'.'.join(location)}: {problem['msg']}, not {_shown(problem['input'])}"
     section: Any = root
     for part in location[:-1]:
         section = section.model_fields[part].annotation
     place = ".".join(location[:-1]) or "the config"
     return f"unknown key {'.'.join(location)}; {place} has: {', '.join(section.model_fields)}"
+
+
+def _shown(value: Any) -> str:
+    """What was given, as far as a line holds it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer that has too many digits to be written down, a nest
+        return f"this {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:

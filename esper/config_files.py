@@ -21,7 +21,9 @@ def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{kind} {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"{kind} {path} cannot be read as TOML: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # of the file, of its bytes, of TOML, of a number with too many digits
         raise ConfigError(f"{kind} {path} cannot be read as TOML: {error}") from None
 
 
@@ -33,7 +35,7 @@ def set_dotted(tables: dict[str, Any], assignment: str) -> None:
         raise ConfigError(f"--set wants SECTION.NAME=VALUE, such as run.seed=3, not {assignment!r}")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     for key in keys[:-1]:
         tables = tables.setdefault(key, {})

@@ -30,7 +30,8 @@ class TrackConfig(Section):
         """A name, or several with commas between them, as `--set track.to=tensorboard` gives it; each counts once."""
         if isinstance(given, str):
             given = [name.strip() for name in given.split(",") if name.strip()]
-        return tuple(dict.fromkeys(given)) if isinstance(given, (list, tuple)) else given
+        named = isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
+        return tuple(dict.fromkeys(given)) if named else given
 
 
 class AnomalyConfig(Section):

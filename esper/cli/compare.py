@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esper.cli.options import build_tables, config_options
-from esper.cli.run import task_again
+from esper.cli.run import is_expected, task_again
 from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
@@ -88,18 +88,17 @@ def command(
 
 def play(comparison: Comparison, json_file: Path | None) -> None:
     """Run it, and report what there is, also of one that was cut short."""
-    from esper.training.lanes import LaneError
-
     try:
         comparison.run()
     except KeyboardInterrupt:
         report(comparison, json_file)
         raise
-    except (LaneError, OSError) as error:
+    except ConfigError:  # found before any work was done
+        raise
+    except Exception as error:
         report(comparison, json_file)
-        raise click.ClickException(str(error)) from error
-    except Exception:
-        report(comparison, json_file)
+        if is_expected(error):
+            raise click.ClickException(str(error)) from error
         raise
     report(comparison, json_file)
 

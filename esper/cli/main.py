@@ -20,6 +20,13 @@ COMMANDS = {
     "tasks": "List the tasks, blueprints and controllers.",
 }
 
+EXIT_CODES = {
+    "0": "done",
+    "1": "an error while running; what was done until then is kept, and how to go on is said",
+    "2": "wrong input; nothing was started",
+    "130": "interrupted, by Ctrl-C; as after an error",
+}
+
 
 class LazyGroup(click.Group):
     """A group whose commands live in ``esper.cli.NAME`` as ``command``."""
@@ -37,6 +44,10 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES.items()))
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="esper")
@@ -45,7 +56,7 @@ def group() -> None:
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 an error while running, 2 wrong input, 130 interrupted."""
+    """Run the command, and leave with one of ``EXIT_CODES``."""
     try:
         group(standalone_mode=False)
     except click.ClickException as error:

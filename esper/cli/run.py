@@ -66,7 +66,6 @@ def command(
     from esper.experiment.run import Experiment
     from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
-    from esper.training.lanes import LaneError
 
     sinks = [progress_sink(TerminalConsole())]
     if resume is not None:
@@ -80,14 +79,26 @@ def command(
         except KeyboardInterrupt:
             click.echo(how_to_go_on(folder, task))
             raise
-        except (LaneError, OSError) as error:
-            raise click.ClickException(f"{error}\n{how_to_go_on(folder, task)}") from error
-        except Exception:
+        except ConfigError:  # found before any work was done
+            raise
+        except Exception as error:
+            if is_expected(error):
+                raise click.ClickException(f"{error}\n{how_to_go_on(folder, task)}") from error
             click.echo(how_to_go_on(folder, task), err=True)
             raise
     click.echo(closing_words(summary, task))
     if summary.interrupted:
         raise click.Abort
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the error is told by its message alone: of a host in training, of its data, of a disk, of memory. A
+    traceback would say no more to who runs Esper; that of any other error is for who repairs it."""
+    from esper.data.shared_batches import SharedBatchError, worker_died
+    from esper.training.lanes import LaneError
+    from esper.training.memory import ran_out
+
+    return isinstance(error, LaneError | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
 
 
 def task_again(task: str) -> str:

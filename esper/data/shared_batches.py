@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from esper.data.task import PAD
 from esper.telemetry.span import Spans
 
 Batch = tuple[Tensor, Tensor]
@@ -22,7 +23,53 @@ Batch = tuple[Tensor, Tensor]
 
 
 class SharedBatchError(RuntimeError):
-    """A step that is not one batch of the agreed size for every env, or data that could not be read."""
+    """A step that is not one batch of the agreed size for every env, or data that could not be read or used.
+
+    ``env`` is whose batch it was, None where it is about all of them; ``batch`` the number of the step in its epoch.
+    """
+
+    def __init__(self, message: str, env: int | None = None, batch: int | None = None) -> None:
+        super().__init__(message)
+        self.env, self.batch = env, batch
+
+
+def worker_died(error: BaseException) -> bool:
+    """Whether this is what torch raises, in the main thread and wherever that is, when a worker of a loader ends."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a network was made for, which every batch that is read has to be."""
+
+    inputs: tuple[int, ...]
+    """Shape of one."""
+    dtype: torch.dtype
+    targets: tuple[int, ...]
+    classes: int
+
+    @classmethod
+    def like(cls, x: Tensor, y: Tensor, classes: int) -> Expected:
+        """As inputs x [n, ...] and targets y [n, ...]."""
+        return cls(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), classes)
+
+    def fault(self, x: Tensor, y: Tensor) -> tuple[int, str] | None:
+        """The place of the first sample of the batch that cannot be learned from, and why; None for none."""
+        found = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)
+        wanted = (self.inputs, self.dtype, self.targets, torch.int64)
+        if found != wanted:
+            told = [f"inputs {s[1]} of shape {s[0]} and targets {s[3]} of shape {s[2]}" for s in (found, wanted)]
+            return 0, f"{told[0]}; wanted {told[1]}"
+        if x.is_floating_point():
+            finite = x.isfinite().flatten(1).all(dim=1)
+            if not finite.all():
+                return int((~finite).int().argmax()), "its inputs are not finite"
+        legal = ((y >= 0) & (y < self.classes)) | (y == PAD) if y.dim() > 1 else (y >= 0) & (y < self.classes)
+        if not legal.all():
+            place = int((~legal.view(len(y), -1).all(dim=1)).int().argmax())
+            wrong = y[place][~legal[place]].flatten()[0]
+            return place, f"target {int(wrong)} is none of 0 to {self.classes - 1}"
+        return None
 
 
 class IndexStream(Protocol):
@@ -51,6 +98,7 @@ class SharedBatchIterator:
         batch_size: rows in one batch of one env.
         steps: batches an epoch.
         workers: processes that read; 0 reads in this one. They live until :meth:`close`.
+        expected: what batches have to be; None takes them as they are.
 
     Raises ValueError for no env, for numbers below 1, and where an epoch takes more rows than there are.
     """
@@ -62,6 +110,7 @@ class SharedBatchIterator:
         batch_size: int,
         steps: int,
         workers: int = 0,
+        expected: Expected | None = None,
     ) -> None:
         rows = len(dataset)  # type: ignore[arg-type]
         if not streams or min(batch_size, steps) < 1 or workers < 0:
@@ -80,7 +129,7 @@ class SharedBatchIterator:
         """Told how long epochs waited for data, as ``stage``; an env that reads puts its own here."""
         self._plan = _Plan(self.streams, rows, batch_size, steps)
         self._loader: DataLoader[_Step] | None = DataLoader(
-            _Steps(dataset),
+            _Steps(dataset, expected),
             sampler=self._plan,
             batch_size=None,  # a step is what the loader takes for one item: it is made whole in a worker
             collate_fn=_unchanged,
@@ -113,22 +162,26 @@ class SharedBatchIterator:
                 with self.spans("stage"):
                     read = next(self._reading)
             except StopIteration:
-                raise SharedBatchError(f"the loader ended after {step} of {self.steps} steps") from None
+                raise SharedBatchError(f"the loader ended after {step} of {self.steps} steps", batch=step) from None
             except (RuntimeError, EOFError, OSError) as error:  # a killed worker is noticed in one of these ways
                 raise SharedBatchError(
-                    f"reading step {step} of {self.steps}: a worker died: {error or type(error).__name__}"
+                    f"reading step {step} of {self.steps}: a worker died: {error or type(error).__name__}", batch=step
                 ) from error
             yield self._checked(step, read)
 
     def _checked(self, step: int, read: _Step) -> list[Batch]:
         if read.failure is not None:
-            raise SharedBatchError(f"reading step {step} of {self.steps}, {read.failure}")
+            raise SharedBatchError(f"reading step {step} of {self.steps}, {read.failure}", read.env, step)
         if len(read.batches) != len(self.streams):
-            raise SharedBatchError(f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs")
+            raise SharedBatchError(
+                f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs", batch=step
+            )
         for env, (x, y) in enumerate(read.batches):
             if len(x) != self.batch_size or len(y) != self.batch_size:
                 raise SharedBatchError(
-                    f"step {step}: env {env} has {len(x)} inputs and {len(y)} targets, not {self.batch_size} of each"
+                    f"step {step}: env {env} has {len(x)} inputs and {len(y)} targets, not {self.batch_size} of each",
+                    env,
+                    step,
                 )
         self.worker_pids |= {read.pid}
         return read.batches
@@ -153,6 +206,8 @@ class _Step:
     pid: int
     batches: list[Batch]
     failure: str | None = None
+    env: int | None = None
+    """Whose batch failed."""
 
 
 class _Plan(Sampler[list[list[int]]]):
@@ -189,8 +244,8 @@ class _Plan(Sampler[list[list[int]]]):
 class _Steps(Dataset["_Step"]):
     """Reads all batches of one step. A failure is sent as a message, since not every exception can be sent."""
 
-    def __init__(self, dataset: Dataset[Batch]) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset[Batch], expected: Expected | None) -> None:
+        self.dataset, self.expected = dataset, expected
 
     def __getitem__(self, rows: list[list[int]]) -> _Step:
         batches: list[Batch] = []
@@ -200,12 +255,14 @@ class _Steps(Dataset["_Step"]):
                 pairs: list[Any] = []
                 for row in mine:
                     pairs.append(self.dataset[row])
-                batches.append(
-                    (torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs]))
-                )
+                x, y = torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
+                wrong = None if self.expected is None else self.expected.fault(x, y)
+                if wrong is not None:
+                    return _Step(os.getpid(), [], f"env {env}, row {mine[wrong[0]]}: {wrong[1]}", env)
+                batches.append((x, y))
             except Exception as error:
                 where = f"env {env}, row {row}" if len(pairs) < len(mine) else f"env {env}, putting rows together"
-                return _Step(os.getpid(), [], f"{where}: {type(error).__name__}: {error}")
+                return _Step(os.getpid(), [], f"{where}: {type(error).__name__}: {error}", env)
         return _Step(os.getpid(), batches)
 
 

@@ -92,6 +92,10 @@ class Split:
             raise ConfigError(f"{name}: targets must lie between 0 and {classes - 1}; padding of tokens is {PAD}")
         if not self.counts.all():
             raise ConfigError(f"{name}: sample {int(self.counts.argmin())} is nothing but padding")
+        if self.x.is_floating_point():
+            finite = self.x.isfinite().flatten(1).all(dim=1)
+            if not finite.all():
+                raise ConfigError(f"{name}: the inputs of sample {int((~finite).int().argmax())} are not finite")
 
     def _check_table(self, name: str) -> None:
         if self.table is None:

@@ -14,6 +14,7 @@ from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import Lanes
+from esper.training.memory import Parts
 from esper.training.tiers import prepare_hosts
 from esper.training.totals import make_totals
 
@@ -51,8 +52,10 @@ class Baseline:
             )
 
 
-def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes | GpuLanes, run_seed: int) -> Baseline:
-    """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch."""
+def measure_baseline(
+    task: Task, config: TrainingConfig, lanes: Lanes | GpuLanes, run_seed: int, parts: Parts | None = None
+) -> Baseline:
+    """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch; ``parts`` see HostTrainer."""
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None
     totals = make_totals(count, task.device)
@@ -66,12 +69,12 @@ def measure_baseline(task: Task, config: TrainingConfig, lanes: Lanes | GpuLanes
     prepare_hosts(config.run, envs, lanes)
     for env in envs:
         env.reset(run_seed, episode=0)
-    trainer = HostTrainer(task, envs, lanes)
+    trainer = HostTrainer(task, envs, lanes, parts)
     try:
-        lanes.run(validate, envs)
+        trainer.repeatable(validate, envs)
         for _ in range(horizon):
             trainer.epoch(envs)
-            lanes.run(validate, envs)
+            trainer.repeatable(validate, envs)
     finally:
         trainer.close()
     accuracy, loss = np.stack(list(curves.values()), axis=1)  # each [count, T + 1]

@@ -63,6 +63,8 @@ class Episode:
         self.rolled_back = False
         self.done = False
         self.truncated = False
+        self.stopped: str | None = None
+        """Why the episode was cut short, as ``env.stop_on`` names it."""
         self.total_reward = 0.0
         self.terms: dict[str, float] = {}
 
@@ -245,9 +247,23 @@ class Episode:
 
     # Phase 6
     def close_epoch(self) -> None:
-        """Remember what was measured; the episode may end here."""
+        """Remember what was measured; the episode may end here, or be cut short."""
         self.signals.record(self.measurement)
         self.done = self.epoch >= self.training.horizon or self.governor.ends_episode
+        if not self.done:
+            self.stopped = self._early_stop()
+            self.done = self.truncated = self.stopped is not None
+
+    def _early_stop(self) -> str | None:
+        """Which of ``env.stop_on`` holds; see its docstring."""
+        config = self.world.config.env
+        if "divergence" in config.stop_on and self.rolled_back:
+            return "divergence"
+        if "plateau" in config.stop_on and not self.governor.anomaly_pending:
+            growing = any(slot.living for slot in self.slots)
+            if not growing and self.signals.risen(self.training.durations.plateau_epochs) <= config.plateau_margin:
+                return "plateau"
+        return None
 
     def credit(self, terms: dict[str, float]) -> float:
         """Take note of what this epoch earned, by name; returns the sum."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -17,6 +17,7 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.telemetry.event import Event
+from esper.training.memory import Parts
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class EnvMaker:
     """With the task's numbers in place of None."""
     task: Task | None
     """None where hosts are simulated."""
+    parts: Parts | None = field(default=None, compare=False)
+    """What all hosts of the run compute batches in; None leaves it to each env."""
 
     @classmethod
     def of(cls, config: TrainingConfig, task: Task | None = None) -> EnvMaker:
@@ -41,7 +44,8 @@ class EnvMaker:
         else:
             task = load_task(config.task.name, DataOptions.of(config.task))
         task = task.to(torch.device(config.run.device))
-        return cls(resolve(config, task), task)
+        config = resolve(config, task)
+        return cls(config, task, Parts(config))
 
     def make(
         self,
@@ -53,7 +57,7 @@ class EnvMaker:
         config = self.config.with_values(env={"n_envs": n_envs}) if n_envs else self.config
         if self.task is None:
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
-        return GrowthVectorEnv(self.task, config, emit, autoreset_mode=autoreset_mode)
+        return GrowthVectorEnv(self.task, config, emit, autoreset_mode=autoreset_mode, parts=self.parts)
 
 
 def make_env(config: TrainingConfig, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED) -> SlotVectorEnv:

@@ -65,6 +65,8 @@ class PlantedVectorEnv(SlotVectorEnv):
         self.seeds = SeedSlots.fresh(self.num_envs, places)
         self.fleet: Fleet = Fleet.fresh(self.num_envs, slots=self.seeds)
         self.baseline = law.baseline(self.horizon, config.env.baseline_episodes)
+        self.best_by_epoch = np.zeros((self.num_envs, self.horizon + 1))
+        """[E, T + 1]: the best accuracy measured until each epoch, which a plateau is seen by."""
         self.noise = np.zeros((self.num_envs, self.horizon + 1, 1 + 2 * places))
         """[E, T + 1, 1 + 2S], pp: errors of the accuracies, the contributions and the trials."""
 
@@ -83,6 +85,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         for history, now in ((self.fleet.loss_ago, self.fleet.loss), (self.fleet.accuracy_ago, self.fleet.accuracy)):
             np.copyto(history, now[:, None], where=starting[:, None])
         np.copyto(self.fleet.best_accuracy, self.fleet.accuracy, where=starting)
+        self.best_by_epoch[starting, 0] = self.fleet.accuracy[starting]
         return self._show(self.fleet), self._info()
 
     def _hosts_state(self) -> Any:
@@ -91,6 +94,7 @@ class PlantedVectorEnv(SlotVectorEnv):
             "seeds": self.seeds.state_dict(),
             "growth": {name: copied(getattr(self.growth, name)) for name in self.growth.STATE},
             "noise": copied(self.noise),
+            "best_by_epoch": copied(self.best_by_epoch),
         }
 
     def _load_hosts(self, state: Any) -> Fleet:
@@ -100,6 +104,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         for name in self.growth.STATE:
             getattr(self.growth, name)[:] = state["growth"][name].numpy()
         self.noise[:] = state["noise"].numpy()
+        self.best_by_epoch[:] = state["best_by_epoch"].numpy()
         return self.fleet
 
     @property
@@ -121,11 +126,25 @@ class PlantedVectorEnv(SlotVectorEnv):
         self._remember(active)
         self._validate(active)
         self._tick(active)
-        self.done = idle | (self.fleet.epoch >= self.horizon)
+        ended = active & (self.fleet.epoch >= self.horizon)
+        self.truncated |= active & ~ended & self._on_plateau()
+        self.done = idle | ended | self.truncated
         rewards = self._pay(self.fleet, active)
         observation = self._show(self.fleet)
-        nobody = np.zeros(self.num_envs, dtype=np.bool_)
-        return observation, rewards, self.done.copy(), nobody, {**self._info(), "idle": idle}
+        terminated = self.done & ~self.truncated
+        return observation, rewards, terminated, self.truncated.copy(), {**self._info(), "idle": idle}
+
+    def _on_plateau(self) -> Bools:
+        """Which envs ``env.stop_on`` cuts short, [E]; simulated hosts do not diverge."""
+        config, epoch, everyone = self.config.env, self.fleet.epoch, np.arange(self.num_envs)
+        self.best_by_epoch[everyone, epoch] = self.fleet.best_accuracy
+        if "plateau" not in config.stop_on:
+            return np.zeros(self.num_envs, dtype=np.bool_)
+        assert self.rules is not None
+        before = epoch - self.rules.durations.plateau_epochs
+        risen = self.fleet.best_accuracy - self.best_by_epoch[everyone, np.maximum(before, 0)]
+        growing = self.seeds.living.any(axis=1)
+        return np.asarray((before >= 0) & (risen <= config.plateau_margin) & ~growing)
 
     def _rules(self) -> Rules:
         law = self.law

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -47,6 +48,11 @@ class SignalTracker:
     def epochs_since_best(self) -> int:
         """0 when the last epoch is the best so far; the first of equal bests counts."""
         return len(self.accuracies) - 1 - self.accuracies.index(self.best_accuracy) if self.accuracies else 0
+
+    def risen(self, epochs: int) -> float:
+        """What the best accuracy rose by in the last ``epochs`` epochs, pp; infinite in a shorter history."""
+        earlier = self.accuracies[:-epochs]
+        return self.best_accuracy - max(earlier) if earlier else math.inf
 
     def ago(self, values: list[float], epochs: int) -> float:
         """The value that many epochs before the last one; the first one where the history is shorter."""

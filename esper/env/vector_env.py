@@ -29,6 +29,7 @@ from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompl
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
+from esper.training.memory import Parts
 from esper.training.precision import casting, concrete, image_dtype
 from esper.training.randomness import seeded
 from esper.training.tiers import make_lanes, prepare_hosts
@@ -50,6 +51,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         blueprints: what seeds can be; None takes the built-in registry as it is now. ``config.env.blueprints`` says
             which of the host's topology a controller may choose, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
+        parts: what batches are computed in, for envs that share a machine; None: this env's own.
 
     Raises:
         ConfigError: sizes that the task's data cannot serve, a host that does not fit the task, or blueprints that are
@@ -65,6 +67,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         baseline: Baseline | None = None,
         blueprints: BlueprintRegistry | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
+        parts: Parts | None = None,
     ) -> None:
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
@@ -90,7 +93,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.baseline = baseline
         self.lanes = make_lanes(config.run, task.device)
         self.tier = prepare_hosts(config.run, self.training, self.lanes)
-        self.trainer = HostTrainer(task, self.training, self.lanes)
+        self.parts = parts or Parts(config)
+        if emit is not ignore:
+            self.parts.tell = self._tell
+        self.trainer = HostTrainer(task, self.training, self.lanes, self.parts)
         self.episodes: list[Episode] = []
         self._not_captured: set[str] = set()
         """Reasons that have been told."""
@@ -114,7 +120,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             episode.reset(self.run_seed, int(self.episode_numbers[episode.index]))
         if starting:
             with self.spans("validate"):
-                self.lanes.run(Episode.validate, starting)
+                self.trainer.repeatable(Episode.validate, starting)
                 transfer(starting)
         for episode in starting:
             self.watch(episode)
@@ -126,7 +132,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         if self.episodes:
             return
         if self.baseline is None:
-            self.baseline = measure_baseline(self.task, self.config, self.lanes, self.run_seed)
+            self.baseline = measure_baseline(self.task, self.config, self.lanes, self.run_seed, self.parts)
         self.baseline.check(self.horizon)
         b = self.baseline
         self._tell(BaselineMeasured(b.episodes, b.accuracy, b.loss, b.final_loss_std))
@@ -154,7 +160,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         with self.spans("train"):
             self.trainer.epoch([episode.training for episode in active])
         with self.spans("validate"):
-            self.lanes.run(Episode.validate, active)
+            self.trainer.repeatable(Episode.validate, active)
             if active:
                 transfer(active)
         self._tell_what_is_not_captured()
@@ -207,7 +213,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             result = evaluate(training, self.task.test, [committed_configuration(training)])
             accuracy[training.index] = float(result.accuracy[0])
 
-        self.lanes.run(measure, self.training)
+        self.trainer.repeatable(measure, self.training)
         return accuracy
 
     def close_extras(self, **_kwargs: Any) -> None:
@@ -272,6 +278,7 @@ class GrowthVectorEnv(SlotVectorEnv):
                     fossils=fossils,
                     rollbacks=episode.governor.rollbacks,
                     terminated=not episode.truncated,
+                    stopped=episode.stopped,
                     shapley={
                         slot: (value.difference, value.error)
                         for slot, value in episode.counterfactual.shapley().items()

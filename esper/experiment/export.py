@@ -18,7 +18,7 @@ from esper.config import ConfigError
 from esper.data.task import PAD
 from esper.data.tasks import build_host
 from esper.data.user_task import is_user_task
-from esper.experiment.files import write_atomic, write_json
+from esper.experiment.files import json_bytes, write_together
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
@@ -100,9 +100,7 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
         # Each a copy of its own: safetensors refuses tied weights, and loading puts both copies into the one place.
         {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
     )
-    write_atomic(files.weights, content)
-    write_json(
-        files.topology,
+    topology = json_bytes(
         {
             "format": FORMAT,
             "task": network.task,
@@ -114,8 +112,9 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
             "slots": {name: asdict(seed) for name, seed in network.kept.items()},
             "weights_sha256": hashlib.sha256(content).hexdigest(),
             **facts,
-        },
+        }
     )
+    write_together({files.weights: content, files.topology: topology})
     return files
 
 
@@ -144,6 +143,7 @@ def load_host(
         OSError,
         ValueError,
         LookupError,
+        ArithmeticError,
         TypeError,
         AttributeError,
         RuntimeError,
@@ -161,6 +161,8 @@ def _rebuild(
         raise ValueError("the weights are not those that the topology was written with")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
+    if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in found.items()) > len(content):
+        raise ValueError("its seeds are larger than the file of weights")  # and perhaps than any memory
     with seeded(0):  # every value is overwritten
         network = assemble(_host_of(facts, model), kept, found, facts["task"])
     weights = safetensors.torch.load(content)

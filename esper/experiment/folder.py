@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,15 +33,13 @@ class RunFolder:
 
     def create(self, config: TrainingConfig) -> None:
         """The folder with its config, its environment and the schedule that is followed."""
-        try:
+        with writable(self.path, "run folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run folder {self.path} cannot be made: {error.strerror}; give another --out") from None
-        write_atomic(self.path / CONFIG, config.to_toml().encode())
-        write_json(self.path / "env.json", describe_environment())
-        schedule = schedule_file(config.run.controller, config.task.name)
-        if schedule is not None:
-            write_atomic(self.path / SCHEDULE, schedule.read_bytes())
+            write_atomic(self.path / CONFIG, config.to_toml().encode())
+            write_json(self.path / "env.json", describe_environment())
+            schedule = schedule_file(config.run.controller, config.task.name)
+            if schedule is not None:
+                write_atomic(self.path / SCHEDULE, schedule.read_bytes())
 
     def follows(self, controller: str) -> str:
         """The controller's name when its run is resumed: the schedule or policy that it follows is the one kept here,
@@ -50,8 +50,9 @@ class RunFolder:
         return f"checkpoint:{self.path}" if kind in ("checkpoint", "pretrained") else controller
 
     def sinks(self) -> list[Sink]:
-        """The event log and the metrics table."""
-        return [JsonlSink(self.path / EVENTS), MetricsCsvSink(self.path / METRICS)]
+        """The event log and the metrics table. Raises ConfigError where they cannot be opened."""
+        with writable(self.path, "run folder", "make room, or see to its permissions"):
+            return [JsonlSink(self.path / EVENTS), MetricsCsvSink(self.path / METRICS)]
 
     def keep_baseline(self, event: BaselineMeasured) -> None:
         """In a file of its own, for later runs and reports."""
@@ -80,12 +81,22 @@ class RunFolder:
         """Take back what was logged after the checkpoint that ``sizes`` is from: it will happen again. Says what of a
         log is missing, in words."""
         lost: list[str] = []
-        for name in (EVENTS, METRICS):
-            file, wanted = self.path / name, int(sizes.get(name, 0))
-            there = file.stat().st_size if file.exists() else 0
-            if there < wanted:
-                lost.append(f"{file} has lost its last {wanted - there} bytes; what they told is gone")
-            if there > wanted:
-                with file.open("rb+") as log:
-                    log.truncate(wanted)
+        with writable(self.path, "run folder", "see to its permissions"):
+            for name in (EVENTS, METRICS):
+                file, wanted = self.path / name, int(sizes.get(name, 0))
+                there = file.stat().st_size if file.exists() else 0
+                if there < wanted:
+                    lost.append(f"{file} has lost its last {wanted - there} bytes; what they told is gone")
+                if there > wanted:
+                    with file.open("rb+") as log:
+                        log.truncate(wanted)
         return lost
+
+
+@contextmanager
+def writable(folder: Path, kind: str, remedy: str) -> Iterator[None]:
+    """What is written in here comes before any work: where it cannot be, that is wrong input. Raises ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{kind} {folder} cannot be written: {error.strerror or error}; {remedy}") from None

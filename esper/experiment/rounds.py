@@ -118,14 +118,19 @@ class Rounds(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that what is still to be played depends on."""
+        parts = self.maker.parts
         return {
             "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
             "games": [game.state_dict() for game in self.games],
+            "micro_batches": None if parts is None else parts.count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From :meth:`state_dict`."""
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
             env.episode_numbers[:] = numbers.numpy()
+        if self.maker.parts is not None and state["micro_batches"] is not None:
+            self.maker.parts.restore(int(state["micro_batches"]))
         self.games = self.seats()[: len(state["games"])]
         for game, saved in zip(self.games, state["games"], strict=True):
             game.load_state_dict(saved)
@@ -191,7 +196,8 @@ class PairedRounds(Rounds):
         return [Arm(self.name, test, parameters, fossils), Arm("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
-        columns = {name: [torch.from_numpy(values) for values in column] for name, column in self.columns.items()}
+        # One tensor [rounds, E] each: a tensor by itself takes 250 bytes of a file, whatever it holds.
+        columns = {name: torch.from_numpy(np.array(column)) for name, column in self.columns.items()}
         memory = {"player": self.player.memory_state(), "alone": self.alone.memory_state()}
         return {**super().state_dict(), "columns": columns, **memory}
 

@@ -74,6 +74,18 @@ class StepsNotCaptured(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatchHalved(Event):
+    """Memory ran out. From the epoch that it happened in, which is done again from its beginning, all hosts of the run
+    compute batches in ``micro_batches`` parts, twice as many as before; ``batch`` is where it happened."""
+
+    env: int
+    epoch: int
+    batch: int
+    micro_batches: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineMeasured(Event):
     """The no-growth curves of the run: means over ``episodes`` hosts left alone, by epochs done (0: untrained)."""
 
@@ -186,6 +198,8 @@ class EpisodeCompleted(Event):
     shapley: dict[str, tuple[float, float]]
     """Shapley value of each blended seed on validation samples, and its standard error, pp; empty where not every
     coalition of them was measured."""
+    stopped: str | None = None
+    """Why it was cut short: divergence or plateau (``env.stop_on``); None for an episode that came to its true end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ def signature_of(env: ParallelEnvState) -> Signature:
 
 
 def step_signature(env: ParallelEnvState) -> Signature:
-    """That of the env's training steps; the seed of augmentation is part of them."""
+    """That of the env's training steps; the seed of augmentation and the cuts of a batch are part of them."""
     assert env.feed is not None
-    return ("step", env.feed.seed, signature_of(env))
+    return ("step", env.feed.seed, env.micro_batches, signature_of(env))
 
 
 def memory_of(env: ParallelEnvState) -> tuple[object, ...]:

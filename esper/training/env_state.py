@@ -87,6 +87,10 @@ class ParallelEnvState:
         self.feed = self._make_feed()
         """Where batches come from, of data that lies in memory."""
         self.episode = -1
+        self.micro_batches = config.task.micro_batches
+        """Parts that a batch is computed in: the config's until memory runs out."""
+        self.evaluation_batch = task.evaluation_batch
+        """Samples that are evaluated at once."""
         self.epoch = 0
         self.batch = 0
         self.part = 0

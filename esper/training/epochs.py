@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import gc
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from esper.data.shared_batches import SharedBatchIterator
+from esper.data.shared_batches import Expected, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.task import Split, Task
 from esper.training.env_state import ParallelEnvState
+from esper.training.epoch_start import EpochStart
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.host_step import begin_epoch, train_epoch, train_step
-from esper.training.lanes import Lanes
+from esper.training.lanes import HasPlace, LaneError, Lanes
+from esper.training.memory import OutOfMemory, Parts, Shortage, shortage
 from esper.training.storage import ParameterGroup
+
+Env = TypeVar("Env", bound=HasPlace)
 
 
 class HostTrainer:
@@ -22,11 +27,19 @@ class HostTrainer:
 
     Data in memory is every env's own to read. Data that streams is read once for all envs, in step, by workers that
     live until :meth:`close`; what an env gets is the same in both cases.
+
+    Where memory runs out, batches are computed in twice as many ``parts`` from then on, once in a run, and what was
+    under way is done again from its beginning, by all hosts: as if it had been so from that epoch on. ``parts`` is
+    shared by trainers whose hosts train alike; None is this trainer's own.
     """
 
-    def __init__(self, task: Task, envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes) -> None:
+    def __init__(
+        self, task: Task, envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes, parts: Parts | None = None
+    ) -> None:
         self.envs = tuple(envs)
         self.lanes = lanes
+        self.parts = parts or Parts(self.envs[0].config)
+        self._starts = {env.index: EpochStart() for env in self.envs}
         if isinstance(lanes, GpuLanes):
             lanes.adopt(self.envs)
         self.batches: SharedBatchIterator | None = None
@@ -36,16 +49,85 @@ class HostTrainer:
             assert config.batch_size is not None
             streams = [_OrderOf(env, task.samples) for env in self.envs]
             steps = config.samples_per_epoch // config.batch_size
-            self.batches = SharedBatchIterator(task.train, streams, config.batch_size, steps, task.workers)
+            expected = Expected.like(task.sample, task.validation.y, task.classes)
+            self.batches = SharedBatchIterator(
+                task.train, streams, config.batch_size, steps, task.workers, expected=expected
+            )
 
     def epoch(self, active: Sequence[ParallelEnvState]) -> None:
-        """One epoch of the hosts in ``active``. Raises LaneError with the env, epoch and batch of an error."""
-        if self.batches is None:
-            if isinstance(self.lanes, GpuLanes):
-                self.lanes.train(active)
-            else:
-                self.lanes.run(partial(train_epoch, cancelled=lambda: self.lanes.cancelled), active)
-            return
+        """One epoch of the hosts in ``active``.
+
+        Raises LaneError with the env, epoch and batch of an error, OutOfMemory where there are no smaller parts to try,
+        and SharedBatchError for data that cannot be read or used.
+        """
+        orders = [env.order.get_state() for env in self.envs]  # all are drawn from where data streams
+
+        def again() -> None:
+            for env, order in zip(self.envs, orders, strict=True):
+                env.order.set_state(order)
+            self.lanes.run(lambda env: self._starts[env.index].restore(env), active)
+            self._train(active, remember=False)
+
+        self._attempt(lambda: self._train(active, remember=self.parts.may_double), again)
+
+    def repeatable(self, work: Callable[[Env], None], envs: Sequence[Env]) -> None:
+        """Do ``work`` for every env on its lane, such as a validation, which may be done twice. Raises as :meth:`epoch`
+        does."""
+        self._attempt(lambda: self.lanes.run(work, envs), lambda: self.lanes.run(work, envs))
+
+    def _attempt(self, do: Callable[[], None], again: Callable[[], None]) -> None:
+        """``do``, and where memory runs out ``again``, in smaller parts."""
+        found = self._try(do)
+        if found is not None:
+            gc.collect()  # what the error's frames held, which is what there was no room for
+            self.parts.double(found)
+            self._try(again)
+
+    def _try(self, do: Callable[[], None]) -> Shortage | None:
+        """Where memory ran out, if that can be helped. Nothing here holds the error when it returns."""
+        self._cut_alike()
+        try:
+            do()
+        except LaneError as error:
+            found = shortage(error)
+            if found is None:
+                raise
+            if not self.parts.may_double:
+                raise OutOfMemory(error, self.parts) from error
+            return found
+        return None
+
+    def _cut_alike(self) -> None:
+        """Every host computes batches in as many parts as the run does now; what was captured of others is dropped."""
+        for env in self.envs:
+            if env.micro_batches != self.parts.count:
+                env.micro_batches = self.parts.count
+                env.evaluation_batch = self.parts.at_once(env.task.evaluation_batch)
+                if isinstance(self.lanes, GpuLanes):
+                    self.lanes.release([env])
+                    self.lanes.adopt([env])
+
+    def _train(self, active: Sequence[ParallelEnvState], remember: bool) -> None:
+        """``remember``: how everything was before, so that it can be done again."""
+
+        def before(env: ParallelEnvState) -> None:
+            if remember:
+                self._starts[env.index].capture(env)
+
+        def on_lane(env: ParallelEnvState) -> None:
+            before(env)
+            train_epoch(env, cancelled=lambda: self.lanes.cancelled)
+
+        if self.batches is not None:
+            self.lanes.run(before, active)
+            self._train_in_step(self.batches, active)
+        elif isinstance(self.lanes, GpuLanes):
+            self.lanes.train(active, before)
+        else:
+            self.lanes.run(on_lane, active)
+
+    def _train_in_step(self, shared: SharedBatchIterator, active: Sequence[ParallelEnvState]) -> None:
+        """Batches are read for all envs together, and each is learned from by all before the next."""
         groups: dict[int, list[ParameterGroup]] = {}
 
         def begin(env: ParallelEnvState) -> None:
@@ -53,19 +135,38 @@ class HostTrainer:
 
         self.lanes.run(begin, active)
         place = {env.index: place for place, env in enumerate(self.envs)}
-        for number, batches in enumerate(self.batches.epoch()):
+        number = 0
+        try:
+            for number, batches in enumerate(shared.epoch()):
 
-            def learn(
-                env: ParallelEnvState, number: int = number, batches: list[tuple[Tensor, Tensor]] = batches
-            ) -> None:
-                env.batch = number
-                # Memory that is not pinned CUDA has taken over when the call returns.
-                x, y = (values.to(env.device, non_blocking=True) for values in batches[place[env.index]])
-                train_step(env, groups[env.index], x, y)
+                def learn(
+                    env: ParallelEnvState, number: int = number, batches: list[tuple[Tensor, Tensor]] = batches
+                ) -> None:
+                    env.batch = number
+                    # Memory that is not pinned CUDA has taken over when the call returns.
+                    x, y = (values.to(env.device, non_blocking=True) for values in batches[place[env.index]])
+                    train_step(env, groups[env.index], x, y)
 
-            self.lanes.run(learn, active)
+                self.lanes.run(learn, active)
+        except SharedBatchError as error:
+            raise self._placed(error, active) from error
+        except RuntimeError as error:
+            if not worker_died(error):  # which torch tells by a signal, whatever was being done
+                raise
+            raise self._placed(SharedBatchError(f"a worker died: {error}", batch=number), active) from error
         for env in active:
             env.epoch += 1
+
+    def _placed(self, error: SharedBatchError, active: Sequence[ParallelEnvState]) -> SharedBatchError:
+        """The error with the env, by its own index, and the epoch that it happened in."""
+        epoch = active[0].epoch if active else 0
+        whose = [env.index for env in active] if error.env is None else [self.envs[error.env].index]
+        envs = f"env{'s' if len(whose) > 1 else ''} {', '.join(map(str, whose))}"
+        return SharedBatchError(
+            f"{envs}, epoch {epoch}, batch {error.batch}: {error}",
+            env=whose[0] if error.env is not None else None,
+            batch=error.batch,
+        )
 
     def close(self) -> None:
         """End the workers, and drop what lanes captured of these envs; a second call does nothing."""

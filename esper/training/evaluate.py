@@ -78,7 +78,7 @@ def evaluate(
         if totals is None:
             measure()
         else:  # into the same memory as the last time
-            env.repeat(("validation", id(split), _branching(configurations)), measure)
+            env.repeat(("validation", id(split), env.evaluation_batch, _branching(configurations)), measure)
     else:
         for number, configuration in enumerate(configurations):
             with _calibrated(env, configuration, number, calibrate):
@@ -103,8 +103,8 @@ def _measure(
     """Into the rows of ``totals`` from ``first`` on, with the alphas that stand in those of ``env.tried``."""
     alphas = env.tried[first : first + len(configurations)]  # [K, S]
     with _evaluating(env), env.arithmetic.casting():
-        for start in range(0, len(split), env.task.evaluation_batch):
-            stop = start + env.task.evaluation_batch
+        for start in range(0, len(split), env.evaluation_batch):
+            stop = start + env.evaluation_batch
             x, y = split.inputs(start, stop, env.arithmetic.image_dtype), split.y[start:stop]
             for number, logits in enumerate(_walk_tree(env, x, configurations, alphas, trials_apart), first):
                 totals.add_validation(number, logits, y, start, PAD)
@@ -117,14 +117,16 @@ def _calibrated(env: ParallelEnvState, configuration: Configuration, number: int
     layers = [module for module in env.host.modules() if isinstance(module, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     with ShadowBuffers(env.host).in_place():
-        with _evaluating(env):
-            for layer in layers:
-                layer.momentum = 1.0  # what x shows takes the place of what was known
-                layer.train()
-            with env.arithmetic.casting():
-                _walk_tree(env, x, [configuration], env.tried[number : number + 1], trials_apart=False)
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+        try:
+            with _evaluating(env):
+                for layer in layers:
+                    layer.momentum = 1.0  # what x shows takes the place of what was known
+                    layer.train()
+                with env.arithmetic.casting():
+                    _walk_tree(env, x, [configuration], env.tried[number : number + 1], trials_apart=False)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
         yield
 
 

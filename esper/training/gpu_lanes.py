@@ -77,9 +77,12 @@ class GpuLanes:
 
         self._forked(envs, queue)
 
-    def train(self, envs: Sequence[ParallelEnvState]) -> None:
-        """One epoch of every env, from data that lies on the GPU. Raises LaneError and Cancelled as :meth:`run`."""
-        self._forked(envs, lambda failures: self._epoch([_Epoch(env) for env in envs], failures))
+    def train(
+        self, envs: Sequence[ParallelEnvState], before: Callable[[ParallelEnvState], None] = lambda _env: None
+    ) -> None:
+        """One epoch of every env, from data that lies on the GPU; ``before`` comes first, on the env's stream. Raises
+        LaneError and Cancelled as :meth:`run`."""
+        self._forked(envs, lambda failures: self._epoch([_Epoch(env, before) for env in envs], failures))
 
     def adopt(self, envs: Iterable[ParallelEnvState]) -> None:
         """What these envs repeat is captured, too, until :meth:`release`."""
@@ -271,15 +274,16 @@ class _Epoch:
 
     signature: Signature
 
-    def __init__(self, env: ParallelEnvState) -> None:
+    def __init__(self, env: ParallelEnvState, before: Callable[[ParallelEnvState], None]) -> None:
         assert env.feed is not None
-        self.env, self.feed = env, env.feed
+        self.env, self.feed, self.before = env, env.feed, before
         self.left = env.feed.batches
         """Steps to do."""
         self.captured: Captured | None = None
         self.failed = False
 
     def begin(self, env: ParallelEnvState) -> None:
+        self.before(env)
         groups, feed = begin_epoch(env), self.feed
         feed.begin(env.epoch, env.order)
         env.batch = 0

@@ -5,12 +5,8 @@ Storage stays where it is: what is loaded is copied into the tensors that are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from esper.seeds.alpha import AlphaController, AlphaCurve
 from esper.seeds.blend import STYLES
@@ -18,8 +14,8 @@ from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.gate import SeedMeasurements
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
+from esper.training.contents import all_generators, all_tensors, fill, network_tensors
 from esper.training.env_state import ParallelEnvState
-from esper.training.snapshot import network_tensors
 
 State = dict[str, Any]
 """Nested dicts and lists of CPU tensors, numbers, strings and None."""
@@ -33,10 +29,10 @@ def host_state(env: ParallelEnvState) -> State:
         "epoch": env.epoch,
         "germinations": env.germinations,
         "slots": {slot.name: _slot_state(slot) for slot in env.slots},
-        "tensors": {name: tensor.detach().cpu().clone() for name, tensor in _tensors(env)},
+        "shadows": list(env.shadows),
+        "tensors": {name: tensor.detach().cpu().clone() for name, tensor in all_tensors(env)},
         "scale": env.arithmetic.state_dict(),
-        "generators": {name: generator.get_state() for name, generator in _generators(env).items()},
-        "shadows": {name: [buffer.cpu().clone() for buffer in kept.tensors()] for name, kept in env.shadows.items()},
+        "generators": {name: generator.get_state() for name, generator in all_generators(env).items()},
     }
 
 
@@ -47,47 +43,20 @@ def load_host_state(env: ParallelEnvState, state: State, blueprints: BlueprintRe
     value is written over.
     """
     env.reset(state["run_seed"], state["episode"])
-    _fill(dict(network_tensors(env, ())), state["tensors"])  # what seeds are tried on
+    fill(network_tensors(env, ()), state["tensors"])  # what seeds are tried on
     for slot in env.slots:
         _load_slot(env, slot, state["slots"][slot.name], blueprints)
     env.epoch, env.germinations = state["epoch"], state["germinations"]
     for name in state["shadows"]:
         env.shadow_of(env.slot_by_name[name])
-    live = dict(_tensors(env))
+    live = dict(all_tensors(env))
     if live.keys() != state["tensors"].keys():
         raise ValueError(f"env {env.index}: its tensors are {sorted(live)}; saved are {sorted(state['tensors'])}")
-    _fill(live, state["tensors"])
-    for name, saved in state["shadows"].items():
-        for buffer, value in zip(env.shadows[name].tensors(), saved, strict=True):
-            buffer.copy_(value)
+    fill(live.items(), state["tensors"])
     env.arithmetic.load_state_dict(state["scale"])
-    for name, generator in _generators(env).items():
+    for name, generator in all_generators(env).items():
         generator.set_state(state["generators"][name])
     env.changes.clear()  # planting was reported when it happened
-
-
-def _tensors(env: ParallelEnvState) -> Iterator[tuple[str, Tensor]]:
-    """Host, seeds, momentum, and whether a seed is still finite, by stable names."""
-    seeds = tuple(slot.name for slot in env.slots if slot.seed is not None)
-    yield from network_tensors(env, seeds)
-    for name in seeds:
-        finite = env.slot_by_name[name].finite
-        assert finite is not None
-        yield f"{name} is finite", finite
-
-
-def _fill(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in live.items():
-            tensor.copy_(saved[name])
-
-
-def _generators(env: ParallelEnvState) -> dict[str, torch.Generator]:
-    return {"order": env.order, "dropout": env.dropout} | {
-        f"shadow of {name}": generator
-        for name, generator in env.shadow_dropout.items()
-        if env.slot_by_name[name].seed is not None  # no other is drawn from again
-    }
 
 
 def _slot_state(slot: SeedSlot) -> State:

@@ -60,7 +60,7 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
     """Forward, loss, backward, shadow losses, statistics, clipped step: inputs x [B, ...], targets y [B] or [B, T]."""
     for parameter in (parameter for group in groups for parameter in group.parameters):
         parameter.grad = None
-    parts = env.config.task.micro_batches
+    parts = env.micro_batches
     whole = count_of(y) if parts > 1 else None
     for env.part, (part_x, part_y) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)):
         add_gradients(env, part_x, part_y, None if whole is None else count_of(part_y) / whole)

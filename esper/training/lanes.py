@@ -32,6 +32,9 @@ class LaneError(RuntimeError):
 
     def __init__(self, env: HasPlace, cause: Exception) -> None:
         super().__init__(f"env {env.index}, epoch {env.epoch}, batch {env.batch}: {type(cause).__name__}: {cause}")
+        self.env, self.epoch, self.batch = env.index, env.epoch, env.batch
+        self.causes: tuple[Exception, ...] = (cause,)
+        """The errors of all envs that failed, this one's first."""
 
 
 class Cancelled(RuntimeError):
@@ -113,6 +116,7 @@ def first_of(errors: Sequence[tuple[HasPlace, Exception]]) -> LaneError:
     (env, cause), *others = errors
     failed = LaneError(env, cause)
     failed.__cause__ = cause
+    failed.causes = tuple(error for _, error in errors)
     for other, error in others:
         failed.add_note(f"It was not the only one: {LaneError(other, error)}")
     return failed

@@ -75,13 +75,15 @@ class Arithmetic:
             self._scaler.load_state_dict(self._at_first)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and its history; empty where there is none."""
+        """The scale as it is now; empty where there is none."""
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The scale as it was, in the storage that it has."""
+        """The scale of :meth:`state_dict`, also when a step was left half done."""
         if self._scaler is not None:
+            self._scaler = torch.amp.GradScaler(self.device.type)  # an old one may have taken note of that step
             self._scaler.load_state_dict(state)
+            self._unscaled = False
 
     @property
     def image_dtype(self) -> torch.dtype:

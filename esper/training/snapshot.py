@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from esper.seeds.gate import SeedMeasurements
 from esper.seeds.stage import SeedStage
+from esper.training.contents import Copies, network_tensors
 from esper.training.env_state import ParallelEnvState
 
 
@@ -37,23 +36,14 @@ class Snapshot:
         self.fossils: tuple[str, ...] = ()
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
         self._measured: dict[str, SeedMeasurements] = {}
-        self._copies: dict[str, Tensor] = {}
+        self._copies = Copies()
 
     def capture(self, env: ParallelEnvState, record: ValidationRecord) -> None:
         """Copy the env's present state; tensors of an earlier capture are overwritten in place."""
         self.epoch, self.record = env.epoch, record
         self.fossils = tuple(slot.name for slot in env.fossils())
         self._measured = {slot.name: replace(slot.measured) for slot in env.fossils()}
-        live = dict(network_tensors(env, self.fossils))
-        with torch.no_grad():
-            for name in [name for name in self._copies if name not in live]:
-                del self._copies[name]
-            for name, tensor in live.items():
-                kept = self._copies.get(name)
-                if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
-                    kept.copy_(tensor)
-                else:
-                    self._copies[name] = tensor.detach().clone()
+        self._copies.capture(network_tensors(env, self.fossils))
 
     def restore(self, env: ParallelEnvState) -> None:
         """Put everything back, bit for bit; prune living seeds, and fossils that the snapshot does not know.
@@ -75,9 +65,7 @@ class Snapshot:
             if measured.contribution is not None:
                 measured = replace(measured, epochs_since_measured=measured.epochs_since_measured + since)
             env.slot_by_name[name].measured = replace(measured)
-        with torch.no_grad():
-            for name, tensor in network_tensors(env, self.fossils):
-                tensor.copy_(self._copies[name])
+        self._copies.restore(network_tensors(env, self.fossils))
 
     def state_dict(self) -> dict[str, Any]:
         """The snapshot as plain values and CPU tensors; copies."""
@@ -86,7 +74,7 @@ class Snapshot:
             "fossils": list(self.fossils),
             "record": asdict(self.record),
             "measured": {name: asdict(measured) for name, measured in self._measured.items()},
-            "copies": {name: copy.cpu().clone() for name, copy in self._copies.items()},
+            "copies": {name: copy.cpu().clone() for name, copy in self._copies.tensors.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
@@ -94,31 +82,9 @@ class Snapshot:
         self.epoch, self.fossils = state["epoch"], tuple(state["fossils"])
         self.record = ValidationRecord(**state["record"])
         self._measured = {name: SeedMeasurements(**measured) for name, measured in state["measured"].items()}
-        self._copies = {name: copy.to(device, copy=True) for name, copy in state["copies"].items()}
+        self._copies.tensors = {name: copy.to(device, copy=True) for name, copy in state["copies"].items()}
 
     @property
     def bytes(self) -> int:
         """Memory held by the copies."""
-        return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
-
-
-def network_tensors(env: ParallelEnvState, slots: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the host and of the seeds in ``slots``, with their optimizers' momentum, by stable names."""
-    yield from _tensors("host", env.host)
-    for slot in slots:
-        seed = env.slot_by_name[slot].seed
-        assert seed is not None
-        yield from _tensors(slot, seed)
-    for group in (env.host_group, *(env.seed_groups[slot] for slot in slots)):
-        for index, parameter in enumerate(group.parameters):
-            momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                yield f"{group.name}.momentum.{index}", momentum
-
-
-def _tensors(owner: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, each once however often it is used, and buffers, those that a state dict leaves out too."""
-    for name, parameter in module.named_parameters():
-        yield f"{owner}.{name}", parameter
-    for name, buffer in module.named_buffers():
-        yield f"{owner}.{name}", buffer
+        return sum(copy.numel() * copy.element_size() for copy in self._copies.tensors.values())

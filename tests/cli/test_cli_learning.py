@@ -75,7 +75,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
 
     def breaks(training: Any, **how: Any) -> None:
         if (training.index, training.episode, training.epoch) == (1, 1, 1):
-            raise MemoryError("no more")
+            raise ArithmeticError("no more")
         train_epoch(training, **how)
 
     with monkeypatch.context() as patch:
@@ -83,7 +83,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
         found = esper(*DIGITS, "--out", "mine")
     assert found.code == 1
     first, second = found.err.splitlines()
-    assert re.fullmatch(r"Error: env 1, epoch 1, batch \d+: MemoryError: no more", first)
+    assert re.fullmatch(r"Error: env 1, epoch 1, batch \d+: ArithmeticError: no more", first)
     assert second == "What was done until then is kept: esper run --resume mine"
     resumed = esper("run", "--resume", "mine")
     assert (resumed.code, resumed.err) == (0, "")

@@ -3,6 +3,7 @@ nothing happens to the others."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -116,7 +117,9 @@ def poison_second_batch(training: ParallelEnvState) -> None:
 def poison_validation(training: ParallelEnvState) -> None:
     x = training.task.validation.x.clone()
     x[17, 0, 2, 2] = NAN
-    training.task = replace(training.task, validation=Split(x, training.task.validation.y))
+    task = copy.copy(training.task)
+    object.__setattr__(task, "validation", Split(x, task.validation.y))  # a task that is made of this is refused
+    training.task = task
 
 
 def overflow_in_the_forward_pass(training: ParallelEnvState) -> None:

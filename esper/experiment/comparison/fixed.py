@@ -93,10 +93,9 @@ def _play(
     wait: Action,
 ) -> None:
     """The phases of the env's steps, while all that is done is to wait."""
-    lanes = trainer.lanes
     for episode in episodes:
         episode.reset(run_seed, number)
-    lanes.run(Episode.validate, episodes)
+    trainer.repeatable(Episode.validate, episodes)
     transfer(episodes)
     for episode in episodes:
         meters[episode.index].watch(episode)
@@ -105,7 +104,7 @@ def _play(
         for episode in active:
             episode.act(wait)
         trainer.epoch([episode.training for episode in active])
-        lanes.run(Episode.validate, active)
+        trainer.repeatable(Episode.validate, active)
         transfer(active)
         for episode in active:
             meters[episode.index].watch(episode)

@@ -16,6 +16,7 @@ from esper.experiment.comparison.arm import Arm
 from esper.experiment.comparison.side import HostResult
 from esper.experiment.environment import describe_environment
 from esper.experiment.files import write_json
+from esper.experiment.folder import writable
 from esper.experiment.interrupt import interrupts_wait
 from esper.experiment.policy_file import PRETRAINED
 from esper.telemetry.event import plain
@@ -37,10 +38,6 @@ class ComparisonFolder:
 
     def create(self, arms: Sequence[Arm], pairs: int, reference: str) -> None:
         """The folder with what is compared, and on what machine."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"folder {self.path} cannot be made: {error.strerror}; give another --out") from None
         settings = {
             "format": FORMAT,
             "pairs": pairs,
@@ -56,8 +53,10 @@ class ComparisonFolder:
                 for arm in arms
             ],
         }
-        write_json(self.path / SETTINGS, settings)
-        write_json(self.path / "env.json", describe_environment())
+        with writable(self.path, "folder", "give another --out"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / SETTINGS, settings)
+            write_json(self.path / "env.json", describe_environment())
 
     def settings(self) -> tuple[list[Arm], int, str]:
         """Arms, pairs and reference as they were created.

@@ -10,6 +10,7 @@ from esper.telemetry.event import (
     BaselineMeasured,
     Event,
     GovernorRollback,
+    MicroBatchHalved,
     PolicyUpdated,
     PracticeRound,
     RoundCompleted,
@@ -52,6 +53,11 @@ class ConsoleSink:
                 self._print_tier(event)
             case StepsNotCaptured():
                 self._print(f"steps not captured: {event.reason}")
+            case MicroBatchHalved():
+                self._print(
+                    f"out of memory: env {event.env}, epoch {event.epoch}, batch {event.batch} ({event.reason}); from "
+                    f"this epoch on, batches are computed in {event.micro_batches} parts"
+                )
             case RoundCompleted():
                 self._print_round(event)
             case PolicyUpdated():

@@ -108,9 +108,9 @@ def test_arms_with_their_own_rates_have_their_own_baselines(monkeypatch: pytest.
 
     real = vector_env.measure_baseline
 
-    def counting(task: Any, config: Any, lanes: Any, run_seed: int) -> Any:
+    def counting(task: Any, config: Any, *rest: Any) -> Any:
         measured.append(config.task.learning_rate)
-        return real(task, config, lanes, run_seed)
+        return real(task, config, *rest)
 
     monkeypatch.setattr(vector_env, "measure_baseline", counting)
     compare(tmp_path / "o", "none", "random", "slow:controller=random,task.learning_rate=0.01", base=DIGITS).run()

@@ -1,0 +1,40 @@
+"""What an epoch of training changes in one env, as it was before, so that the epoch can be done again."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from esper.training.contents import Copies, all_generators, all_tensors
+from esper.training.env_state import ParallelEnvState
+
+
+class EpochStart:
+    """Copies of host, seeds, momentum and the buffers of shadows, and the states of generators.
+
+    Its storage is kept and filled again by the next capture. What :func:`esper.training.host_step.begin_epoch` sets
+    anew is not in it.
+    """
+
+    def __init__(self) -> None:
+        self._copies = Copies()
+        self._generators: dict[str, Tensor] = {}
+
+    def capture(self, env: ParallelEnvState) -> None:
+        """Copy the env's present state; nothing waits for a GPU."""
+        self.epoch, self._shadows = env.epoch, set(env.shadows)
+        self._scale = env.arithmetic.state_dict()
+        self._generators = {name: generator.get_state() for name, generator in all_generators(env).items()}
+        self._copies.capture(all_tensors(env))
+
+    def restore(self, env: ParallelEnvState) -> None:
+        """Put everything back, bit for bit; gradients, of whatever step they are, go."""
+        env.epoch, env.batch, env.part = self.epoch, 0, 0
+        env.arithmetic.load_state_dict(self._scale)
+        for group in (env.host_group, *env.seed_groups.values()):
+            for parameter in group.parameters:
+                parameter.grad = None
+        for name in [name for name in env.shadows if name not in self._shadows]:
+            del env.shadows[name]  # its incubation began in the epoch that is done again
+        for name, generator in all_generators(env).items():
+            generator.set_state(self._generators[name])
+        self._copies.restore(all_tensors(env))

@@ -1,0 +1,232 @@
+"""M12: what breaks under a run ends it with one message and an exit code, and all that was done is kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.experiment import checkpoint, files, folder
+from esper.experiment.report.read import open_run
+from esper.telemetry.event import MicroBatchHalved
+from esper.training import epochs
+from esper.training.env_state import ParallelEnvState
+from tests.cli.child import CHILD
+from tests.cli.conftest import Esper, Finished
+from tests.experiment.run_helpers import kinds, learned_state
+
+TINY = (
+    *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),
+    *("--set", "task.samples_per_epoch=64", "--set", "env.baseline_episodes=1"),
+)
+FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+
+STREAM = """
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+from esper.data.tasks import load_task
+
+SPLIT = load_task("digits").train
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(SPLIT)
+
+    def __getitem__(self, row):
+        x, y = SPLIT.x[row], SPLIT.y[row]
+        if Path("r/checkpoint.pt").exists() and not Path("healed").exists():
+            FAULT
+        return x, y
+
+
+def make_task():
+    return replace(load_task("digits"), train=Rows(), workers=1)
+"""
+FAULTS = {
+    "worker": ("os.kill(os.getpid(), 9)", "envs 0, 1, epoch 0, batch 0: .*a worker died"),
+    "image": ("x = x * float('nan')", r"env 0, epoch 0, batch 0: .*env 0, row \d+: its inputs are not finite"),
+    "shape": ("x = x[:, 1:]", r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; wanted .*8, 8"),
+    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is none of 0 to 9"),
+    "row": ("raise OSError('the disk is gone')", r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone"),
+}
+
+
+def plain(finished: Finished, code: int) -> str:
+    """What was said at the end, with no traceback and with this exit code."""
+    assert finished.code == code, finished.err
+    assert "Traceback" not in finished.err + finished.out
+    return finished.err
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_finding_m12_data_that_fails_ends_the_run_and_it_goes_on_when_it_is_repaired(esper: Esper, fault: str) -> None:
+    statement, words = FAULTS[fault]
+    Path("mine.py").write_text(STREAM.replace("FAULT", statement))
+    said = plain(esper("run", "--task", "mine.py:make_task", *TINY), 1)
+    assert re.search(words, said.replace("\n", " ")), said
+    assert "esper run --resume r --task mine.py:make_task" in said
+    assert checkpoint.read(Path("r"))["round"] == 0
+    Path("healed").touch()
+    again = esper("run", "--resume", "r", "--task", "mine.py:make_task")
+    assert again.code == 0, again.err
+    assert esper("run", "--task", "mine.py:make_task", *TINY[:-6], "--out", "s", *TINY[-4:]).code == 0
+    assert learned_state(Path("r")) == learned_state(Path("s"))  # nothing was spoiled
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """Env 1 has no room for batches in fewer parts."""
+    train = epochs.train_epoch
+
+    def limited(env: ParallelEnvState, cancelled: Any) -> None:
+        if env.index == 1 and env.micro_batches < parts:
+            raise RuntimeError(FULL)
+        train(env, cancelled)
+
+    monkeypatch.setattr(epochs, "train_epoch", limited)
+
+
+def test_finding_m12_a_shortage_of_memory_halves_micro_batches_and_says_so(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_of_memory(monkeypatch, 2)
+    found = esper("run", *TINY)
+    plain(found, 0)
+    assert found.out.count("batches are computed in 2 parts") == 1
+    assert re.search(r"out of memory: env 1, epoch 0, batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
+    assert kinds(Path("r")).count("MicroBatchHalved") == 1
+    assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
+    assert checkpoint.read(Path("r"))["rounds"]["micro_batches"] == 2
+    assert esper("report", "r").code == 0
+
+
+def test_finding_m12_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_memory(monkeypatch, 2)
+    write, count = checkpoint.write, []
+
+    def breaks(path: Path, content: bytes) -> None:
+        count.append(len(content))
+        if len(count) >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / checkpoint.NAME))
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", breaks)
+        said = plain(esper("run", *TINY), 1)
+    assert "No space left on device" in said
+    assert "esper run --resume r" in said
+    assert checkpoint.read(Path("r"))["round"] == 1
+    again = esper("run", "--resume", "r")
+    plain(again, 0)
+    assert "out of memory" not in again.out
+    assert checkpoint.read(Path("r"))["rounds"]["micro_batches"] == 2
+
+
+def test_finding_m12_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_memory(monkeypatch, 4)
+    said = plain(esper("run", *TINY), 1)
+    assert re.search(r"env 1, epoch 0, batch \d+: RuntimeError: .*can't allocate", said)
+    assert "--set task.micro_batches=4" in said
+    assert "esper run --resume r" in said
+    assert kinds(Path("r")).count("MicroBatchHalved") == 1
+
+
+def limited(bytes_a_file: int, *arguments: str) -> Finished:
+    """The command in a process whose files cannot grow beyond so many bytes, as on a disk that is full."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_a_file}, {bytes_a_file})); "
+    run = subprocess.run([sys.executable, "-c", limit + CHILD, *arguments], capture_output=True, text=True, check=False)
+    return Finished(run.returncode, run.stdout, run.stderr)
+
+
+def test_finding_m12_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
+    with monkeypatch.context() as patch:
+        patch.setattr(epochs, "train_epoch", stop_in_round_two(epochs.train_epoch))
+        assert esper("run", *TINY).code == 130
+    before = (Path("r") / checkpoint.NAME).read_bytes()
+    log = (Path("r") / folder.EVENTS).stat().st_size
+    assert len(before) < log
+
+    found = limited(len(before) - 1, "run", "--resume", "r")
+    said = plain(found, 1)
+    assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), said
+    assert "esper run --resume r" in said
+    assert "telemetry sink JsonlSink failed and is dropped" in said
+    assert (Path("r") / checkpoint.NAME).read_bytes() == before
+    assert not list(Path("r").glob("*.part"))
+
+    found = limited(log - 1, "run", "--resume", "r")
+    plain(found, 0)
+    assert "Telemetry lost: JsonlSink failed" in found.out
+    assert checkpoint.read(Path("r"))["finished"]
+
+
+def stop_in_round_two(train: Any) -> Any:
+    def stopping(env: ParallelEnvState, cancelled: Any) -> None:
+        if env.episode == 1 and env.index == 0:
+            raise KeyboardInterrupt
+        train(env, cancelled)
+
+    return stopping
+
+
+@pytest.mark.parametrize("out", ["/proc/r", "a_file/r", "/sys/r"])
+def test_finding_m12_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
+    """Not even root may write to the first and the last."""
+    Path("a_file").touch()
+    for command in (("run", *TINY[:-6], "--out", out), ("compare", "--arm", "random", "--arm", "none", "--out", out)):
+        found = esper(*command)
+        said = plain(found, 2)
+        assert f"{out} cannot be written: " in said
+        assert said.rstrip().endswith("give another --out")
+        assert "checkpoint" not in said + found.out
+
+
+def test_finding_m12_a_folder_that_may_only_be_read_is_wrong_input(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write to it all the same, so the system's answer is made up."""
+    Path("r").mkdir()
+
+    def refuse(path: Path, _content: bytes) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(folder, "write_atomic", refuse)
+    said = plain(esper("run", *TINY), 2)
+    assert "run folder r cannot be written: Permission denied; give another --out" in said
+    assert not list(Path("r").iterdir())
+
+
+def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    files.write_together({one: b"1", other: b"1"})
+    sync, synced = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*other'"):
+        files.write_together({one: b"2", other: b"2"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"one": b"1", "other": b"1"}
+
+
+def test_exit_codes_are_told(esper: Esper) -> None:
+    told = " ".join(esper("--help").out.split())
+    for words in ("0 done", "1 an error while running", "2 wrong input", "130 interrupted"):
+        assert words in told

@@ -1,0 +1,265 @@
+"""L1: episodes that are cut short where that is asked for, as truncation: what is paid, shown and learned of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
+from esper.control.random import RandomController
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.env.signals import Measurement, SignalTracker
+from esper.env.single import SingleEnv
+from esper.env.vector_env import GrowthVectorEnv
+from esper.experiment.play import play_round
+from esper.ppo.agent import PPOAgent
+from esper.rewards.modes import MODES, POTENTIALS
+from esper.seeds.stage import SeedStage as S
+from esper.telemetry.event import EpisodeCompleted
+from tests.core_helpers import DAMAGE, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
+
+FROZEN: dict[str, Any] = {"task": {"learning_rate": 1e-30}}
+"""Hosts that learn nothing: a plateau from the start."""
+PLATEAU: dict[str, Any] = {"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 0.5}
+
+
+def test_finding_l1_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
+    with rig(2, 8, env={"stop_on": ["divergence"]}, governor={"snapshot_every": 1}) as world:
+        world.step()
+        good = tensors_of(world.training(1))
+        DAMAGE["NaN weight"](world.training(1))
+        world.step()
+        assert world.truncated.tolist() == [False, True]
+        assert world.terminated.tolist() == [False, False]
+        assert world.info["idle"].tolist() == [False, False]  # both made this step
+        assert world.info["reward_terms"]["governor"].tolist() == [0, -10]
+        assert world.info["reward_terms"]["benefit"].tolist() == [0, 0]  # V(s') stands for it
+        same_bits(good, tensors_of(world.training(1)))
+        (event,) = world.of_kind(EpisodeCompleted)
+        assert (event.env, event.epochs, event.rollbacks) == (1, 2, 1)
+        assert (event.terminated, event.stopped) == (False, "divergence")
+        last = world.observation[1].copy()
+        world.step()
+        assert world.info["idle"].tolist() == [False, True]
+        assert world.truncated.tolist() == [False, True]
+        assert world.rewards[1] == 0
+        assert np.array_equal(world.observation[1], last)
+        assert world.env.grown().epochs.tolist() == [3, 2]
+        world.reset(options={"reset_mask": np.array([False, True])})
+        assert world.info["idle"].tolist() == [False, False]
+        world.step()
+        assert world.truncated.tolist() == [False, False]
+        assert world.env.grown().epochs.tolist() == [4, 1]
+
+
+def test_finding_l1_true_ends_come_first() -> None:
+    """A panic in the last epoch, and the rollback that ends the episode, are what they were."""
+    with rig(1, 3, env={"stop_on": ["divergence", "plateau"]}) as world:
+        world.step()
+        world.step()
+        DAMAGE["NaN weight"](world.training())
+        world.step()
+        assert (world.terminated.tolist(), world.truncated.tolist()) == ([True], [False])
+        assert world.of_kind(EpisodeCompleted)[0].stopped is None
+    with rig(1, 5, env={"stop_on": ["divergence"]}, governor={"max_rollbacks": 1}) as world:
+        DAMAGE["NaN weight"](world.training())
+        world.step()
+        assert (world.terminated.tolist(), world.truncated.tolist()) == ([True], [False])
+
+
+def test_finding_l1_a_plateau_cuts_the_episode_short() -> None:
+    with rig(1, 8, env=PLATEAU, **FROZEN) as world:
+        ends = []
+        for _ in range(3):
+            world.step()
+            ends.append((world.terminated.tolist(), world.truncated.tolist()))
+        assert ends == [([False], [False])] * 2 + [([False], [True])]
+        (event,) = world.of_kind(EpisodeCompleted)
+        assert (event.epochs, event.terminated, event.stopped) == (3, False, "plateau")
+        # The baseline that it is compared with is that of the epoch it stopped in.
+        assert event.baseline_accuracy == world.env.baseline.accuracy[3]  # type: ignore[union-attr]
+
+
+def test_finding_l1_a_host_with_a_living_seed_is_on_no_plateau() -> None:
+    with rig(1, 12, env={**PLATEAU, "embargo": 1, "min_prune_age": 1}, **FROZEN) as world:
+        world.grow("r0c0", S.TRAINING, "norm")
+        for _ in range(4):
+            world.step()
+            assert not world.truncated.any()
+        world.do("PRUNE", "r0c0")
+        while world.slot("r0c0").living:
+            assert not world.truncated.any()
+            world.step()
+        assert world.truncated.tolist() == [True]
+
+
+def test_finding_l1_an_anomalous_loss_is_the_governors_to_judge_first() -> None:
+    with rig(1, 9, env=PLATEAU, **FROZEN) as world:
+        world.step()
+        world.step()
+        with torch.no_grad():
+            world.training().host_group.parameters[-2].mul_(1e5)
+        world.step()
+        assert world.value("anomaly_pending") == 1
+        assert not world.truncated.any()
+
+
+def test_a_plateau_is_seen_by_the_best_so_far() -> None:
+    signals = SignalTracker()
+    risen = []
+    for accuracy in (10.0, 30.0, 20.0, 30.25, 29.0, 31.0):
+        signals.record(Measurement(1.0, 1.0, 1.0, accuracy, 1.0, 1.0, 1.0, 1.0))
+        risen.append(signals.risen(2))
+    assert risen == [float("inf"), float("inf"), 20.0, 0.25, 0.25, 0.75]
+
+
+def test_what_is_not_given_scales_with_the_horizon_and_what_is_not_known_is_refused() -> None:
+    assert [Durations.of(TrainingConfig(), t).plateau_epochs for t in (5, 15, 30, 150)] == [3, 3, 6, 30]
+    with pytest.raises(ConfigError, match=r"stop_on.*divergence.*plateau"):
+        tiny_config(env={"stop_on": ["boredom"]})
+    with pytest.raises(ConfigError, match=r"plateau_epochs.*greater than or equal to 1, not 0"):
+        tiny_config(env={"plateau_epochs": 0})
+
+
+def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
+    """One episode of every env under random legal actions: what each step gave."""
+    player = RandomController(env.action_spec, env.layout, env.num_envs, run_seed=seed)
+    observation, info = env.reset(seed=seed)
+    player.begin()
+    steps: list[dict[str, NDArray[Any]]] = []
+    while not (steps and (steps[-1]["ended"] | steps[-1]["truncated"]).all()):
+        actions = player.act(observation, info["action_mask"])
+        observation, rewards, ended, truncated, info = env.step(actions)
+        told = {"ended": ended, "truncated": truncated, "rewards": rewards, "observation": observation}
+        steps.append({**told, "potential": env.reward.potential + np.zeros(env.num_envs), **info["reward_terms"]})
+    return steps
+
+
+def test_finding_l1_off_by_default_and_what_never_happens_changes_no_bit() -> None:
+    assert TrainingConfig().env.stop_on == frozenset()
+    found = []
+    for env in ({}, {"stop_on": ["divergence", "plateau"], "plateau_epochs": 7}):
+        with rig(2, 6, env=env) as world:
+            steps = play(world.env, 3)
+            found.append((steps, [tensors_of(world.training(i)) for i in range(2)]))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        for name, values in one.items():
+            np.testing.assert_array_equal(values, other[name])
+    for first, second in zip(found[0][1], found[1][1], strict=True):
+        same_bits(first, second)
+
+
+def planted(n_envs: int = 16, **sections: dict[str, Any]) -> PlantedVectorEnv:
+    sections["env"] = {"n_envs": n_envs, "episode_length": 30, **sections.get("env", {})}
+    return PlantedVectorEnv(TrainingConfig.parse(sections))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finding_l1_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_owed(mode: str) -> None:
+    """Σ γ^t (γ Φ(s') − Φ(s)) = γ^n Φ(s_n), Φ of the state that it stopped in; and no outcome is paid."""
+    env = planted(
+        reward={"mode": mode}, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 1.0, "embargo": 1}
+    )
+    steps = play(env, 5)
+    truncated = steps[-1]["truncated"]
+    lengths = env.grown().epochs.astype(int)
+    assert truncated.any()
+    assert set(lengths[~truncated]) <= {30}
+    assert len(set(lengths[truncated])) > 1, "they stopped at different times"
+    gamma = env.config.reward.gamma
+    paid = sum(np.array([step[name] for step in steps]) for name in set(MODES[mode]) & set(POTENTIALS))
+    for e, length in enumerate(lengths):
+        if set(MODES[mode]) & set(POTENTIALS):
+            owed = steps[length - 1]["potential"][e] if truncated[e] else 0.0
+            whole = float((gamma ** np.arange(len(steps)) * paid[:, e]).sum())  # type: ignore[index, call-overload]
+            assert whole == pytest.approx(gamma**length * owed, abs=1e-10)
+        for name in {"benefit", "loss_benefit", "fossil_cost"} & set(MODES[mode]):
+            if truncated[e]:
+                assert not any(step[name][e] for step in steps)
+        assert not any(step["rewards"][e] for step in steps[length:])
+
+
+def test_finding_l1_simulated_hosts_are_cut_short_alike() -> None:
+    """Without noise a host left alone climbs along a known curve: the plateau is where that says it is."""
+    law = Law(noise=0.0, paired_noise=0.0)
+    config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}})
+    env = PlantedVectorEnv(config, law)
+    env.reset(seed=0)
+    accuracies = [env.fleet.accuracy[0]]
+    truncated = np.zeros(2, dtype=bool)
+    while not truncated.any():
+        _, _, terminated, truncated, _ = env.step(wait_actions(2))
+        accuracies.append(env.fleet.accuracy[0])
+    rises = np.array(accuracies[3:]) - np.array(accuracies[:-3])
+    assert (rises[:-1] > 2.0).all()
+    assert rises[-1] <= 2.0
+    assert not terminated.any()
+    # and from the same host on, it starts anew
+    env.reset(options={"reset_mask": np.array([True, False])})
+    _, _, _, truncated, info = env.step(wait_actions(2))
+    assert truncated.tolist() == [False, True]
+    assert info["idle"].tolist() == [False, True]
+
+
+def test_finding_l1_the_single_env_is_cut_short_too() -> None:
+    config = tiny_config(1, 8, env=PLATEAU, **FROZEN)
+    env = SingleEnv(GrowthVectorEnv(digits(), config, baseline=flat_baseline(8)))
+    env.reset(seed=0)
+    wait = wait_actions(1)[0]
+    flags = [env.step(wait)[2:4] for _ in range(3)]
+    assert flags == [(False, False), (False, False), (False, True)]
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(wait)
+    env.reset()
+    assert env.step(wait)[2:4] == (False, False)
+    env.close()
+
+
+def test_finding_l1_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
+    config = tiny_config(2, 8, env={"stop_on": ["divergence"]})
+    env = GrowthVectorEnv(digits(), config, baseline=flat_baseline(8), autoreset_mode="SameStep")
+    env.reset(seed=0)
+    env.step(wait_actions(2))
+    DAMAGE["NaN weight"](env.training[0])
+    observation, _, terminated, truncated, info = env.step(wait_actions(2))
+    assert (terminated.tolist(), truncated.tolist()) == ([False, False], [True, False])
+    assert env.layout.read(info["final_obs"][0][None], "epoch").tolist() == [2 / 8]
+    assert env.layout.read(observation, "epoch").tolist() == [0, 2 / 8]
+    env.close()
+
+
+def test_finding_l1_the_agent_bootstraps_what_was_cut_short() -> None:
+    """With its own value of the state that each episode stopped in, whenever that was."""
+    env = planted(8, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 100.0, "max_seeds": 1})
+    agent = PPOAgent(env.action_spec, env.layout, 8, PPOConfig(width=16), run_seed=1)
+    seen: list[tuple[NDArray[np.bool_], NDArray[np.float32]]] = []
+    record = agent.record
+
+    def watch(*arguments: Any) -> None:
+        record(*arguments)
+        if arguments[3].any():
+            seen.append((arguments[3] & ~arguments[4], agent.value_of(arguments[5]).numpy().copy()))
+
+    agent.record = watch  # type: ignore[method-assign]
+    played = play_round(env, agent, seed=1, learner=agent)
+    rollout, _ = agent.buffer.stack()
+    truncated, valid = rollout["truncated"].numpy(), rollout["valid"].numpy()
+    lengths = valid.sum(axis=0)
+    assert (lengths == played.epochs).all()
+    assert truncated[-1].any()
+    assert not truncated[-1].all()
+    assert len(set(lengths)) > 2
+    for e in np.flatnonzero(truncated[-1]):
+        last = lengths[e] - 1
+        assert not truncated[:last, e].any()
+        (value,) = [values[e] for fresh, values in seen if fresh[e]]
+        assert rollout["final_value"][last, e] == pytest.approx(value)
+        assert value != 0
+    stats = agent.learn(played.observation)
+    assert np.isfinite(stats.value_loss)

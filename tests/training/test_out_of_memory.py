@@ -1,0 +1,227 @@
+"""M12: memory runs out in a lane. The epoch is done again in smaller parts, as if it had been so all along; once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.env.make import EnvMaker
+from esper.env.vector_env import GrowthVectorEnv
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.stage import SeedStage as S
+from esper.telemetry.event import Event, MicroBatchHalved
+from esper.training.env_state import ParallelEnvState
+from esper.training.gpu_lanes import GpuLanes
+from esper.training.lanes import LaneError, Lanes
+from esper.training.memory import OutOfMemory, Parts, Shortage, ran_out
+from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
+from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same
+from tests.training.test_streamed import streamed
+
+FULL = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes."
+REGISTRY = BlueprintRegistry(
+    (BLUEPRINTS.get("cnn", "conv_light"), Blueprint("cnn", "dropping", "a test's own", Dropping, lambda c: 2 * c))
+)
+
+
+def shrink(
+    env: ParallelEnvState,
+    room: int,
+    from_batch: int = 0,
+    error: Callable[[], Exception] | None = None,
+    training: bool = True,
+) -> None:
+    """From batch number ``from_batch`` of an epoch on, or in validation, ``env`` has memory for ``room`` samples."""
+
+    def check(_module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if len(arguments[0]) > room and env.host.training is training and env.batch >= from_batch:
+            raise RuntimeError(FULL) if error is None else error()
+
+    env.host.segments[1].register_forward_pre_hook(check)  # type: ignore[operator, union-attr]
+
+
+def course(lanes: Lanes | GpuLanes, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
+    """Envs with a seed that incubates, on a CPU with dropout, and one that is blended; ``hurt`` acts before the third
+    epoch, in which incubation begins."""
+    made = Growing(KINDS[kind], lanes, registry=REGISTRY)
+    if isinstance(lanes, GpuLanes):
+        lanes.gpu.envs = made.envs  # type: ignore[attr-defined]
+    made.reset()
+    made.epoch()
+    for env in range(2):
+        made.plant(env, "r1c1", S.HOLDING)
+    made.epoch()
+    for env in range(2):
+        made.plant(env, "r0c0", S.TRAINING, "dropping" if isinstance(lanes, Lanes) else "conv_light")
+    hurt(made)
+    return made
+
+
+def finished(made: Growing) -> list[Record]:
+    with made:
+        records = [record for _ in range(3) for record in made.epoch()]
+        assert {env.micro_batches for env in made.envs} == {2 * made.config.task.micro_batches}
+        return records
+
+
+def from_here_on(made: Growing) -> None:
+    """What an epoch done again has to equal: twice the parts from its beginning."""
+    made.trainer.parts.double(Shortage(0, 0, 0, ""))
+
+
+@pytest.mark.parametrize("kind", ["float images", "ste", "bytes in bfloat16, micro-batches"])
+def test_finding_m12_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
+    """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
+    parts = KINDS[kind].micro_batches
+    hurt = course(Lanes(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
+    events: list[Event] = []
+    hurt.trainer.parts.tell = events.append
+    expected = finished(course(Lanes(1), from_here_on, kind=kind))
+    assert_same(finished(hurt), expected)
+    (event,) = events
+    assert isinstance(event, MicroBatchHalved)
+    assert (event.env, event.epoch, event.batch, event.micro_batches) == (1, 2, 2, 2 * parts)
+    assert "can't allocate memory" in event.reason
+
+
+def test_finding_m12_captured_work_of_whole_batches_is_dropped() -> None:
+    gpu, other = FakeGpu(), FakeGpu()
+    hurt = course(
+        fake_lanes(gpu), lambda made: shrink(made.envs[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
+    )
+    before = len(gpu.captured)
+    assert before
+    expected = finished(course(fake_lanes(other), from_here_on))
+    assert_same(finished(hurt), expected)
+    assert sum(one.times for one in gpu.captured[before:]) > 10
+    assert "give back" in gpu.calls
+    with course(fake_lanes(FakeGpu()), lambda _made: None) as whole, pytest.raises(AssertionError):
+        assert_same(expected[:2], whole.epoch())  # what BatchNorm sees in parts is something else
+
+
+def test_finding_m12_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
+    with course(Lanes(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
+        events: list[Event] = []
+        made.trainer.parts.tell = events.append
+        with pytest.raises(OutOfMemory, match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate") as caught:
+            made.trainer.epoch(made.envs)
+        assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
+        assert "--set task.micro_batches=4" in str(caught.value)
+        assert f"task.batch_size (here {BATCH})" in str(caught.value)
+        assert "env.n_envs, here 2" in str(caught.value)
+        assert len(events) == 1
+
+
+def test_a_batch_that_cannot_be_cut_smaller_is_not_tried_again() -> None:
+    with Growing(KINDS["float images"], Lanes(1), 1, micro_batches=BATCH) as made:
+        made.reset()
+        shrink(made.envs[0], 0)
+        with pytest.raises(OutOfMemory, match="env 0, epoch 0, batch 0"):
+            made.trainer.epoch(made.envs)
+        assert not made.trainer.parts.doubled
+
+
+def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
+    def hurt(made: Growing) -> None:
+        shrink(made.envs[0], BATCH // 2)
+        shrink(made.envs[1], 0, error=lambda: ValueError("broken"))
+
+    with course(Lanes(1), hurt) as made, pytest.raises(LaneError) as caught:
+        made.trainer.epoch(made.envs)
+    assert not isinstance(caught.value, OutOfMemory)
+    assert not made.trainer.parts.doubled
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_finding_m12_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
+    """In step: the others have learned from the batch that was too much for one."""
+    worlds = []
+    for hurt in (True, False):
+        env = GrowthVectorEnv(streamed(workers), tiny_config(3, 6), baseline=flat_baseline(6))
+        env.reset(seed=0)
+        wait = torch.zeros(3, 8, dtype=torch.int64).numpy()
+        env.step(wait)
+        shrink(env.training[2], 16, from_batch=1) if hurt else env.parts.double(Shortage(0, 0, 0, ""))
+        env.step(wait)
+        env.step(wait)
+        worlds.append([tensors_of(training) for training in env.training])
+        assert env.parts.count == 2
+        env.close()
+    for one, other in zip(*worlds, strict=True):
+        same_bits(one, other)
+
+
+def test_finding_m12_validation_takes_half_at_once() -> None:
+    with rig(2, 6) as plain, rig(2, 6) as hurt:
+        for world in (plain, hurt):
+            world.step()
+        shrink(hurt.training(0), 250, training=False)
+        for world in (plain, hurt):
+            world.step()
+        (event,) = hurt.of_kind(MicroBatchHalved)
+        assert (event.env, event.epoch) == (0, 2)
+        assert hurt.training(1).evaluation_batch == 250
+        # Measured as ever; what is summed in other parts is rounded otherwise.
+        for one, other in zip(plain.env.episodes, hurt.env.episodes, strict=True):
+            assert one.measurement.accuracy == other.measurement.accuracy
+            assert one.measurement.loss == pytest.approx(other.measurement.loss, rel=1e-5)
+            same_bits(tensors_of(one.training), tensors_of(other.training))
+
+
+def test_finding_m12_all_hosts_of_a_run_are_cut_alike() -> None:
+    """Those that grow, their twins, and those made later; or pairs would differ in more than growth."""
+    told: list[Event] = []
+    maker = EnvMaker.of(tiny_config(1, 4), digits())
+    env, twins = maker.make(emit=told.append), maker.make()
+    assert isinstance(env, GrowthVectorEnv)
+    assert isinstance(twins, GrowthVectorEnv)
+    wait = torch.zeros(1, 8, dtype=torch.int64).numpy()
+    for one in (env, twins):
+        one.baseline = flat_baseline(4)
+        one.reset(seed=0)
+    shrink(twins.training[0], 16)
+    twins.step(wait)
+    env.step(wait)
+    later = maker.make()
+    assert isinstance(later, GrowthVectorEnv)
+    later.baseline = flat_baseline(4)
+    later.reset(seed=0)
+    assert [made.training[0].micro_batches for made in (env, twins, later)] == [2, 2, 2]
+    same_bits(tensors_of(env.training[0]), tensors_of(twins.training[0]))
+    assert [type(event) for event in told].count(MicroBatchHalved) == 1
+    for one in (env, twins, later):
+        one.close()
+
+
+def test_parts_are_as_they_were_in_a_run_that_goes_on() -> None:
+    parts = Parts(tiny_config(task={"micro_batches": 2}))
+    assert parts.at_once(500) == 500
+    parts.restore(4)
+    assert (parts.doubled, parts.may_double, parts.at_once(501)) == (True, False, 251)
+    parts.restore(2)
+    assert (parts.doubled, parts.may_double) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError(FULL), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("not enough memory of yesterday"), False),
+    ],
+)
+def test_what_counts_as_a_shortage(error: Exception, expected: bool) -> None:
+    assert ran_out(error) is expected
+
+
+def test_the_allocator_of_this_torch_says_what_is_looked_for() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**58, dtype=torch.uint8)
+    assert ran_out(caught.value)
