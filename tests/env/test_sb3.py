@@ -118,6 +118,13 @@ class CutShort(SlotVectorEnv):
     def test_accuracy(self) -> Any:
         return self.inner.test_accuracy()
 
+    def _hosts_state(self) -> Any:
+        return self.inner.state_dict()
+
+    def _load_hosts(self, state: Any) -> Any:
+        self.inner.load_state_dict(state)
+        return self.inner.fleet
+
     @property
     def host_parameters(self) -> Any:
         return self.inner.host_parameters

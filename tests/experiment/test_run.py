@@ -43,6 +43,7 @@ FILES = {
     "baseline.json",
     "best_host.json",
     "best_host.safetensors",
+    "checkpoint.previous.pt",
     "checkpoint.pt",
     "config.toml",
     "env.json",
