@@ -65,6 +65,7 @@ class Game:
         self.returns, self.discount = np.zeros(env.num_envs), 1.0
         self.done = np.zeros(env.num_envs, dtype=np.bool_)
         self.seconds = 0.0
+        self.steps = 0
 
     def begin(self, seed: int | None = None) -> None:
         """Reset all envs; ``seed`` sets the run seed, None goes on to each env's next episode."""
@@ -92,6 +93,7 @@ class Game:
         self.returns += self.discount * rewards
         self.discount *= env.config.reward.gamma
         self.done = terminated | truncated
+        self.steps += 1
         self.seconds += time.perf_counter() - start
 
     def end(self) -> Played:
@@ -119,6 +121,7 @@ class Game:
             "discount": self.discount,
             "done": torch.tensor(self.done),
             "seconds": self.seconds,
+            "steps": self.steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,7 +129,7 @@ class Game:
         self.observation, self.info = self.env.load_state_dict(state["env"])
         self.player.load_memory_state(state["player"])
         self.returns, self.discount = state["returns"].numpy().copy(), state["discount"]
-        self.done, self.seconds = state["done"].numpy().copy(), state["seconds"]
+        self.done, self.seconds, self.steps = state["done"].numpy().copy(), state["seconds"], state["steps"]
 
 
 def play_round(env: SlotVectorEnv, player: Player, seed: int | None = None, learner: PPOAgent | None = None) -> Played:

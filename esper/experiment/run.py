@@ -173,7 +173,8 @@ class Experiment:
         warnings = [*found.refused, *self.files.cut_logs(found.state["logs"])]
         self._open_hub()
         sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
-        self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings)))
+        epochs = self.rounds.games[-1].steps if self.rounds.games else 0
+        self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings), epochs))
         self._practise()
 
     def _load(self, state: checkpoint.State) -> None:

@@ -64,6 +64,8 @@ class RunResumed(Event):
     time: float = volatile()
     warnings: tuple[str, ...] = dataclasses.field(default=(), metadata={"volatile": True})
     """What was wrong with files of the run folder, and was passed over."""
+    epochs: int = 0
+    """That were done of the round under way, in each of its hosts whose episode had not ended; 0 between two rounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,6 +338,11 @@ def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
     assert not any(line.startswith("steps") for line in printed(started(tier=None)))
     again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
     assert printed(again) == ["resumed after round 3/10", "steps: compiled"]
+    within = RunResumed(3, 10, 8, 30, None, None, 0.0, ("a/checkpoint.pt is not a checkpoint",), epochs=5)
+    assert printed(within)[:2] == [
+        "resumed after round 3/10, 5 epochs into the next one",
+        "  warning: a/checkpoint.pt is not a checkpoint",
+    ]
 
 
 def test_finding_l4_console_tells_that_batches_are_computed_in_parts() -> None:

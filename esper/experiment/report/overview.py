@@ -18,8 +18,10 @@ from esper.telemetry.event import (
     Comparison,
     GateEvaluated,
     GovernorRollback,
+    MicroBatchHalved,
     RoundCompleted,
     RunCompleted,
+    RunResumed,
     SeedCut,
 )
 
@@ -151,7 +153,19 @@ def _happenings(run: Run, named: bool) -> str:
         ]
         for e in run.of(SeedCut)
     ]
-    parts.append(table(["where", "what", "why"], bad, "Rollbacks and cut seeds"))
+    bad += [
+        [f"host {e.env}, epoch {e.epoch}", "out of memory", f"{e.reason}; in {e.micro_batches} parts from there on"]
+        for e in run.of(MicroBatchHalved)
+    ]
+    bad += [
+        [
+            f"after round {e.round}" + (f", {e.epochs} epochs into the next one" if e.epochs else ""),
+            "resumed",
+            "; ".join(e.warnings) or "stopped there, or before the next checkpoint",
+        ]
+        for e in run.of(RunResumed)
+    ]
+    parts.append(table(["where", "what", "why"], bad, "Rollbacks, cut seeds, memory, stops"))
     wrong = [
         [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice] for times, e in run.warnings()
     ]

@@ -49,7 +49,10 @@ class ConsoleSink:
             case PracticeRound():
                 self._print_practice(event)
             case RunResumed():
-                self._print(f"resumed after round {event.round}/{event.rounds}")
+                within = f", {count(event.epochs, 'epoch')} into the next one" if event.epochs else ""
+                self._print(f"resumed after round {event.round}/{event.rounds}{within}")
+                for warning in event.warnings:
+                    self._print(f"  warning: {warning}")
                 self._print_tier(event)
             case StepsNotCaptured():
                 self._print(f"steps not captured: {event.reason}")
