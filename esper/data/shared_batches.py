@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -99,6 +99,7 @@ class SharedBatchIterator:
         steps: batches an epoch.
         workers: processes that read; 0 reads in this one. They live until :meth:`close`.
         expected: what batches have to be; None takes them as they are.
+        pinned: whether batches lie in page-locked memory, which a GPU copies from while the CPU goes on.
 
     Raises ValueError for no env, for numbers below 1, and where an epoch takes more rows than there are.
     """
@@ -111,6 +112,7 @@ class SharedBatchIterator:
         steps: int,
         workers: int = 0,
         expected: Expected | None = None,
+        pinned: bool = False,
     ) -> None:
         rows = len(dataset)  # type: ignore[arg-type]
         if not streams or min(batch_size, steps) < 1 or workers < 0:
@@ -136,6 +138,7 @@ class SharedBatchIterator:
             num_workers=workers,
             persistent_workers=workers > 0,
             generator=torch.Generator(),  # of its own: a loader draws a seed for its workers every epoch
+            pin_memory=pinned,  # by a thread of this process, see _Step.pin_memory
         )
         self._epoch = 0
         self._reading: Iterator[_Step] | None = None
@@ -208,6 +211,10 @@ class _Step:
     failure: str | None = None
     env: int | None = None
     """Whose batch failed."""
+
+    def pin_memory(self) -> _Step:
+        """The same in page-locked memory; the loader calls it by this name."""
+        return replace(self, batches=[(x.pin_memory(), y.pin_memory()) for x, y in self.batches])
 
 
 class _Plan(Sampler[list[list[int]]]):

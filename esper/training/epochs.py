@@ -51,7 +51,7 @@ class HostTrainer:
             steps = config.samples_per_epoch // config.batch_size
             expected = Expected.like(task.sample, task.validation.y, task.classes)
             self.batches = SharedBatchIterator(
-                task.train, streams, config.batch_size, steps, task.workers, expected=expected
+                task.train, streams, config.batch_size, steps, task.workers, expected, pinned=task.device.type == "cuda"
             )
 
     def epoch(self, active: Sequence[ParallelEnvState]) -> None:
@@ -143,7 +143,7 @@ class HostTrainer:
                     env: ParallelEnvState, number: int = number, batches: list[tuple[Tensor, Tensor]] = batches
                 ) -> None:
                     env.batch = number
-                    # Memory that is not pinned CUDA has taken over when the call returns.
+                    # Torch keeps pinned memory that is copied from until the copy is done.
                     x, y = (values.to(env.device, non_blocking=True) for values in batches[place[env.index]])
                     train_step(env, groups[env.index], x, y)
 

@@ -295,6 +295,21 @@ def test_trap_12_impossible_numbers_are_refused(
         SharedBatchIterator(Numbers(), *arguments)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_finding_g1_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this side of the workers, each once; here a marked copy stands in for page-locked memory."""
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
+    monkeypatch.setattr("torch.accelerator.set_device_index", lambda _index: None)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1000)
+    with SharedBatchIterator(Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True) as made:
+        for step in made.epoch():
+            for x, y in step:
+                assert bool(((x[:, 0] >= 1000) & (x[:, 0] < 1000 + ROWS)).all())
+                assert torch.equal(x[:, 0], y)
+
+
 def test_a_program_that_forgets_to_close_ends() -> None:
     script = (
         "import torch\n"
