@@ -45,7 +45,7 @@ class RunConfig(Section):
     checkpoint_minutes: Positive = 10.0
     """Minutes after which one is written in the middle of a round, too, at the end of a step."""
     device: str = "cpu"
-    """Where hosts train: cpu, cuda, cuda:0, ..."""
+    """Where hosts train: cpu, cuda, cuda:0, ...; of several GPUs, as cuda:0,cuda:1, hosts take one in turn."""
     tier: Literal["auto", "eager", "compiled", "graph"] = "auto"
     """How steps are carried out: eager, operator by operator; compiled, with the host's segments compiled by
     torch.compile, to the same numbers but for rounding; graph, captured once as a CUDA graph and launched without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,10 @@ from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.data.task import Task
+from esper.training.device_lanes import AnyLanes, place_of
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
-from esper.training.gpu_lanes import GpuLanes
-from esper.training.lanes import Lanes
 from esper.training.memory import Parts
 from esper.training.tiers import prepare_hosts
 from esper.training.totals import make_totals
@@ -53,23 +53,27 @@ class Baseline:
 
 
 def measure_baseline(
-    task: Task, config: TrainingConfig, lanes: Lanes | GpuLanes, run_seed: int, parts: Parts | None = None
+    tasks: Sequence[Task], config: TrainingConfig, lanes: AnyLanes, run_seed: int, parts: Parts | None = None
 ) -> Baseline:
-    """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch; ``parts`` see HostTrainer."""
+    """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch.
+
+    ``tasks`` is the task on each of the devices of ``lanes``; ``parts`` see HostTrainer.
+    """
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None
-    totals = make_totals(count, task.device)
-    envs = [ParallelEnvState(FIRST_INDEX + i, task, config, totals[i]) for i in range(count)]
+    indices = range(FIRST_INDEX, FIRST_INDEX + count)
+    places = {index: tasks[place_of(index, len(tasks))] for index in indices}
+    envs = [ParallelEnvState(i, task, config, make_totals(1, task.device)[0]) for i, task in places.items()]
     curves = {env.index: np.zeros((2, horizon + 1)) for env in envs}
 
     def validate(env: ParallelEnvState) -> None:
-        result = evaluate(env, task.validation, [(0.0,) * len(env.slots)])
+        result = evaluate(env, env.task.validation, [(0.0,) * len(env.slots)])
         curves[env.index][:, env.epoch] = float(result.accuracy[0]), float(result.loss[0])
 
     prepare_hosts(config.run, envs, lanes)
     for env in envs:
         env.reset(run_seed, episode=0)
-    trainer = HostTrainer(task, envs, lanes, parts)
+    trainer = HostTrainer(tasks[0], envs, lanes, parts)
     try:
         trainer.repeatable(validate, envs)
         for _ in range(horizon):

@@ -297,7 +297,16 @@ class Episode:
 
 
 def transfer(episodes: list[Episode]) -> None:
-    """Bring every env's epoch to the CPU: one transfer of the totals of all, and one of what else there is."""
+    """Bring every env's epoch to the CPU: one transfer of the totals of all, and one of what else there is; so many
+    for each device."""
+    blocks: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        blocks.setdefault(id(episode.training.totals.accumulators), []).append(episode)
+    for together in blocks.values():
+        _transfer_block(together)
+
+
+def _transfer_block(episodes: list[Episode]) -> None:
     totals = episodes[0].training.totals.accumulators.read()
     packed = torch.cat([episode.packed for episode in episodes]).cpu()
     first = 0

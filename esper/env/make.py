@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import torch
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
@@ -16,7 +15,9 @@ from esper.env import planted
 from esper.env.planted import PlantedVectorEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
+from esper.hosts.host import Host
 from esper.telemetry.event import Event
+from esper.training.device_lanes import devices_of
 from esper.training.memory import Parts
 
 
@@ -30,6 +31,8 @@ class EnvMaker:
     """None where hosts are simulated."""
     parts: Parts | None = field(default=None, compare=False)
     """What all hosts of the run compute batches in; None leaves it to each env."""
+    elsewhere: tuple[Task, ...] = field(default=(), compare=False)
+    """The task on the further devices of ``config.run.device``."""
 
     @classmethod
     def of(cls, config: TrainingConfig, task: Task | None = None) -> EnvMaker:
@@ -43,9 +46,15 @@ class EnvMaker:
             return cls(planted.resolve(config), None)
         else:
             task = load_task(config.task.name, DataOptions.of(config.task))
-        task = task.to(torch.device(config.run.device))
+        task, *elsewhere = (task.to(device) for device in devices_of(config.run.device))
         config = resolve(config, task)
-        return cls(config, task, Parts(config))
+        return cls(config, task, Parts(config), tuple(elsewhere))
+
+    def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
+        """The same with other hosts; for a task that trains some."""
+        assert self.task is not None
+        task, *elsewhere = (replace(task, build_host=build_host) for task in (self.task, *self.elsewhere))
+        return replace(self, task=task, elsewhere=tuple(elsewhere))
 
     def make(
         self,
@@ -57,7 +66,9 @@ class EnvMaker:
         config = self.config.with_values(env={"n_envs": n_envs}) if n_envs else self.config
         if self.task is None:
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
-        return GrowthVectorEnv(self.task, config, emit, autoreset_mode=autoreset_mode, parts=self.parts)
+        return GrowthVectorEnv(
+            self.task, config, emit, autoreset_mode=autoreset_mode, parts=self.parts, elsewhere=self.elsewhere
+        )
 
 
 def make_env(config: TrainingConfig, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED) -> SlotVectorEnv:

@@ -5,7 +5,7 @@ One step trains every host for one epoch. What a controller needs travels throug
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from esper.ops import _native
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event, StepsNotCaptured
+from esper.training.device_lanes import place_of
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
@@ -40,11 +41,28 @@ def ignore(_event: object) -> None:
     pass
 
 
+def _hosts(tasks: Sequence[Task], config: TrainingConfig, count: int, configurations: int) -> list[ParallelEnvState]:
+    """So many, on the devices of ``tasks`` in turn; each device has one block of totals for all of its hosts."""
+    blocks = [
+        make_totals(
+            len(range(place, count, len(tasks))),
+            task.device,
+            configurations,
+            samples=len(task.validation),
+            language=task.validation.y.dim() == 2,
+        )
+        for place, task in enumerate(tasks)
+    ]
+    places = [(place_of(i, len(tasks)), i // len(tasks)) for i in range(count)]
+    return [ParallelEnvState(i, tasks[p], config, blocks[p][row]) for i, (p, row) in enumerate(places)]
+
+
 class GrowthVectorEnv(SlotVectorEnv):
     """Hosts of one task, trained and grown together.
 
     Args:
         task: what hosts are trained on; its splits lie on the device that hosts train on.
+        elsewhere: the same task on more devices of the same kind, which hosts take in turn.
         config: sizes left to the task are taken from it.
         emit: receives typed events, on the thread that calls ``step``.
         baseline: the no-growth curves; None measures them at the first reset.
@@ -68,6 +86,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         blueprints: BlueprintRegistry | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         parts: Parts | None = None,
+        elsewhere: Sequence[Task] = (),
     ) -> None:
         config = resolve(config, task)
         n_envs = int(config.env.n_envs or 1)
@@ -75,14 +94,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         config = config.with_values(task={"precision": precision})
         with seeded(0), casting(precision, task.device):
             sites = check_hosts(task, image_dtype(precision)).sites
-        totals = make_totals(
-            n_envs,
-            task.device,
-            configurations=most_configurations(len(sites)),
-            samples=len(task.validation),
-            language=task.validation.y.dim() == 2,
-        )
-        self.training = [ParallelEnvState(i, task, config, totals[i]) for i in range(n_envs)]
+        self.tasks = (task, *elsewhere)[:n_envs]
+        self.training = _hosts(self.tasks, config, n_envs, most_configurations(len(sites)))
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
         names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
@@ -91,7 +104,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.task = task
         self.emit = emit
         self.baseline = baseline
-        self.lanes = make_lanes(config.run, task.device)
+        self.lanes = make_lanes(config.run, *(each.device for each in self.tasks))
         self.tier = prepare_hosts(config.run, self.training, self.lanes)
         self.parts = parts or Parts(config)
         if emit is not ignore:
@@ -132,7 +145,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         if self.episodes:
             return
         if self.baseline is None:
-            self.baseline = measure_baseline(self.task, self.config, self.lanes, self.run_seed, self.parts)
+            self.baseline = measure_baseline(self.tasks, self.config, self.lanes, self.run_seed, self.parts)
         self.baseline.check(self.horizon)
         b = self.baseline
         self._tell(BaselineMeasured(b.episodes, b.accuracy, b.loss, b.final_loss_std))
@@ -210,7 +223,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         accuracy = np.zeros(self.num_envs)
 
         def measure(training: ParallelEnvState) -> None:
-            result = evaluate(training, self.task.test, [committed_configuration(training)])
+            result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[training.index] = float(result.accuracy[0])
 
         self.trainer.repeatable(measure, self.training)

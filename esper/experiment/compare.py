@@ -14,7 +14,7 @@ from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.experiment.comparison.side import HELD_OUT, GrowingSide, HostResult, MakePlayer, play_rounds
-from esper.experiment.environment import check_device
+from esper.experiment.environment import check_devices
 from esper.experiment.players import make_player
 from esper.experiment.statistics import MIN_PAIRS, PairedComparison, compare_pairs, holm_adjusted
 from esper.experiment.threads import one_thread
@@ -78,7 +78,7 @@ def compare_controllers(
     """
     if len(set(controllers)) < len(controllers):
         raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
-    check_device(config.run.device)
+    check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
 
     seed = config.run.seed + HELD_OUT

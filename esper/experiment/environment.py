@@ -66,6 +66,16 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def check_devices(names: str) -> tuple[torch.device, ...]:
+    """The devices named, with commas between them. Raises ConfigError as :func:`check_device`, and for several that are
+    not GPUs, each named once."""
+    devices = tuple(check_device(name.strip()) for name in names.split(","))
+    numbers = {device.index or 0 for device in devices}
+    if len(devices) > 1 and (any(device.type != "cuda" for device in devices) or len(numbers) < len(devices)):
+        raise ConfigError(f"run.device is {names!r}: several devices are GPUs, each named once, as cuda:0,cuda:1")
+    return devices
+
+
 def check_device(name: str) -> torch.device:
     """The device of that name. Raises ConfigError listing the devices of this machine when it cannot be used."""
     there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]

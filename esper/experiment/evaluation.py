@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
@@ -16,7 +16,7 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.experiment.checkpoint import policy_from
 from esper.experiment.compare import Arm, ArmComparison, against_reference, play_arms
 from esper.experiment.comparison.side import HELD_OUT
-from esper.experiment.environment import check_device, describe_environment
+from esper.experiment.environment import check_devices, describe_environment
 from esper.experiment.learned import Learned, find_learned
 from esper.experiment.play import Player
 from esper.experiment.players import make_player
@@ -130,7 +130,7 @@ def evaluate_controller(
     learned = find_learned(controller) if isinstance(controller, str) else controller
     given = task if isinstance(task, Task) else None
     config = hosts_config(learned, task.name if isinstance(task, Task) else task, changes or {})
-    check_device(config.run.device)
+    check_devices(config.run.device)
     maker = EnvMaker.of(config, given)
     if width is not None:
         maker = widened(maker, width)
@@ -193,4 +193,4 @@ def widened(maker: EnvMaker, width: int) -> EnvMaker:
         raise ConfigError(f"hosts of {maker.config.task.name} are simulated and have no width")
     with seeded(0):  # its weights are not used
         build = at_width(maker.task.build_host(), width)
-    return replace(maker, task=replace(maker.task, build_host=build))
+    return maker.with_hosts(build)

@@ -8,7 +8,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import check_device
+from esper.experiment.environment import check_devices
 from esper.experiment.export import committed_network
 from esper.experiment.play import play_round
 from esper.experiment.players import make_player
@@ -58,7 +58,7 @@ def grow(
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})
-    check_device(config.run.device)
+    check_devices(config.run.device)
     maker = EnvMaker.of(config.with_values(env=values), task)
     refusals: dict[str, None] = {}
 

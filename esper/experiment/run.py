@@ -18,7 +18,7 @@ from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.experiment import checkpoint
 from esper.experiment.compare import against_each
-from esper.experiment.environment import check_device
+from esper.experiment.environment import check_device, check_devices
 from esper.experiment.export import save_host
 from esper.experiment.folder import CONFIG, RunFolder
 from esper.experiment.interrupt import interrupts_wait, termination_interrupts
@@ -84,8 +84,8 @@ class Experiment:
         found: checkpoint.Found | None,
         task: Task | None,
     ) -> None:
-        for device in (config.run.device, config.ppo.device):
-            check_device(device)
+        check_devices(config.run.device)
+        check_device(config.ppo.device)
         check_trackers(config)
         self.folder = folder
         self.files = RunFolder(folder, resumed=found is not None)

@@ -21,10 +21,9 @@ from esper.data.task import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, run_segment
 from esper.ops import _native
+from esper.training.device_lanes import OneDevice
 from esper.training.env_state import ParallelEnvState
 from esper.training.evaluate import evaluate
-from esper.training.gpu_lanes import GpuLanes
-from esper.training.lanes import Lanes
 from esper.training.randomness import OwnedDropout, seeded
 from esper.training.shadow import ShadowBuffers
 
@@ -144,7 +143,7 @@ def compile_host(
     return None
 
 
-def compile_hosts(envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes) -> str | None:
+def compile_hosts(envs: Sequence[ParallelEnvState], lanes: OneDevice) -> str | None:
     """Compile the hosts of ``envs``, all of one task, that have not begun an episode; or say why all stay as they are.
 
     What is compiled depends on the number of threads, too, so it is done where it will run: on a lane.

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from esper.data.shared_batches import Expected, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.task import Split, Task
+from esper.training.device_lanes import AnyLanes, OneDevice, by_device, everywhere
 from esper.training.env_state import ParallelEnvState
 from esper.training.epoch_start import EpochStart
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.host_step import begin_epoch, train_epoch, train_step
-from esper.training.lanes import HasPlace, LaneError, Lanes
+from esper.training.lanes import HasPlace, LaneError
 from esper.training.memory import OutOfMemory, Parts, Shortage, shortage
 from esper.training.storage import ParameterGroup
 
@@ -34,14 +35,13 @@ class HostTrainer:
     """
 
     def __init__(
-        self, task: Task, envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes, parts: Parts | None = None
+        self, task: Task, envs: Sequence[ParallelEnvState], lanes: AnyLanes, parts: Parts | None = None
     ) -> None:
         self.envs = tuple(envs)
         self.lanes = lanes
         self.parts = parts or Parts(self.envs[0].config)
         self._starts = {env.index: EpochStart() for env in self.envs}
-        if isinstance(lanes, GpuLanes):
-            lanes.adopt(self.envs)
+        self._adopt(self.envs)
         self.batches: SharedBatchIterator | None = None
         if not isinstance(task.train, Split):
             config = self.envs[0].config.task
@@ -103,9 +103,18 @@ class HostTrainer:
             if env.micro_batches != self.parts.count:
                 env.micro_batches = self.parts.count
                 env.evaluation_batch = self.parts.at_once(env.task.evaluation_batch)
-                if isinstance(self.lanes, GpuLanes):
-                    self.lanes.release([env])
-                    self.lanes.adopt([env])
+                self._release([env])
+                self._adopt([env])
+
+    def _adopt(self, envs: Sequence[ParallelEnvState]) -> None:
+        for lanes, mine in by_device(self.lanes, envs):
+            if isinstance(lanes, GpuLanes):
+                lanes.adopt(mine)
+
+    def _release(self, envs: Sequence[ParallelEnvState]) -> None:
+        for lanes, mine in by_device(self.lanes, envs):
+            if isinstance(lanes, GpuLanes):
+                lanes.release(mine)
 
     def _train(self, active: Sequence[ParallelEnvState], remember: bool) -> None:
         """``remember``: how everything was before, so that it can be done again."""
@@ -114,17 +123,21 @@ class HostTrainer:
             if remember:
                 self._starts[env.index].capture(env)
 
-        def on_lane(env: ParallelEnvState) -> None:
-            before(env)
-            train_epoch(env, cancelled=lambda: self.lanes.cancelled)
+        def on_device(lanes: OneDevice, mine: list[ParallelEnvState]) -> None:
+            def on_lane(env: ParallelEnvState) -> None:
+                before(env)
+                train_epoch(env, cancelled=lambda: lanes.cancelled)
+
+            if isinstance(lanes, GpuLanes):
+                lanes.train(mine, before)
+            else:
+                lanes.run(on_lane, mine)
 
         if self.batches is not None:
             self.lanes.run(before, active)
             self._train_in_step(self.batches, active)
-        elif isinstance(self.lanes, GpuLanes):
-            self.lanes.train(active, before)
         else:
-            self.lanes.run(on_lane, active)
+            everywhere(self.lanes, active, on_device)
 
     def _train_in_step(self, shared: SharedBatchIterator, active: Sequence[ParallelEnvState]) -> None:
         """Batches are read for all envs together, and each is learned from by all before the next."""
@@ -170,8 +183,7 @@ class HostTrainer:
 
     def close(self) -> None:
         """End the workers, and drop what lanes captured of these envs; a second call does nothing."""
-        if isinstance(self.lanes, GpuLanes):
-            self.lanes.release(self.envs)
+        self._release(self.envs)
         if self.batches is not None:
             self.batches.close()
 

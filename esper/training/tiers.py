@@ -9,6 +9,7 @@ import torch
 
 from esper.config import ConfigError, RunConfig
 from esper.training.compiled import compile_hosts
+from esper.training.device_lanes import AnyLanes, DeviceLanes, OneDevice, by_device
 from esper.training.env_state import ParallelEnvState
 from esper.training.gpu import Gpu
 from esper.training.gpu_lanes import GpuLanes
@@ -25,11 +26,17 @@ class Tier:
     """Why it is not the tier that the config names; None where it is, or where auto chose."""
 
 
-def make_lanes(run: RunConfig, device: torch.device) -> Lanes | GpuLanes:
-    """Lanes on ``device`` for the tier that ``run`` asks for; the caller closes them.
+def make_lanes(run: RunConfig, *devices: torch.device) -> AnyLanes:
+    """Lanes on ``devices`` for the tier that ``run`` asks for; the caller closes them.
 
-    Raises ConfigError for a tier that the device does not have.
+    Raises ConfigError for a tier that a device does not have.
     """
+    if len(devices) > 1:
+        return DeviceLanes([_lanes_on(run, device) for device in devices])
+    return _lanes_on(run, devices[0])
+
+
+def _lanes_on(run: RunConfig, device: torch.device) -> OneDevice:
     if device.type == "cuda":
         return GpuLanes(Gpu(device), capture=run.tier in ("auto", "graph"))
     if run.tier == "graph":
@@ -39,12 +46,13 @@ def make_lanes(run: RunConfig, device: torch.device) -> Lanes | GpuLanes:
     return Lanes(run.lanes)
 
 
-def prepare_hosts(run: RunConfig, envs: Sequence[ParallelEnvState], lanes: Lanes | GpuLanes) -> Tier:
+def prepare_hosts(run: RunConfig, envs: Sequence[ParallelEnvState], lanes: AnyLanes) -> Tier:
     """Make the hosts of ``envs``, which have not begun an episode, ready for the tier that ``run`` asks for.
 
     Raises RuntimeError where they have to stay eager and ``ESPER_REQUIRE_NATIVE=1``.
     """
+    shares = by_device(lanes, envs)
     if run.tier == "compiled":
-        refused = compile_hosts(envs, lanes)
-        return Tier("compiled") if refused is None else Tier("eager", refused)
-    return Tier("graph" if isinstance(lanes, GpuLanes) and lanes.capture else "eager")
+        refused = [why for each, mine in shares if (why := compile_hosts(mine, each)) is not None]
+        return Tier("eager", refused[0]) if refused else Tier("compiled")
+    return Tier("graph" if all(isinstance(each, GpuLanes) and each.capture for each, _ in shares) else "eager")

@@ -22,7 +22,7 @@ from esper.experiment.comparison.controls import CONTROLS
 from esper.experiment.comparison.folder import ComparisonFolder, Played
 from esper.experiment.comparison.metrics import METRICS
 from esper.experiment.comparison.side import HELD_OUT, GrowingSide, HostResult, MakePlayer, Side, play_rounds
-from esper.experiment.environment import check_device, describe_environment
+from esper.experiment.environment import check_devices, describe_environment
 from esper.experiment.interrupt import termination_interrupts
 from esper.experiment.players import make_player
 from esper.experiment.threads import one_thread
@@ -174,7 +174,7 @@ class Comparison:
         self.reference, self.asked, self.progress = reference, pairs, progress
         self.outcome: Outcome | None = None
         """What the rounds that every arm has finished come to, once :meth:`run` has ended in any way."""
-        check_device(arms[0].config.run.device)
+        check_devices(arms[0].config.run.device)
         first = EnvMaker.of(arms[0].config, task)
         makers = {arm.name: _maker(arm, first.task) for arm in arms}
         self.arms = tuple(replace(arm, config=makers[arm.name].config) for arm in arms)

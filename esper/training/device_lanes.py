@@ -1,0 +1,126 @@
+"""Lanes on several devices: the hosts of a run take them in turn, and all devices work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+from esper.training.gpu_lanes import GpuLanes
+from esper.training.lanes import Cancelled, HasPlace, LaneError, Lanes
+
+Env = TypeVar("Env", bound=HasPlace)
+OneDevice = Lanes | GpuLanes
+
+
+def devices_of(names: str) -> tuple[torch.device, ...]:
+    """Those of ``run.device``, with commas between them."""
+    return tuple(torch.device(name.strip()) for name in names.split(","))
+
+
+def place_of(index: int, devices: int) -> int:
+    """Which of so many devices the env with this index is on: one after the other, and again from the first."""
+    return index % devices
+
+
+class DeviceLanes:
+    """The lanes of each device, two or more, each driven by a thread of its own. See Lanes for what it does.
+
+    Nothing is shared between devices but what is on the CPU, so an env's numbers are those it would have with its
+    device alone.
+    """
+
+    def __init__(self, devices: Sequence[OneDevice]) -> None:
+        self.devices = tuple(devices)
+        self._threads = ThreadPoolExecutor(len(self.devices), thread_name_prefix="device")
+
+    def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
+        """Do ``work`` for every env on its device. Raises LaneError for the first env that failed on any of them."""
+        self.everywhere(envs, lambda lanes, mine: lanes.run(work, mine))
+
+    def everywhere(self, envs: Iterable[Env], do: Callable[[OneDevice, list[Env]], None]) -> None:
+        """Call ``do`` with each device's lanes and its envs, side by side, and raise the first error when all are done.
+        Ctrl-C cancels, and is raised when what was begun is finished."""
+        futures = [self._threads.submit(do, lanes, mine) for lanes, mine in self.by_device(envs)]
+        try:
+            wait(futures)
+        except BaseException:
+            self.cancel()
+            wait(futures)
+            raise
+        _raise_first(futures)
+
+    def by_device(self, envs: Iterable[Env]) -> list[tuple[OneDevice, list[Env]]]:
+        """Each device's lanes with its envs, where it has any."""
+        shares: list[list[Env]] = [[] for _ in self.devices]
+        for env in envs:
+            shares[place_of(env.index, len(self.devices))].append(env)
+        return [(lanes, mine) for lanes, mine in zip(self.devices, shares, strict=True) if mine]
+
+    def reasons(self) -> dict[str, int]:
+        """Why work was not captured, over all devices."""
+        total: dict[str, int] = {}
+        for lanes in self.devices:
+            for reason, times in lanes.reasons().items():
+                total[reason] = total.get(reason, 0) + times
+        return total
+
+    def cancel(self) -> None:
+        """Begin no more work of the run that is on, on any device; from any thread."""
+        for lanes in self.devices:
+            lanes.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run that is on was cancelled."""
+        return any(lanes.cancelled for lanes in self.devices)
+
+    def close(self) -> None:
+        """Wait for work that runs and end the threads; a second call does nothing."""
+        self._threads.shutdown()
+        for lanes in self.devices:
+            lanes.close()
+
+    def __enter__(self) -> DeviceLanes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+AnyLanes = Lanes | GpuLanes | DeviceLanes
+
+
+def by_device(lanes: AnyLanes, envs: Iterable[Env]) -> list[tuple[OneDevice, list[Env]]]:
+    """The lanes of each device with those of ``envs`` that are on it."""
+    return lanes.by_device(envs) if isinstance(lanes, DeviceLanes) else [(lanes, list(envs))]
+
+
+def everywhere(lanes: AnyLanes, envs: Sequence[Env], do: Callable[[OneDevice, list[Env]], None]) -> None:
+    """``do`` with the lanes of each device and its envs; of several devices side by side."""
+    if isinstance(lanes, DeviceLanes):
+        lanes.everywhere(envs, do)
+    else:
+        do(lanes, list(envs))
+
+
+def _raise_first(futures: Sequence[Future[None]]) -> None:
+    """Errors of lanes as one: that of the first env, with those of other devices as notes. Others come before them."""
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    failed = sorted((error for error in errors if isinstance(error, LaneError)), key=lambda error: error.env)
+    for error in errors:
+        if not isinstance(error, LaneError | Cancelled):
+            raise error
+    if failed:
+        first, *others = failed
+        for other in others:
+            first.causes += other.causes
+            first.add_note(f"It was not the only one: {other}")
+        raise first
+    if errors:
+        raise errors[0]
