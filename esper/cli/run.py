@@ -147,7 +147,7 @@ def closing_words(summary: RunSummary, task: str) -> str:
 def without_comparison(summary: RunSummary) -> str:
     """Why there are no figures."""
     if summary.rounds == summary.total_rounds:
-        return "All rounds are done, the comparison is not: resuming plays it."
+        return "All rounds are done, the comparison is not: resuming plays what is left of it."
     return "Nothing is compared: the agent is still learning."
 
 

@@ -79,7 +79,7 @@ def test_an_agent_that_was_interrupted_claims_nothing_and_says_how_to_go_on() ->
 
 def test_a_comparison_that_was_interrupted_is_said_to_be_missing() -> None:
     words = closing_words(ended(interrupted=True, total_rounds=3), "digits").splitlines()
-    assert words[1] == "All rounds are done, the comparison is not: resuming plays it."
+    assert words[1] == "All rounds are done, the comparison is not: resuming plays what is left of it."
 
 
 def test_a_whole_run_is_not_told_how_to_go_on() -> None:

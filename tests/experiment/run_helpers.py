@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from esper.config import TrainingConfig
@@ -18,6 +19,7 @@ from esper.telemetry import event as events
 from esper.telemetry.event import EpochCompleted, Event, RoundCompleted, stable_record
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import read_events
+from esper.training.env_state import ParallelEnvState
 
 CLOCKS = {"seconds", "epochs_per_second", "images_per_second"}
 
@@ -76,6 +78,19 @@ class Does(Recorder):
             self.did = True
             self.what()
         super().handle(event)
+
+
+def births(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(run seed, env, episode) of every host that begins an episode from now on."""
+    born: list[tuple[int, int, int]] = []
+    reset = ParallelEnvState.reset
+
+    def watching(training: ParallelEnvState, run_seed: int, episode: int) -> None:
+        born.append((run_seed, training.index, episode))
+        reset(training, run_seed, episode)
+
+    monkeypatch.setattr(ParallelEnvState, "reset", watching)
+    return born
 
 
 def stop() -> None:

@@ -18,9 +18,8 @@ from esper.experiment.files import write_json
 from esper.experiment.learned import Learned, find_learned, save_policy
 from esper.experiment.run import RunSummary
 from esper.telemetry.event import ArmPlayed
-from esper.training.env_state import ParallelEnvState
 from tests.core_helpers import digits
-from tests.experiment.run_helpers import learning, play, tiny
+from tests.experiment.run_helpers import births, learning, play, tiny
 
 PRACTISED = {"practice_steps": 512}
 """So little that nothing is learned, but seeds are planted."""
@@ -74,14 +73,7 @@ def test_stochastic_draws_and_draws_the_same_again(simulated: Path) -> None:
 
 
 def test_trap_28_its_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
-    born: list[tuple[int, int, int]] = []
-    reset = ParallelEnvState.reset
-
-    def watching(training: ParallelEnvState, run_seed: int, episode: int) -> None:
-        born.append((run_seed, training.index, episode))
-        reset(training, run_seed, episode)
-
-    monkeypatch.setattr(ParallelEnvState, "reset", watching)
+    born = births(monkeypatch)
     heard: list[ArmPlayed] = []
     changes = {"run": {"seed": 11, "evaluation_pairs": 2}}
     evaluate_controller(str(learned.folder), changes=changes, progress=heard.append)

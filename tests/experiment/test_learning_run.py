@@ -38,6 +38,7 @@ from tests.core_helpers import DAMAGE
 from tests.experiment.run_helpers import (
     Does,
     Recorder,
+    births,
     flat,
     learned_state,
     learning,
@@ -116,14 +117,7 @@ def test_a_task_without_a_schedule_is_compared_without_one(tmp_path: Path, monke
 def test_trap_28_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    born: list[tuple[int, int, int]] = []
-    reset = ParallelEnvState.reset
-
-    def watching(training: ParallelEnvState, run_seed: int, episode: int) -> None:
-        born.append((run_seed, training.index, episode))
-        reset(training, run_seed, episode)
-
-    monkeypatch.setattr(ParallelEnvState, "reset", watching)
+    born = births(monkeypatch)
     marks: list[int] = []
     arms = Recorder()
     arms.handle = lambda event: marks.append(len(born)) if isinstance(event, ArmPlayed) else None  # type: ignore[method-assign]
