@@ -64,6 +64,8 @@ def find_learned(name: str) -> Learned:
     if path.suffix == policy_file.SUFFIX and not path.is_dir():
         found = policy_file.read(path)
         return Learned(name, found.policy, found.config, found.facts.rounds, folder=None)
+    if not path.exists():
+        raise ConfigError(f"no checkpoint at {path}; {WHICH}")
     state = checkpoint.read(path)
     folder = run_folder(path)
     config = None if folder is None else TrainingConfig.parse(read_toml(folder / "config.toml"))
