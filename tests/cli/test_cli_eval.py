@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,11 @@ def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> N
     assert evaluated.code == 0, evaluated.err
     assert "pretrained (learned on digits, " in evaluated.out
     assert "pretrained" in esper("tasks").out
+
+
+def test_values_that_nobody_typed_are_refused_with_their_file(esper: Esper, run: Path) -> None:
+    shutil.copytree(run, "mine")
+    Path("mine/config.toml").write_text("run = 3\n")
+    found = esper("eval", "mine")
+    assert found.code == 2
+    assert found.err.startswith("Error: mine/config.toml: run: ")
