@@ -76,16 +76,17 @@ def command(
     start = time.perf_counter()
     try:
         found = evaluate_controller(learned, task, width, changes, ConsoleSink(TerminalConsole()).handle)
+        # Before anything is written: what took an hour to play should not be lost with a disk.
+        click.echo(words(found))
+        click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
         if json_file is not None:
             write_json(json_file, found.plain())
         if save is not None:
             save_policy(learned, save, found.score())
     except (LaneError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(words(found))
-    click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
-    if save is not None:
-        click.echo(f"Saved: esper run --controller checkpoint:{save}")
+    if save is not None:  # with the task: another one may have no blueprint that it knows
+        click.echo(f"Saved: esper run --task {found.config.task.name} --controller checkpoint:{save}")
 
 
 def words(found: Evaluation) -> str:

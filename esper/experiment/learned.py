@@ -64,16 +64,27 @@ def find_learned(name: str) -> Learned:
     if path.suffix == policy_file.SUFFIX and not path.is_dir():
         found = policy_file.read(path)
         return Learned(name, found.policy, found.config, found.facts.rounds, folder=None)
+    if not path.exists():
+        raise ConfigError(f"no checkpoint at {path}; {WHICH}")
     state = checkpoint.read(path)
     folder = run_folder(path)
-    config = None if folder is None else TrainingConfig.parse(read_toml(folder / "config.toml"))
+    config = None if folder is None else _config_of(folder / "config.toml")
     if state["policy"] is None:
         does = "" if config is None else f", {config.run.controller},"
         raise ConfigError(
             f"{name} holds nothing that was learned: its controller{does} does not learn, and plays alike everywhere; "
-            f"`esper compare --arm heuristic --arm none` plays such ones. Here {WHICH}"
+            f"`esper compare --arm heuristic --arm none` plays such ones; {WHICH}"
         )
     return Learned(name, state["policy"], config, int(state["round"]), folder)
+
+
+def _config_of(file: Path) -> TrainingConfig:
+    """Raises ConfigError that names the file: nobody typed its values."""
+    tables = read_toml(file)
+    try:
+        return TrainingConfig.parse(tables)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def run_folder(path: Path) -> Path | None:

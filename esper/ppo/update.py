@@ -102,8 +102,8 @@ def update(
             if not stops and not math.isfinite(measured["loss"]):
                 stats.skipped_minibatches += 1
                 continue
-            stats.add(measured)
             if stops:
+                stats.add(measured)
                 stats.stopped_early = True
                 return finish(stats, rollout)
             optimizer.zero_grad(set_to_none=True)
@@ -113,6 +113,7 @@ def update(
                 stats.skipped_minibatches += 1
                 continue
             optimizer.step()
+            stats.add(measured)  # of those that count alone, or their means would be too large
             stats.minibatches += 1
             stats.gradient_norm += norm
             stats.clipped_gradients += norm > config.max_grad_norm

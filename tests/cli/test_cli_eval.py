@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that
     found = esper("eval", str(run), "--save", "mine.safetensors", "--json", "o.json")
     assert (found.code, found.err) == (0, "")
     *_, last = found.out.splitlines()
-    assert last == "Saved: esper run --controller checkpoint:mine.safetensors"
+    assert last == "Saved: esper run --task planted --controller checkpoint:mine.safetensors"
     saved = policy_file.read(Path("mine.safetensors"))
     told = json.loads(Path("o.json").read_text())
     assert saved.facts.score is not None
@@ -86,10 +87,23 @@ def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that
     again = esper("eval", "mine.safetensors", "--json", "again.json")
     assert again.code == 0, again.err
     assert json.loads(Path("again.json").read_text())["arms"] == told["arms"]
-    sizes = ("--task", "planted", "--envs", "2", "--episode-length", "4", "--rounds", "1")
+    sizes = ("--envs", "2", "--episode-length", "4", "--rounds", "1")
     played = esper(*last.split()[2:], *sizes, "--out", "played")  # without "Saved: esper"
     assert played.code == 0, played.err
     assert checkpoint.read(Path("played"))["policy"] is not None
+
+
+def test_what_was_found_is_said_even_where_it_cannot_be_written(
+    esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("esper.experiment.files.write_json", full)
+    found = esper("eval", str(run), "--json", "o.json")
+    assert found.code == 1
+    assert "No space left on device" in found.err
+    assert "Test accuracy of " in found.out
 
 
 def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
@@ -149,7 +163,7 @@ def test_what_is_no_controller_that_learned_is_refused(esper: Esper) -> None:
     Path("diary.pt").write_text("dear diary")
     Path("diary.safetensors").write_text("dear diary")
     for name, message in {
-        "gone": "no checkpoint at gone",
+        "gone": "no checkpoint at gone; what can be named: the folder of a run of ppo",
         "gone.safetensors": "no policy at gone.safetensors",
         "diary.pt": "diary.pt is not a checkpoint",
         "diary.safetensors": "diary.safetensors is not a policy",
@@ -210,3 +224,11 @@ def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> N
     assert evaluated.code == 0, evaluated.err
     assert "pretrained (learned on digits, " in evaluated.out
     assert "pretrained" in esper("tasks").out
+
+
+def test_values_that_nobody_typed_are_refused_with_their_file(esper: Esper, run: Path) -> None:
+    shutil.copytree(run, "mine")
+    Path("mine/config.toml").write_text("run = 3\n")
+    found = esper("eval", "mine")
+    assert found.code == 2
+    assert found.err.startswith("Error: mine/config.toml: run: ")

@@ -269,6 +269,15 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_the_others_are_taken() ->
     assert event.measured == 1
 
 
+def test_means_are_over_the_minibatches_that_counted() -> None:
+    whole, half = (make_agent(4, target_kl=100.0, learning_rate=1e-9) for _ in range(2))
+    break_gradient(half, lambda call: call % 2 == 1)
+    all_of_them, those_left = learned(whole), learned(half)
+    assert (those_left.minibatches, those_left.skipped_minibatches) == (8, 8)
+    assert those_left.entropy == pytest.approx(all_of_them.entropy, rel=0.05)
+    assert those_left.value_loss < 1.5 * all_of_them.value_loss
+
+
 def test_where_every_gradient_is_broken_no_weight_moves() -> None:
     agent = make_agent(4)
     before = [p.detach().clone() for p in agent.parameters]

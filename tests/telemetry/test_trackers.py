@@ -37,7 +37,7 @@ def a_run(first: int = 1, last: int = 3) -> list[Event]:
     """Rounds of 240 env steps each, with an update after each."""
     events: list[Event] = []
     for number in range(first, last + 1):
-        events += [cut(number), completed(number), updated(round=number, env_steps=240 * number)]
+        events += [cut(number), completed(number, rounds=last), updated(round=number, env_steps=240 * number)]
     return events
 
 
@@ -195,3 +195,17 @@ def test_two_runs_are_two_in_a_tracker(library: Library, tmp_path: Path) -> None
 def test_an_unknown_tracker_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="wandb, trackio"):
         TrackerSink("mlflow", tmp_path, "esper", {})
+
+
+def test_a_run_that_was_cut_short_has_no_comparison_that_it_ends_with(tmp_path: Path) -> None:
+    begun = TensorBoardSink(tmp_path)
+    for event in (completed(1, rounds=2), END):  # what a controller that does not learn tells when it is interrupted
+        begun.handle(event)
+    begun.close()
+    resumed = TensorBoardSink(tmp_path, steps=completed(1).epochs, resumed=True)
+    for event in (completed(2, rounds=2), END):
+        resumed.handle(event)
+    resumed.close()
+    shown = EventAccumulator(str(tmp_path))
+    shown.Reload()
+    assert [point.step for point in shown.Scalars("comparison/against_none")] == [2 * completed(1).epochs]

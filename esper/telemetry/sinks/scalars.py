@@ -51,19 +51,22 @@ class Scalars:
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
+        self._cut_short = False
+        """Whether rounds are still to come: what such a run compares is not what it ends with."""
 
     def of(self, event: Event) -> dict[str, float]:
         """The numbers of ``event`` by tag, at the step ``self.steps``; practice has none, see :data:`PRACTICE`."""
         match event:
             case RoundCompleted():
                 self.steps += event.epochs
+                self._cut_short = event.round < event.rounds
                 return self._round(event)
             case PolicyUpdated():
                 told = _fields(event, LOSSES)
                 return {**told, **{f"entropy/{head}": value for head, value in event.head_entropies.items()}}
             case AnomalyDetected():
                 return {f"anomaly/{event.kind}": event.measured}
-            case RunCompleted():
+            case RunCompleted() if not self._cut_short:
                 return {f"comparison/against_{found.reference}": found.difference for found in event.comparisons}
         return {}
 
