@@ -154,9 +154,9 @@ def loss_of(
 
 def finish(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
     """Sums to means; how much of the targets' variance the values explained before the update."""
-    done = max(stats.minibatches, 1)
+    done, measured = max(stats.minibatches, 1), stats.minibatches + stats.stopped_early
     for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
-        setattr(stats, name, getattr(stats, name) / (done + stats.stopped_early))
+        setattr(stats, name, getattr(stats, name) / measured if measured else math.nan)  # NaN: all were left out
     stats.gradient_norm /= done
     stats.clipped_gradients /= done
     stats.gradient_health = gradient_health(stats.gradient_norm)

@@ -10,7 +10,7 @@ from esper.config import PPOConfig
 from esper.ppo.distribution import MASKED_LOGIT, MaskedCategorical
 from esper.ppo.recurrent import SequenceLSTM
 from esper.ppo.sampling import counter_uniforms
-from esper.ppo.update import Evaluated, gradient_health, loss_of, update
+from esper.ppo.update import Evaluated, UpdateStats, finish, gradient_health, loss_of, update
 
 
 def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
@@ -179,3 +179,13 @@ def test_finding_l7_gradient_health_is_continuous(norm: float, health: float) ->
 
 def test_gradient_health_of_a_broken_gradient_is_zero() -> None:
     assert gradient_health(math.nan) == gradient_health(math.inf) == gradient_health(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "stopped", "mean"), [(0, True, 6.0), (2, True, 2.0), (3, False, 2.0), (0, False, math.nan)]
+)
+def test_the_means_of_an_update_are_over_what_was_measured(minibatches: int, stopped: bool, mean: float) -> None:
+    """Also where the first minibatch stops it, and where all were left out."""
+    told = {"valid": torch.ones(2, 2, dtype=torch.bool), "target": torch.rand(2, 2), "value": torch.rand(2, 2)}
+    stats = finish(UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), told)
+    assert [stats.policy_loss, stats.entropy] == pytest.approx([mean, mean], nan_ok=True)

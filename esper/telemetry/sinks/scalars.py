@@ -63,7 +63,7 @@ class Scalars:
                 return self._round(event)
             case PolicyUpdated():
                 told = _fields(event, LOSSES)
-                return {**told, **{f"entropy/{head}": value for head, value in event.head_entropies.items()}}
+                return {**told, **{f"entropy/{head}": value for head, value in event.choice_entropies.items()}}
             case AnomalyDetected():
                 return {f"anomaly/{event.kind}": event.measured}
             case RunCompleted() if not self._cut_short:
