@@ -106,6 +106,8 @@ class Experiment:
         self._resumed_from = found
         self._unwritten: bytes | None = None
         """The last checkpoint, while it is not on disk."""
+        self._last_is_sound = found is None or found.file.name == checkpoint.NAME
+        """Whether the newest one on disk is worth keeping beside the next."""
 
     @one_thread()
     def run(self) -> RunSummary:
@@ -115,7 +117,8 @@ class Experiment:
         second one stops at once, and the run goes on from its last checkpoint.
 
         Raises:
-            KeyboardInterrupt: interrupted before the first round was done.
+            KeyboardInterrupt: interrupted before the first round was done, or before a run that is resumed had taken
+                up its checkpoint; then nothing is written.
         """
         if self.hub is not None:
             raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
@@ -132,7 +135,7 @@ class Experiment:
                     if self.rounds.games and self.rounds.whole:
                         self._remember(finished=False)
                     self._write_checkpoint()
-                if not self.done:
+                if self.hub is None or not self.done:
                     raise
                 summary = self._conclude(interrupted=True)
             finally:
@@ -166,6 +169,7 @@ class Experiment:
 
     def _go_on_from(self, found: checkpoint.Found) -> None:
         """Take everything in before anything in the folder is touched."""
+        self.rounds.whole = False  # an interrupt must not write down what is half loaded, or beside logs not cut yet
         try:
             self._load(found.state)
         except checkpoint.MISFITS as error:
@@ -174,6 +178,7 @@ class Experiment:
         self._open_hub()
         sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
         self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings)))
+        self.rounds.whole = True
         self._practise()
 
     def _load(self, state: checkpoint.State) -> None:
@@ -308,8 +313,8 @@ class Experiment:
 
     def _write_checkpoint(self) -> None:
         if self._unwritten is not None:
-            self.files.write_checkpoint(self._unwritten)
-            self._unwritten, self._written_at = None, time.perf_counter()
+            self.files.write_checkpoint(self._unwritten, keep=self._last_is_sound)
+            self._unwritten, self._written_at, self._last_is_sound = None, time.perf_counter(), True
 
     def _conclude(self, interrupted: bool) -> RunSummary:
         """Compare, unless an agent was interrupted; the last event of the run."""

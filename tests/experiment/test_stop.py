@@ -240,3 +240,28 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
     _, recorder = play(CONFIGS["random"](), tmp_path / "r")
     accepted = {event.op for event in recorder.events if isinstance(event, ActionTaken) and event.accepted}
     assert {"GERMINATE", "ADVANCE"} <= accepted
+
+
+@pytest.mark.parametrize("name", ["ppo", "random"])
+@pytest.mark.parametrize("where", ["play", "cut_logs"])
+def test_trap_30_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
+    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""
+    config = CONFIGS[name]()
+    play(config, tmp_path / "whole")
+    Experiment(config, tmp_path / "r", [Does(at(1, 3), sends(signal.SIGINT))]).run()
+    with (tmp_path / "r" / "events.jsonl").open("ab") as log:
+        log.write(b'{"event": "Epoch')
+    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    target = {
+        "play": "esper.experiment.play.Game.load_state_dict",
+        "cut_logs": "esper.experiment.folder.RunFolder.cut_logs",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(target[where], lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            Experiment.resume(tmp_path / "r").run()
+    assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
