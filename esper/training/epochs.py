@@ -113,6 +113,8 @@ class HostTrainer:
         def before(env: ParallelEnvState) -> None:
             if remember:
                 self._starts[env.index].capture(env)
+            else:
+                self._starts[env.index].forget()  # memory that there was too little of
 
         def on_lane(env: ParallelEnvState) -> None:
             before(env)
