@@ -203,7 +203,7 @@ class PairedRounds(Rounds):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.columns = {name: [v.numpy() for v in column] for name, column in state["columns"].items()}
+        self.columns = {name: [v.numpy() for v in state["columns"][name]] for name in self.columns}
         self.player.load_memory_state(state["player"])
         self.alone.load_memory_state(state["alone"])
 

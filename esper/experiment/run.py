@@ -101,7 +101,7 @@ class Experiment:
         )
         self.env = self.rounds.env
         self.best = -np.inf
-        self.done = 0
+        self.done, self.finished = 0, False
         self._earlier_seconds = 0.0
         self._resumed_from = found
         self._unwritten: bytes | None = None
@@ -118,7 +118,7 @@ class Experiment:
 
         Raises:
             KeyboardInterrupt: interrupted before the first round was done, or before a run that is resumed had taken
-                up its checkpoint; then nothing is written.
+                up its checkpoint, then nothing is written; or while the end of the run was, then it is finished.
         """
         if self.hub is not None:
             raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
@@ -131,6 +131,8 @@ class Experiment:
                     self._play(total)
                 summary = self._conclude(interrupted=False)
             except KeyboardInterrupt:
+                if self.finished:
+                    raise
                 with interrupts_wait():
                     if self.rounds.games and self.rounds.whole:
                         self._remember(finished=False)
@@ -334,21 +336,27 @@ class Experiment:
             seconds=self._earlier_seconds + time.perf_counter() - self._start,
             dropped_sinks={},
         )
-        if comparisons:
+        with interrupts_wait():
+            self._tell_the_end(summary)
+            if not interrupted:
+                self._remember(finished=True)
+                self._write_checkpoint()
+                self.finished = True
+        return summary
+
+    def _tell_the_end(self, summary: RunSummary) -> None:
+        if summary.comparisons:
             self._emit(
                 RunCompleted(
                     controller=summary.controller,
-                    pairs=comparisons[0].pair.pairs,
-                    comparisons=tuple(as_reported(c) for c in comparisons),
+                    pairs=summary.comparison.pairs,
+                    comparisons=tuple(as_reported(c) for c in summary.comparisons),
                     host_parameters=summary.host_parameters,
                     parameters=summary.grown_parameters,
                     fossils=summary.fossils,
                     seconds=summary.seconds,
                 )
             )
-        if not interrupted:
-            self._remember(finished=True)
-        return summary
 
     def _emit(self, event: Event) -> None:
         with self.env.spans("telemetry"):

@@ -13,7 +13,15 @@ import pytest
 from esper.experiment import checkpoint
 from esper.experiment.interrupt import interrupts_wait, termination_interrupts
 from esper.experiment.run import Experiment
-from esper.telemetry.event import ActionTaken, ArmPlayed, BaselineMeasured, EpochCompleted, Event, PracticeRound
+from esper.telemetry.event import (
+    ActionTaken,
+    ArmPlayed,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    PracticeRound,
+    RunCompleted,
+)
 from esper.telemetry.sinks.jsonl import read_events
 from tests.experiment.run_helpers import (
     Does,
@@ -265,3 +273,34 @@ def test_trap_30_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
     assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
     Experiment.resume(tmp_path / "r").run()
     same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("make", [tiny, learning])
+def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
+    """Nothing is left to go on with, and nothing is told twice; whoever sent it still hears of it."""
+    experiment = Experiment(
+        make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert experiment.finished
+    assert checkpoint.read(tmp_path / "r")["finished"]
+    play(make(rounds=1), tmp_path / "whole")
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_every_signal_that_waited_acts(again: bool) -> None:
+    """A program that only takes note of one is stopped by the other all the same."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_wait(again):  # noqa: PT012
+            signal.raise_signal(signal.SIGTERM)
+            assert noted == []
+            signal.raise_signal(signal.SIGINT)
+            assert not again
+        assert noted == ([] if again else [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
