@@ -70,8 +70,8 @@ class Arithmetic:
         self._unscaled = False
 
     def reset(self) -> None:
-        """The scale as it is at first, in the storage that it has unless a step was left half done: for another host, or
-        one that was put back."""
+        """The scale as it is at first, in the storage that it has unless a step was left half done: for another host,
+        or one that was put back."""
         if self._unscaled:
             self.load_state_dict(self._at_first)
         elif self._scaler is not None:
