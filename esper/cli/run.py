@@ -77,7 +77,8 @@ def command(
         try:
             summary = experiment.run()
         except KeyboardInterrupt:
-            click.echo(how_to_go_on(folder, task))
+            if not experiment.finished:
+                click.echo(how_to_go_on(folder, task))
             raise
         except ConfigError:  # found before any work was done
             raise

@@ -2,6 +2,8 @@
 
 One loader with lasting workers serves all envs. At every step it reads one batch for each env, of equal size, each with
 rows from the env's own stream of indices: what an env gets depends neither on the number of workers nor on the others.
+That holds for what rows draw at random, too: the generators of a process start anew for every batch, from the rows of
+its epoch and its place in it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from esper.data.draws import drawing_from, epoch_seed
 from esper.data.task import PAD
 from esper.telemetry.span import Spans
 
@@ -135,6 +138,7 @@ class SharedBatchIterator:
             sampler=self._plan,
             batch_size=None,  # a step is what the loader takes for one item: it is made whole in a worker
             collate_fn=_unchanged,
+            worker_init_fn=_apart,
             num_workers=workers,
             persistent_workers=workers > 0,
             generator=torch.Generator(),  # of its own: a loader draws a seed for its workers every epoch
@@ -217,12 +221,17 @@ class _Step:
         return replace(self, batches=[(x.pin_memory(), y.pin_memory()) for x, y in self.batches])
 
 
-class _Plan(Sampler[list[list[int]]]):
+Ask = tuple[int, list[int]]
+"""A batch that is to be read: what its rows draw from at random, and the rows."""
+
+
+class _Plan(Sampler[list[Ask]]):
     """Which rows each env gets at each step; the whole epoch is drawn at once, however far ahead workers read."""
 
     def __init__(self, streams: tuple[IndexStream, ...], rows: int, batch_size: int, steps: int) -> None:
         self.streams, self.rows, self.batch_size, self.steps = streams, rows, batch_size, steps
-        self.drawn: list[Tensor] = []
+        self.drawn: list[tuple[int, Tensor]] = []
+        """For each env, what its epoch's rows draw from, and the rows [steps, batch_size]."""
 
     def draw(self) -> None:
         count = self.steps * self.batch_size
@@ -238,14 +247,14 @@ class _Plan(Sampler[list[list[int]]]):
                     f"the stream of env {env} gave rows {int(rows.min())} to {int(rows.max())}; "
                     f"the data has 0 to {self.rows - 1}"
                 )
-            self.drawn.append(rows.view(self.steps, self.batch_size))
+            self.drawn.append((epoch_seed(rows), rows.view(self.steps, self.batch_size)))
 
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[list[list[int]]]:
+    def __iter__(self) -> Iterator[list[Ask]]:
         for step in range(self.steps):
-            yield [rows[step].tolist() for rows in self.drawn]
+            yield [(seed + step, rows[step].tolist()) for seed, rows in self.drawn]
 
 
 class _Steps(Dataset["_Step"]):
@@ -254,14 +263,15 @@ class _Steps(Dataset["_Step"]):
     def __init__(self, dataset: Dataset[Batch], expected: Expected | None) -> None:
         self.dataset, self.expected = dataset, expected
 
-    def __getitem__(self, rows: list[list[int]]) -> _Step:
+    def __getitem__(self, asked: list[Ask]) -> _Step:
         batches: list[Batch] = []
-        for env, mine in enumerate(rows):
+        for env, (seed, mine) in enumerate(asked):
             row = mine[0]
             try:
                 pairs: list[Any] = []
-                for row in mine:
-                    pairs.append(self.dataset[row])
+                with drawing_from(seed):
+                    for row in mine:
+                        pairs.append(self.dataset[row])
                 x, y = torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
                 wrong = None if self.expected is None else self.expected.fault(x, y)
                 if wrong is not None:
@@ -271,6 +281,12 @@ class _Steps(Dataset["_Step"]):
                 where = f"env {env}, row {row}" if len(pairs) < len(mine) else f"env {env}, putting rows together"
                 return _Step(os.getpid(), [], f"{where}: {type(error).__name__}: {error}", env)
         return _Step(os.getpid(), batches)
+
+
+def _apart(_worker: int) -> None:
+    """Signals to the group of the process that trains, of a terminal or a batch system, are for that one to answer: it
+    may still want to end a step. A worker is ended by it, or ends when it is gone."""
+    os.setpgid(0, 0)
 
 
 def _unchanged(step: Any) -> Any:

@@ -23,7 +23,7 @@ from esper.ppo.policy import Policy
 
 FORMAT = 3
 MARK = b"Esper checkpoint, format "
-NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+NAME, PREVIOUS, CONFIG = "checkpoint.pt", "checkpoint.previous.pt", "config.toml"
 KEYS: dict[str, tuple[type, ...]] = {
     "config": (str,),
     "round": (int,),
@@ -49,6 +49,7 @@ class Found:
     """The newest checkpoint of a run that can be used."""
 
     state: State
+    file: Path
     refused: tuple[str, ...]
     """Why newer ones were not, by file."""
 
@@ -61,9 +62,10 @@ def encode(state: State) -> bytes:
     return b"%s%d\n%s\n%s" % (MARK, FORMAT, hashlib.sha256(content).hexdigest().encode(), content)
 
 
-def write(folder: Path, content: bytes) -> None:
-    """Make it the run's checkpoint, and keep the one before: whenever this is cut short, one of them is there."""
-    write_atomic(folder / NAME, content, previous=folder / PREVIOUS)
+def write(folder: Path, content: bytes, keep: bool = True) -> None:
+    """Make it the run's checkpoint, and keep the one before: whenever this is cut short, one of them is there. Without
+    ``keep`` the last one, which is broken, goes, and the one before that stays."""
+    write_atomic(folder / NAME, content, previous=folder / PREVIOUS if keep else None)
 
 
 def files(folder: Path) -> list[Path]:
@@ -71,15 +73,25 @@ def files(folder: Path) -> list[Path]:
     return [folder / name for name in (NAME, PREVIOUS) if (folder / name).exists()]
 
 
+def config_digest(folder: Path) -> str:
+    """What a checkpoint knows its run's configuration by. Raises ConfigError where the file cannot be read."""
+    file = folder / CONFIG
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
 def read(path: Path) -> State:
-    """The state in a checkpoint file, or the newest one in the folder of a run; a newer one that is broken is logged.
+    """The state in a checkpoint file, or the newest one of a run in its folder; a newer one that cannot be used is
+    logged.
 
     Raises:
         ConfigError: no file, or not a checkpoint that this Esper reads.
     """
     if not path.is_dir():
         return read_file(path)
-    found = newest(path)
+    found = newest(path, config_digest(path) if (path / CONFIG).exists() else None)
     for why in found.refused:
         logger.warning("%s; the checkpoint before it is used", why)
     return found.state
@@ -94,10 +106,10 @@ def newest(folder: Path, config: str | None = None) -> Found:
             state = read_file(file)
             if config is not None and state["config"] != config:
                 raise ConfigError(
-                    f"{file} belongs to a run with another configuration than {folder / 'config.toml'}: one of the two "
+                    f"{file} belongs to a run with another configuration than {folder / CONFIG}: one of the two "
                     "was changed or is from elsewhere"
                 )
-            return Found(state, tuple(refused))
+            return Found(state, file, tuple(refused))
         except ConfigError as error:
             refused.append(str(error))
     raise ConfigError("; ".join(refused))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,8 @@ from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import JsonlSink
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 
-CONFIG, EVENTS, METRICS, SCHEDULE = "config.toml", "events.jsonl", "metrics.csv", "schedule.toml"
+CONFIG = checkpoint.CONFIG
+EVENTS, METRICS, SCHEDULE = "events.jsonl", "metrics.csv", "schedule.toml"
 
 
 class RunFolder:
@@ -59,19 +59,15 @@ class RunFolder:
         write_json(self.path / "baseline.json", asdict(event))
 
     def config_digest(self) -> str:
-        """What a checkpoint knows the run's configuration by. Raises ConfigError where the file cannot be read."""
-        file = self.path / CONFIG
-        try:
-            return hashlib.sha256(file.read_bytes()).hexdigest()
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+        """See :func:`esper.experiment.checkpoint.config_digest`."""
+        return checkpoint.config_digest(self.path)
 
-    def write_checkpoint(self, content: bytes) -> None:
-        """The logs that it counts on reach the disk before it does."""
+    def write_checkpoint(self, content: bytes, keep: bool = True) -> None:
+        """The logs that it counts on reach the disk before it does; ``keep`` the last one, which is not broken."""
         for name in self.log_sizes():
             with (self.path / name).open("rb") as log:
                 os.fsync(log.fileno())
-        checkpoint.write(self.path, content)
+        checkpoint.write(self.path, content, keep)
 
     def log_sizes(self) -> dict[str, int]:
         """Bytes of each log; both are flushed after every line."""

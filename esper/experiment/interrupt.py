@@ -20,6 +20,8 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
 
     Args:
         again: a second signal acts at once.
+
+    All that came act, in their order, until one of them raises. An error inside is raised in their place.
     """
     # A signal that the process ignores or that ends it at once is nobody's to hold back.
     before = {int(number): signal.getsignal(number) for number in SIGNALS} if _on_main_thread() else {}
@@ -33,15 +35,15 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
         elif again:
             held[number](number, frame)
 
-    for number in held:
-        signal.signal(number, wait)
     try:
+        for number in held:
+            signal.signal(number, wait)
         yield
     finally:
         for number, act in held.items():
             signal.signal(number, act)
-    if came:
-        held[came[0]](came[0], None)
+    for number in came[:1] if again else came:  # the later ones have acted
+        held[number](number, None)
 
 
 @contextmanager

@@ -203,7 +203,9 @@ class PairedRounds(Rounds):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.columns = {name: [v.numpy() for v in column] for name, column in state["columns"].items()}
+        self.columns = {name: [v.numpy() for v in state["columns"][name]] for name in self.columns}
+        if len({state["columns"][name].shape for name in self.columns}) > 1:
+            raise ValueError("the pairs that were played are not whole")
         self.player.load_memory_state(state["player"])
         self.alone.load_memory_state(state["alone"])
 
@@ -300,6 +302,8 @@ class LearningRounds(Rounds):
         self.env_steps, self.practised = int(state["env_steps"]), bool(state["practised"])
         for name, rounds in state["compared"].items():
             self.compared[name] = {int(k): [HostResult.parse(host) for host in hosts] for k, hosts in rounds.items()}
+        if len({len(hosts) for rounds in self.compared.values() for hosts in rounds.values()}) > 1:
+            raise ValueError("rounds of the comparison have different numbers of hosts")
 
 
 def _check_learning(config: TrainingConfig) -> None:

@@ -20,7 +20,7 @@ from esper.experiment import checkpoint
 from esper.experiment.compare import against_each
 from esper.experiment.environment import check_device, check_devices
 from esper.experiment.export import save_host
-from esper.experiment.folder import CONFIG, RunFolder
+from esper.experiment.folder import CONFIG, EVENTS, RunFolder
 from esper.experiment.interrupt import interrupts_wait, termination_interrupts
 from esper.experiment.rounds import LearningRounds, PairedRounds, Round, Rounds
 from esper.experiment.run_summary import RunSummary, as_reported
@@ -35,6 +35,7 @@ from esper.telemetry.event import (
     RunStarted,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
+from esper.telemetry.sinks.jsonl import being_written
 
 
 class Experiment:
@@ -60,10 +61,12 @@ class Experiment:
         task itself or its name.
 
         Raises:
-            ConfigError: no run folder, no checkpoint, a run that is finished, another task than the run's, or a task of
-                your own that is not named.
+            ConfigError: no run folder, no checkpoint, a run that is finished or still going on, another task than the
+                run's, or a task of your own that is not named.
         """
         folder = Path(folder)
+        if being_written(folder / EVENTS):
+            raise ConfigError(f"{folder} is written by a run that is going on: wait for its end, or stop it")
         config_is_there = (folder / CONFIG).exists()
         found = checkpoint.newest(folder, RunFolder(folder, resumed=True).config_digest() if config_is_there else None)
         if found.state["finished"]:
@@ -101,11 +104,13 @@ class Experiment:
         )
         self.env = self.rounds.env
         self.best = -np.inf
-        self.done = 0
+        self.done, self.finished = 0, False
         self._earlier_seconds = 0.0
         self._resumed_from = found
         self._unwritten: bytes | None = None
         """The last checkpoint, while it is not on disk."""
+        self._last_is_sound = found is None or found.file.name == checkpoint.NAME
+        """Whether the newest one on disk is worth keeping beside the next."""
 
     @one_thread()
     def run(self) -> RunSummary:
@@ -115,7 +120,8 @@ class Experiment:
         second one stops at once, and the run goes on from its last checkpoint.
 
         Raises:
-            KeyboardInterrupt: interrupted before the first round was done.
+            KeyboardInterrupt: interrupted before the first round was done, or before a run that is resumed had taken
+                up its checkpoint, then nothing is written; or while the end of the run was, then it is finished.
         """
         if self.hub is not None:
             raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
@@ -128,11 +134,13 @@ class Experiment:
                     self._play(total)
                 summary = self._conclude(interrupted=False)
             except KeyboardInterrupt:
+                if self.finished:
+                    raise
                 with interrupts_wait():
                     if self.rounds.games and self.rounds.whole:
                         self._remember(finished=False)
                     self._write_checkpoint()
-                if not self.done:
+                if self.hub is None or not self.done:
                     raise
                 summary = self._conclude(interrupted=True)
             finally:
@@ -166,6 +174,7 @@ class Experiment:
 
     def _go_on_from(self, found: checkpoint.Found) -> None:
         """Take everything in before anything in the folder is touched."""
+        self.rounds.whole = False  # an interrupt must not write down what is half loaded, or beside logs not cut yet
         try:
             self._load(found.state)
         except checkpoint.MISFITS as error:
@@ -175,6 +184,7 @@ class Experiment:
         sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
         epochs = self.rounds.games[-1].steps if self.rounds.games else 0
         self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings), epochs))
+        self.rounds.whole = True
         self._practise()
 
     def _load(self, state: checkpoint.State) -> None:
@@ -309,8 +319,8 @@ class Experiment:
 
     def _write_checkpoint(self) -> None:
         if self._unwritten is not None:
-            self.files.write_checkpoint(self._unwritten)
-            self._unwritten, self._written_at = None, time.perf_counter()
+            self.files.write_checkpoint(self._unwritten, keep=self._last_is_sound)
+            self._unwritten, self._written_at, self._last_is_sound = None, time.perf_counter(), True
 
     def _conclude(self, interrupted: bool) -> RunSummary:
         """Compare, unless an agent was interrupted; the last event of the run."""
@@ -330,21 +340,27 @@ class Experiment:
             seconds=self._earlier_seconds + time.perf_counter() - self._start,
             dropped_sinks={},
         )
-        if comparisons:
+        with interrupts_wait():
+            self._tell_the_end(summary)
+            if not interrupted:
+                self._remember(finished=True)
+                self._write_checkpoint()
+                self.finished = True
+        return summary
+
+    def _tell_the_end(self, summary: RunSummary) -> None:
+        if summary.comparisons:
             self._emit(
                 RunCompleted(
                     controller=summary.controller,
-                    pairs=comparisons[0].pair.pairs,
-                    comparisons=tuple(as_reported(c) for c in comparisons),
+                    pairs=summary.comparison.pairs,
+                    comparisons=tuple(as_reported(c) for c in summary.comparisons),
                     host_parameters=summary.host_parameters,
                     parameters=summary.grown_parameters,
                     fossils=summary.fossils,
                     seconds=summary.seconds,
                 )
             )
-        if not interrupted:
-            self._remember(finished=True)
-        return summary
 
     def _emit(self, event: Event) -> None:
         with self.env.spans("telemetry"):

@@ -16,18 +16,28 @@ class EpochStart:
     """
 
     def __init__(self) -> None:
-        self._copies = Copies()
-        self._generators: dict[str, Tensor] = {}
+        self.forget()
 
     def capture(self, env: ParallelEnvState) -> None:
-        """Copy the env's present state; nothing waits for a GPU."""
+        """Copy the env's present state; where there is no memory for that, nothing has been trained yet."""
+        self._taken = False
         self.epoch, self._shadows = env.epoch, set(env.shadows)
         self._scale = env.arithmetic.state_dict()
-        self._generators = {name: generator.get_state() for name, generator in all_generators(env).items()}
+        self._generators |= {name: generator.get_state() for name, generator in all_generators(env).items()}
         self._copies.capture(all_tensors(env))
+        self._taken = True
+
+    def forget(self) -> None:
+        """Give the memory back: nothing is going to be restored."""
+        self._copies = Copies()
+        self._generators: dict[str, Tensor] = {}
+        self._taken = False
 
     def restore(self, env: ParallelEnvState) -> None:
-        """Put everything back, bit for bit; gradients, of whatever step they are, go."""
+        """Put everything back, bit for bit; gradients, of whatever step they are, go. An env of which no copy could be
+        taken did nothing after that, and stays as it is."""
+        if not self._taken:
+            return
         env.epoch, env.batch, env.part = self.epoch, 0, 0
         env.arithmetic.load_state_dict(self._scale)
         for group in (env.host_group, *env.seed_groups.values()):

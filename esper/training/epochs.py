@@ -122,6 +122,8 @@ class HostTrainer:
         def before(env: ParallelEnvState) -> None:
             if remember:
                 self._starts[env.index].capture(env)
+            else:
+                self._starts[env.index].forget()  # memory that there was too little of
 
         def on_device(lanes: OneDevice, mine: list[ParallelEnvState]) -> None:
             def on_lane(env: ParallelEnvState) -> None:

@@ -82,7 +82,9 @@ class Parts:
             )
 
     def restore(self, count: int) -> None:
-        """``count`` parts, of a run that goes on; they were doubled if these are not the config's."""
+        """``count`` parts, of a run that goes on: the config's, or twice as many. Raises ValueError for others."""
+        if count not in (self.config.task.micro_batches, 2 * self.config.task.micro_batches):
+            raise ValueError(f"batches in {count} parts; the config has {self.config.task.micro_batches}")
         self.count = count
         self.doubled = count != self.config.task.micro_batches
 

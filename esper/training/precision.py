@@ -70,8 +70,11 @@ class Arithmetic:
         self._unscaled = False
 
     def reset(self) -> None:
-        """The scale as it is at first, in the storage that it has: for another host, or one that was put back."""
-        if self._scaler is not None:
+        """The scale as it is at first, in the storage that it has unless a step was left half done: for another host,
+        or one that was put back."""
+        if self._unscaled:
+            self.load_state_dict(self._at_first)
+        elif self._scaler is not None:
             self._scaler.load_state_dict(self._at_first)
 
     def state_dict(self) -> dict[str, Any]:

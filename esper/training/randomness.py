@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -11,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.data.draws import GLOBAL_GENERATORS
 from esper.training.shadow import ShadowBuffers
-
-_GLOBAL_GENERATOR = threading.RLock()
 
 
 class Purpose(IntEnum):
@@ -43,7 +41,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     so runs in several threads take turns. Inside a lane it is used only for networks that cannot do without.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
         # torch.manual_seed would seed all GPUs, and nobody would put those back.
         torch.default_generator.manual_seed(seed)
         for gpu in devices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -338,3 +339,47 @@ def test_a_memory_mapped_file_serves_all_envs(tmp_path: Path) -> None:
                 assert torch.equal(y, x + 1)
                 seen[env] |= set(x[:, 0].tolist())
     assert seen == [set(range(0, 400, 10))] * 2
+
+
+class Noise(Numbers):
+    """Rows that draw from every generator of the process."""
+
+    def __getitem__(self, row: int) -> Batch:
+        drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002
+        return torch.tensor(drawn), torch.tensor(row)
+
+
+def test_what_rows_draw_depends_neither_on_workers_nor_on_what_was_read_before() -> None:
+    """As augmentation does: a run that is resumed, or reads an epoch again, sees the same images."""
+
+    def read(workers: int, seeds: tuple[int, ...], skipped: int = 0) -> list[Tensor]:
+        """What the env of seed 1 gets in its second epoch."""
+        made = permutations(*seeds)
+        for _ in range(skipped):
+            for stream in made:
+                stream.draw(STEPS * BATCH)
+        with batches(Noise(), made, workers) as iterator:
+            epochs = [[step[seeds.index(1)][0].clone() for step in iterator.epoch()] for _ in range(2 - skipped)]
+        return epochs[-1]
+
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    expected = read(0, (1, 2))
+    assert len({float(value) for batch in expected for value in batch.flatten()}) == STEPS * BATCH * 3
+    for other in (read(0, (1, 2)), read(2, (1, 2)), read(1, (3, 1)), read(0, (1, 2), skipped=1)):
+        for one, two in zip(expected, other, strict=True):
+            assert torch.equal(one, two)
+    assert torch.equal(generators[0], torch.get_rng_state())
+    assert generators[1] == random.getstate()
+    assert np.array_equal(generators[2], np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_a_signal_to_the_group_of_the_process_is_not_for_its_workers() -> None:
+    """A terminal's Ctrl-C and the SIGTERM of `timeout` reach everything in the group; the step under way is read to
+    its end."""
+    with batches(Numbers(), permutations(0), 2) as iterator:
+        reading = iterator.epoch()
+        next(reading)
+        pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+        assert len(pids) == 2
+        assert os.getpgid(0) not in {os.getpgid(pid) for pid in pids}
+        assert len(list(reading)) == STEPS - 1

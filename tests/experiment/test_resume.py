@@ -16,13 +16,14 @@ from esper.config import ConfigError, TrainingConfig
 from esper.experiment import checkpoint
 from esper.experiment.run import Experiment
 from esper.experiment.run_summary import RunSummary
-from esper.telemetry.event import ArmPlayed, BaselineMeasured, Event, PolicyUpdated
+from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch
 from esper.training.lanes import LaneError
 from tests.experiment.run_helpers import (
     Does,
     Recorder,
+    flat,
     kinds,
     learning,
     metrics,
@@ -273,3 +274,47 @@ def test_trap_30_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, t
     shutil.rmtree(tmp_path / "agent")
     Experiment.resume(tmp_path / "r").run()
     same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_trap_30_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
+    """Both runs play what agents learned: one that is refused is not what the controller is read from, either."""
+    play(learning(rounds=1, seed=8), tmp_path / "other agent")
+    configs = [tiny(f"checkpoint:{place}", rounds=2) for place in (whole("ppo")[0], tmp_path / "other agent")]
+    play(configs[0], tmp_path / "whole")
+    for name, config in zip("rs", configs, strict=True):
+        interrupted(config, tmp_path / name, Does(within_round(2), stop))
+    policies = [flat(checkpoint.read(tmp_path / name)["policy"]) for name in "rs"]
+    assert policies[0] != policies[1]
+    shutil.copy(tmp_path / "s" / "checkpoint.pt", tmp_path / "r" / "checkpoint.pt")
+    assert flat(checkpoint.read(tmp_path / "r")["policy"]) == policies[0]
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_trap_30_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tmp_path: Path) -> None:
+    """Or for the time between two renames, and until the next but one is written, there would be none to go back to."""
+    interrupted(tiny(rounds=2), tmp_path / "r", Does(within_round(2), stop))
+    newest, previous = (tmp_path / "r" / name for name in ("checkpoint.pt", "checkpoint.previous.pt"))
+    sound = previous.read_bytes()
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(KeyboardInterrupt):
+        Experiment.resume(
+            tmp_path / "r",
+            [Does(lambda e: isinstance(e, EpochCompleted), functools.partial(signal.raise_signal, signal.SIGTERM))],
+        ).run()
+    assert previous.read_bytes() == sound
+    assert checkpoint.read_file(newest)["rounds"]["games"]
+    Experiment.resume(tmp_path / "r").run()
+    assert checkpoint.read_file(previous)["finished"] is False
+
+
+def test_a_run_that_is_going_on_is_not_resumed_beside_itself(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def resume() -> None:
+        with pytest.raises(ConfigError, match="is written by a run that is going on") as found:
+            Experiment.resume(tmp_path / "r")
+        refused.append(str(found.value))
+
+    play(tiny(rounds=2), tmp_path / "r", Does(within_round(2), resume))
+    assert len(refused) == 1

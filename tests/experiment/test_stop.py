@@ -13,7 +13,15 @@ import pytest
 from esper.experiment import checkpoint
 from esper.experiment.interrupt import interrupts_wait, termination_interrupts
 from esper.experiment.run import Experiment
-from esper.telemetry.event import ActionTaken, ArmPlayed, BaselineMeasured, EpochCompleted, Event, PracticeRound
+from esper.telemetry.event import (
+    ActionTaken,
+    ArmPlayed,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    PracticeRound,
+    RunCompleted,
+)
 from esper.telemetry.sinks.jsonl import read_events
 from tests.experiment.run_helpers import (
     Does,
@@ -240,3 +248,59 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
     _, recorder = play(CONFIGS["random"](), tmp_path / "r")
     accepted = {event.op for event in recorder.events if isinstance(event, ActionTaken) and event.accepted}
     assert {"GERMINATE", "ADVANCE"} <= accepted
+
+
+@pytest.mark.parametrize("name", ["ppo", "random"])
+@pytest.mark.parametrize("where", ["play", "cut_logs"])
+def test_trap_30_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
+    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""
+    config = CONFIGS[name]()
+    play(config, tmp_path / "whole")
+    Experiment(config, tmp_path / "r", [Does(at(1, 3), sends(signal.SIGINT))]).run()
+    with (tmp_path / "r" / "events.jsonl").open("ab") as log:
+        log.write(b'{"event": "Epoch')
+    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    target = {
+        "play": "esper.experiment.play.Game.load_state_dict",
+        "cut_logs": "esper.experiment.folder.RunFolder.cut_logs",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(target[where], lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            Experiment.resume(tmp_path / "r").run()
+    assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("make", [tiny, learning])
+def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
+    """Nothing is left to go on with, and nothing is told twice; whoever sent it still hears of it."""
+    experiment = Experiment(
+        make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert experiment.finished
+    assert checkpoint.read(tmp_path / "r")["finished"]
+    play(make(rounds=1), tmp_path / "whole")
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_every_signal_that_waited_acts(again: bool) -> None:
+    """A program that only takes note of one is stopped by the other all the same."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_wait(again):  # noqa: PT012
+            signal.raise_signal(signal.SIGTERM)
+            assert noted == []
+            signal.raise_signal(signal.SIGINT)
+            assert not again
+        assert noted == ([] if again else [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -14,10 +14,10 @@ from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.env_state import ParallelEnvState
 from esper.training.evaluate import evaluate
 from esper.training.host_step import begin_epoch, train_epoch, train_step
-from esper.training.lanes import Lanes
+from esper.training.lanes import LaneError, Lanes
 from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord
-from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train
+from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
 from tests.training.test_cut import Overflow
 from tests.training.test_foreign_hosts import training_of
 
@@ -201,3 +201,20 @@ def test_a_delta_that_float16_cannot_hold_is_the_seeds_fault(stage: S) -> None:
         world.step()
         assert [cut.slot for cut in world.of_kind(SeedCut)] == ["r0c0"]
         assert not world.of_kind(GovernorRollback)
+
+
+def test_an_env_is_used_again_after_a_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the unscaling of its gradients and the update of the scale: the next episode knows nothing of it."""
+
+    def breaks(*_arguments: Any, **_named: Any) -> Any:
+        raise ArithmeticError("lost")
+
+    with rig(1, 4, **FP16) as world, rig(1, 4, **FP16) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr("esper.training.host_step.grad_stats", breaks)
+            with pytest.raises(LaneError, match="lost"):
+                world.step()
+        for one in (world, other):
+            one.env.reset(seed=3)
+            one.env.step(wait_actions(1))
+        same_bits(tensors_of(world.training()), tensors_of(other.training()))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.data.task import resolve
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.stage import SeedStage as S
 from esper.telemetry.event import Event, MicroBatchHalved
+from esper.training.contents import Copies
 from esper.training.env_state import ParallelEnvState
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import LaneError, Lanes
@@ -87,6 +89,28 @@ def test_finding_m12_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str)
     assert isinstance(event, MicroBatchHalved)
     assert (event.env, event.epoch, event.batch, event.micro_batches) == (1, 2, 2, 2 * parts)
     assert "can't allocate memory" in event.reason
+
+
+@pytest.mark.parametrize("fitting", [0, 5, 20])
+def test_finding_m12_no_memory_for_remembering_how_the_epoch_began(
+    fitting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one env part of the copies are there, and those of the others are whole: none of it is mixed up."""
+    capture, failed = Copies.capture, []
+
+    def too_large(copies: Copies, live: Iterable[tuple[str, Tensor]]) -> None:
+        found = list(live)
+        if copies is hurt.trainer._starts[1]._copies and not failed:
+            failed.append(True)
+            capture(copies, found[:fitting])
+            raise RuntimeError(FULL)
+        capture(copies, found)
+
+    hurt = course(Lanes(2), lambda _made: None)
+    monkeypatch.setattr(Copies, "capture", too_large)
+    assert_same(finished(hurt), finished(course(Lanes(1), from_here_on)))
+    assert failed
+    assert not any(start._copies.tensors for start in hurt.trainer._starts.values()), "nothing is done a third time"
 
 
 def test_finding_m12_captured_work_of_whole_batches_is_dropped() -> None:
@@ -225,3 +249,9 @@ def test_the_allocator_of_this_torch_says_what_is_looked_for() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58, dtype=torch.uint8)
     assert ran_out(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, -1, 3, 8])
+def test_no_other_number_of_parts_is_gone_on_with(count: int) -> None:
+    with pytest.raises(ValueError, match=f"batches in {count} parts; the config has 2"):
+        Parts(resolve(tiny_config(task={"micro_batches": 2}), digits())).restore(count)
