@@ -26,6 +26,8 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 
+MOST_PROBLEMS = 5
+"""That an error tells of."""
 MOST_SHOWN = 200
 """Characters of a value that is refused."""
 
@@ -313,7 +315,9 @@ class TrainingConfig(Section):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(cls, problem) for problem in error.errors())) from None
+            wrong = [_explain(cls, problem) for problem in error.errors()]
+            more = [f"and {len(wrong) - MOST_PROBLEMS} problems more"] if len(wrong) > MOST_PROBLEMS else []
+            raise ConfigError("\n".join(wrong[:MOST_PROBLEMS] + more)) from None
 
     def with_values(self, **sections: dict[str, Any]) -> TrainingConfig:
         """A copy with some values replaced: ``config.with_values(run={"seed": 3})``."""

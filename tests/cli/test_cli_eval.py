@@ -226,9 +226,11 @@ def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> N
     assert "pretrained" in esper("tasks").out
 
 
-def test_values_that_nobody_typed_are_refused_with_their_file(esper: Esper, run: Path) -> None:
+def test_a_config_that_was_edited_is_refused_by_its_name(esper: Esper, run: Path) -> None:
     shutil.copytree(run, "mine")
     Path("mine/config.toml").write_text("run = 3\n")
     found = esper("eval", "mine")
     assert found.code == 2
-    assert found.err.startswith("Error: mine/config.toml: run: ")
+    assert found.err.startswith(
+        "Error: mine/checkpoint.pt belongs to a run with another configuration than mine/config"
+    )

@@ -285,3 +285,9 @@ def test_a_width_that_no_memory_holds_is_refused_by_the_size_of_the_weights(host
     facts["sites"] = dict.fromkeys(facts["sites"], 10**6)
     stem.with_name("host.json").write_text(json.dumps(facts))
     assert "larger than the file of weights" in refusal(lambda: load_host(stem))
+
+
+def test_an_error_tells_of_a_few_problems_and_counts_the_others() -> None:
+    with pytest.raises(ConfigError, match="and 4 problems more$") as found:
+        TrainingConfig.parse({"run": {f"x{i}": 1 for i in range(9)}})
+    assert len(str(found.value).splitlines()) == 6
