@@ -288,6 +288,6 @@ def test_a_width_that_no_memory_holds_is_refused_by_the_size_of_the_weights(host
 
 
 def test_an_error_tells_of_a_few_problems_and_counts_the_others() -> None:
-    with pytest.raises(ConfigError, match="and 4 problems more$") as found:
+    with pytest.raises(ConfigError, match=r"and 4 problems more$") as found:
         TrainingConfig.parse({"run": {f"x{i}": 1 for i in range(9)}})
     assert len(str(found.value).splitlines()) == 6
