@@ -66,7 +66,9 @@ def test_ci_finds_the_two_commands(ending: str, place: int) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Its blocks one after the other, as a reader would paste them; in a process of their own, in an empty folder."""
-    script = "\n".join(blocks(page, "python"))
+    # Ctrl-C works as for a reader at a terminal: it is ignored in the children of some shells and CI runners.
+    ctrl_c = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = "\n".join([ctrl_c, *blocks(page, "python")])
     found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     if page == README:

@@ -23,7 +23,7 @@ class EpochStart:
         self._taken = False
         self.epoch, self._shadows = env.epoch, set(env.shadows)
         self._scale = env.arithmetic.state_dict()
-        self._generators |= {name: generator.get_state() for name, generator in all_generators(env).items()}
+        self._generators = {name: generator.get_state() for name, generator in all_generators(env).items()}
         self._copies.capture(all_tensors(env))
         self._taken = True
 

@@ -114,11 +114,11 @@ def test_finding_m12_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatc
     short_of_memory(monkeypatch, 2)
     write, count = checkpoint.write, []
 
-    def breaks(path: Path, content: bytes) -> None:
+    def breaks(path: Path, content: bytes, keep: bool) -> None:
         count.append(len(content))
         if len(count) >= 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / checkpoint.NAME))
-        write(path, content)
+        write(path, content, keep)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write", breaks)

@@ -113,11 +113,11 @@ def test_finding_m12_an_error_before_there_is_anything_to_resume_proposes_nothin
 def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint before is still there, and the run goes on from it when there is room again."""
 
-    def full(_folder: Path, content: bytes) -> None:
+    def full(_folder: Path, content: bytes, keep: bool) -> None:
         if len(written) == 2:
             raise OSError(28, "No space left on device")
         written.append(content)
-        real(_folder, content)
+        real(_folder, content, keep)
 
     written: list[bytes] = []
     real = checkpoint.write
