@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from esper.cli.options import put
+from esper.cli.run import is_expected
 from esper.config import ConfigError, set_dotted
 
 if TYPE_CHECKING:
@@ -59,15 +61,12 @@ def command(
     for assignment in assignments:
         set_dotted(changes, assignment)
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
-        table = changes.setdefault("run", {})
-        if value is not None and isinstance(table, dict):  # a section that is a value is refused with the config
-            table[key] = value
+        put(changes, "run", key, value)
 
     from esper.experiment.evaluation import evaluate_controller
     from esper.experiment.files import write_json
     from esper.experiment.learned import check_target, find_learned, save_policy
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
-    from esper.training.lanes import LaneError
 
     learned = find_learned(controller)
     if save is not None:
@@ -83,8 +82,10 @@ def command(
             write_json(json_file, found.plain())
         if save is not None:
             save_policy(learned, save, found.score())
-    except (LaneError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    except Exception as error:
+        if is_expected(error):
+            raise click.ClickException(str(error)) from error
+        raise
     if save is not None:  # with the task: another one may have no blueprint that it knows
         click.echo(f"Saved: esper run --task {found.config.task.name} --controller checkpoint:{save}")
 
@@ -103,12 +104,7 @@ def words(found: Evaluation) -> str:
         "",
         f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
     ]
-    for compared in found.comparisons:
-        c = compared.pair
-        interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if c.pairs > 1 else "no interval"
-        lines.append(
-            f"  {c.name_a:10s} {c.mean_a:6.2f} %   {c.difference:+6.2f} pp, {interval}: {compared.verdict_word}"
-        )
+    lines += [f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.words}" for c in found.comparisons]
     sizes = "; ".join(
         f"{arm.controller} {arm.parameters.mean():,.0f}, {arm.fossils.mean():.1f} seeds kept a host" for arm in ours
     )

@@ -62,14 +62,19 @@ def build_tables(
         set_dotted(tables, assignment)
     given = {place: flags[flag.removeprefix("--").replace("-", "_")] for flag, place, _, _ in FLAGS}
     for (section, key), value in {**given, **extra}.items():
-        table = tables.setdefault(section, {})
-        if value is not None and isinstance(table, dict):  # parse() refuses a section that is a value
-            table[key] = value
+        put(tables, section, key, value)
     config = TrainingConfig.parse(tables)
     named_here = flags["task"] is not None or any(a.partition("=")[0].strip() == "task.name" for a in assignments)
     if is_user_task(config.task.name) and not named_here and config_file and _is_of_a_run(config_file):
         raise refuse_untrusted(config.task.name, str(config_file))
     return tables
+
+
+def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:
+    """Set ``section.key``; None is not given. A section that is itself a value is left for ``parse()`` to refuse."""
+    table = tables.setdefault(section, {})
+    if value is not None and isinstance(table, dict):
+        table[key] = value
 
 
 def _is_of_a_run(config_file: Path) -> bool:

@@ -160,10 +160,7 @@ def result_lines(summary: RunSummary) -> list[str]:
         f"The same hosts under each baseline, and the paired difference:",
         "",
     ]
-    for found in summary.comparisons:
-        c = found.pair
-        interval = f"95 % interval {c.interval.low:+.2f} to {c.interval.high:+.2f}" if c.pairs > 1 else "no interval"
-        lines.append(f"  {c.name_b:10s} {c.mean_b:6.2f} %   {c.difference:+6.2f} pp, {interval}: {found.verdict_word}")
+    lines += [f"  {c.pair.name_b:10s} {c.pair.mean_b:6.2f} %   {c.words}" for c in summary.comparisons]
     lines += [
         "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "

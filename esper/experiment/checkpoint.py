@@ -91,15 +91,16 @@ def read(path: Path) -> State:
     """
     if not path.is_dir():
         return read_file(path)
-    found = newest(path, config_digest(path) if (path / CONFIG).exists() else None)
+    found = newest(path)
     for why in found.refused:
         logger.warning("%s; the checkpoint before it is used", why)
     return found.state
 
 
-def newest(folder: Path, config: str | None = None) -> Found:
-    """The newest checkpoint in ``folder`` that is whole and, where ``config`` is given, was written under the config
-    file of this digest. Raises ConfigError when there is none, with what is wrong with those that there are."""
+def newest(folder: Path) -> Found:
+    """The newest checkpoint in ``folder`` that is whole and, where the run's config lies there, was written under it.
+    Raises ConfigError when there is none, with what is wrong with those that there are."""
+    config = config_digest(folder) if (folder / CONFIG).exists() else None
     refused: list[str] = []
     for file in files(folder) or [folder / NAME]:
         try:

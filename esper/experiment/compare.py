@@ -45,6 +45,14 @@ class ArmComparison:
         return self.pair.verdict(p_value=self.adjusted_p)
 
     @property
+    def words(self) -> str:
+        """The difference with its interval and the verdict, for a line of a table."""
+        pair = self.pair
+        low, high = pair.interval.low, pair.interval.high
+        interval = f"95 % interval {low:+.2f} to {high:+.2f}" if pair.pairs > 1 else "no interval"
+        return f"{pair.difference:+6.2f} pp, {interval}: {self.verdict_word}"
+
+    @property
     def verdict_word(self) -> str:
         """The verdict on the first arm, for a table that has the numbers beside it."""
         pair = self.pair

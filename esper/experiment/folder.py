@@ -58,10 +58,6 @@ class RunFolder:
         """In a file of its own, for later runs and reports."""
         write_json(self.path / "baseline.json", asdict(event))
 
-    def config_digest(self) -> str:
-        """See :func:`esper.experiment.checkpoint.config_digest`."""
-        return checkpoint.config_digest(self.path)
-
     def write_checkpoint(self, content: bytes, keep: bool = True) -> None:
         """The logs that it counts on reach the disk before it does; ``keep`` the last one, which is not broken."""
         for name in self.log_sizes():

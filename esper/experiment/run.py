@@ -67,8 +67,7 @@ class Experiment:
         folder = Path(folder)
         if being_written(folder / EVENTS):
             raise ConfigError(f"{folder} is written by a run that is going on: wait for its end, or stop it")
-        config_is_there = (folder / CONFIG).exists()
-        found = checkpoint.newest(folder, RunFolder(folder, resumed=True).config_digest() if config_is_there else None)
+        found = checkpoint.newest(folder)
         if found.state["finished"]:
             raise ConfigError(f"{folder} is finished: all its {found.state['round']} rounds were played and compared")
         config = TrainingConfig.parse(read_toml(folder / CONFIG))
@@ -305,7 +304,7 @@ class Experiment:
         policy = self.rounds.policy
         self._unwritten = checkpoint.encode(
             {
-                "config": self.files.config_digest(),
+                "config": checkpoint.config_digest(self.folder),
                 "round": self.done,
                 "finished": finished,
                 "best": self.best,

@@ -15,6 +15,9 @@ class EpochStart:
     anew is not in it.
     """
 
+    _generators: dict[str, Tensor]
+    """Their states, by name."""
+
     def __init__(self) -> None:
         self.forget()
 
@@ -30,7 +33,7 @@ class EpochStart:
     def forget(self) -> None:
         """Give the memory back: nothing is going to be restored."""
         self._copies = Copies()
-        self._generators: dict[str, Tensor] = {}
+        self._generators = {}
         self._taken = False
 
     def restore(self, env: ParallelEnvState) -> None:

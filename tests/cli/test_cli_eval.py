@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from esper.data.shared_batches import SharedBatchError
 from esper.experiment import checkpoint, policy_file
 from tests.cli.conftest import Esper
 from tests.cli.test_cli_task import MINE, TASK, executed
@@ -104,6 +105,21 @@ def test_what_was_found_is_said_even_where_it_cannot_be_written(
     assert found.code == 1
     assert "No space left on device" in found.err
     assert "Test accuracy of " in found.out
+
+
+@pytest.mark.parametrize(
+    "error", [SharedBatchError("a worker died"), MemoryError("no more"), OSError(5, "Input/output error")]
+)
+def test_finding_m12_what_breaks_while_hosts_play_is_told_by_its_message(
+    error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_arguments: object, **_names: object) -> None:
+        raise error
+
+    monkeypatch.setattr("esper.experiment.evaluation.play_arms", breaks)
+    found = esper("eval", str(run))
+    assert found.code == 1
+    assert found.err == f"Error: {error}\n"
 
 
 def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:

@@ -20,7 +20,7 @@ from esper.experiment.environment import check_devices
 from esper.telemetry.event import Event, stable_record
 from esper.training.device_lanes import DeviceLanes, place_of
 from esper.training.lanes import Cancelled, LaneError, Lanes
-from tests.core_helpers import DAMAGE, EASY_GATES, digits, flat_baseline
+from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.experiment.run_helpers import flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import KINDS, Growing, assert_same, float_images
@@ -105,13 +105,7 @@ def test_cancelling_reaches_all_devices() -> None:
 def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]:
     """A course of events in hosts that are spread over so many devices: random actions, one host that breaks."""
     told: list[Event] = []
-    config = TrainingConfig.parse(
-        {
-            "run": {"lanes": 2},
-            "task": {"samples_per_epoch": 64, "batch_size": 32},
-            "env": {"n_envs": envs, "episode_length": 8, "gates": EASY_GATES, "embargo": 1},
-        }
-    )
+    config = tiny_config(envs, 8, run={"lanes": 2}, env={"embargo": 1})
     copies = [digits().to(torch.device("cpu")) for _ in range(devices - 1)]
     env = GrowthVectorEnv(digits(), config, told.append, flat_baseline(8), elsewhere=copies)
     assert len({id(training.totals.accumulators) for training in env.training}) == devices
