@@ -19,7 +19,7 @@ from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
 from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
-from esper.config_types import Count, Finite, Fraction, NonNegative, Positive, Section
+from esper.config_types import Count, Finite, Fraction, Multiples, NonNegative, Positive, Section
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -246,6 +246,9 @@ class PPOConfig(Section):
     practice_steps: Annotated[int, Field(ge=0, strict=True)] = 200_000
     """Steps of simulated hosts that an agent practises on before it meets real ones; 0: none. Planted hosts are
     simulated themselves, and are met without practice."""
+    practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
+    """Lengths of the episodes of practice, as multiples of the run's, practised in turn. An agent that knows one length
+    only comes too late in shorter episodes."""
     practice_envs: Count = 64
     """Simulated hosts that are played together in practice."""
     practice_worth: NonNegative = 3.0

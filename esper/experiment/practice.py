@@ -4,15 +4,19 @@ Real hosts are slow, and an agent that knows nothing learns from them first of a
 it plants is pruned or unfinished in the end. What it lacks is the same everywhere: what an op does, that a gate has to
 pass, that a seed needs time, that what is not kept is lost. All this a planted law teaches in a minute. The worths of
 blueprints and slots are drawn anew for every simulated host, so what a blueprint is worth here is left to be learned.
+
+Episodes of several lengths are practised in turn: an agent that knows one length only comes too late with what must be
+done before the end of a shorter one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 
 import numpy as np
 
-from esper.config import TrainingConfig
+from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import CHANCE, Law
 from esper.env.slot_env import SlotVectorEnv
@@ -24,13 +28,16 @@ PRACTICE = 2**31 + 2**30
 hosts."""
 
 
-def practice_env(env: SlotVectorEnv, config: TrainingConfig) -> PlantedVectorEnv:
+def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
     """Simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``, which is prepared.
 
-    A blueprint has one size in all slots: the mean of its largest sizes in the real ones.
+    A blueprint has one size in all slots: the mean of its largest sizes in the real ones. With another ``horizon``,
+    hosts alone are after any part of an episode where the real ones are after the same part of theirs.
     """
     assert env.rules is not None
     spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline
+    horizon = horizon or env.horizon
+    curve = np.interp(np.linspace(0, env.horizon, horizon + 1), np.arange(env.horizon + 1), baseline.accuracy)
     law = Law(
         slots=spec.slots,
         blueprints=spec.blueprints,
@@ -39,27 +46,41 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig) -> PlantedVectorEnv
         parameters=tuple(int(size) for size in env.rules.largest.mean(axis=0)),
         gate_parameters=0,
         host_parameters=env.host_parameters,
-        curve=baseline.accuracy,
+        curve=tuple(curve.tolist()),
         noise=ppo.practice_noise,
         paired_noise=ppo.practice_paired_noise,
         reliance=ppo.practice_reliance,
         spread=baseline.final_loss_std * 90 / CHANCE,  # losses in the real ones' unit
     )
-    return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs}), law)
+    return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs, "episode_length": horizon}), law)
+
+
+def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
+    """The horizon of each round of practice, in order: one length after the other, until the steps are used up."""
+    turns = cycle(dict.fromkeys(max(1, round(length * horizon)) for length in config.practice_lengths))
+    most = config.practice_steps // config.practice_envs
+    rounds = [next(turns)]
+    while sum(rounds) + (following := next(turns)) <= most:
+        rounds.append(following)
+    return rounds
 
 
 def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
     """An agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
 
-    ``report`` is told the round, the number of rounds and the mean return after each.
+    ``report`` is told the round, the number of rounds and the return after each: the mean over the lengths of episodes,
+    of which each has its own.
     """
-    simulated = practice_env(env, config)
+    rounds = practice_rounds(config.ppo, env.horizon)
+    simulated = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
     seed = config.run.seed + PRACTICE
-    agent = PPOAgent(simulated.action_spec, simulated.layout, simulated.num_envs, config.ppo, seed)
-    rounds = max(1, config.ppo.practice_steps // (simulated.num_envs * simulated.horizon))
-    for number in range(rounds):
-        agent.progress = number / rounds
-        played = play_round(simulated, agent, seed=None if number else seed, learner=agent)
+    agent = PPOAgent(env.action_spec, env.layout, config.ppo.practice_envs, config.ppo, seed)
+    returns: dict[int, float] = {}
+    for number, horizon in enumerate(rounds):
+        agent.progress = number / len(rounds)
+        first = None if horizon in returns else seed + (len(returns) << 32)  # other draws for each length
+        played = play_round(simulated[horizon], agent, seed=first, learner=agent)
         agent.learn(played.observation)
-        report(number + 1, rounds, float(np.mean(played.returns)))
+        returns[horizon] = float(np.mean(played.returns))
+        report(number + 1, len(rounds), float(np.mean(list(returns.values()))))
     return agent

@@ -44,6 +44,8 @@ C, FLAG, INDEX = Kind.CONTINUOUS, Kind.FLAG, Kind.INDEX
 
 BASE: tuple[Entry, ...] = (
     Entry("epoch", C, "epochs done / horizon"),
+    # A fraction cannot tell which action is the last one of an episode of another length.
+    Entry("epochs_left", C, "symlog of the epochs that are left"),
     Entry("train_loss", C, "symlog of the training loss of the epoch"),
     Entry("validation_loss", C, "symlog of the validation loss"),
     Entry("train_accuracy", C, "training accuracy of the epoch, fraction"),

@@ -23,7 +23,9 @@ def check(world: Rig) -> None:
             assert STAGES[flags.index(1)] is world.slot(slot, index).stage
         counts = [world.value(f"count_{stage.name.lower()}", index) for stage in STAGES]
         assert sum(counts) == pytest.approx(1)
-        assert world.value("epoch", index) == pytest.approx(world.training(index).epoch / world.env.horizon)
+        epoch, horizon = world.training(index).epoch, world.env.horizon
+        assert world.value("epoch", index) == pytest.approx(epoch / horizon)
+        assert world.value("epochs_left", index) == pytest.approx(math.log1p(horizon - epoch))
         assert world.value("rent", index) == pytest.approx(rent(world, index), rel=1e-5)
 
 

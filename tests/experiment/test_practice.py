@@ -1,18 +1,20 @@
 """Practice: simulated hosts that look like the real ones, each with worths of its own."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from esper.config import TrainingConfig
+from esper.config import ConfigError, PPOConfig, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Growth, Law
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.play import play_round
-from esper.experiment.practice import practice_env, practise
+from esper.experiment import practice
+from esper.experiment.play import Played, play_round
+from esper.experiment.practice import practice_env, practice_rounds, practise
 from esper.ppo.agent import PPOAgent
 from esper.seeds.stage import SeedStage
 
@@ -27,7 +29,7 @@ def real() -> tuple[SlotVectorEnv, TrainingConfig]:
         {
             "task": {"samples_per_epoch": 128},
             "env": {"n_envs": 2, "episode_length": 8, "baseline_episodes": 2},
-            "ppo": {"practice_steps": 2 * N_ENVS * 8, "width": 32},
+            "ppo": {"practice_steps": 2 * N_ENVS * 8, "practice_lengths": [1.0], "width": 32},
         }
     )
     maker = EnvMaker.of(config)
@@ -54,6 +56,58 @@ def test_simulated_hosts_look_like_the_real_ones(real: tuple[SlotVectorEnv, Trai
     assert abs(info["committed_accuracy"].mean() - env.baseline.accuracy[-1]) < 1.0
     assert simulated.rules is not None
     np.testing.assert_array_equal(simulated.rules.largest[0], env.rules.largest.mean(axis=0).astype(int))
+
+
+def test_simulated_hosts_of_another_horizon_follow_the_same_curve(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
+    env, config = real
+    assert env.baseline is not None
+    curve = env.baseline.accuracy
+    for horizon, shorter, same in ((4, slice(None), slice(None, None, 2)), (16, slice(None, None, 2), slice(None))):
+        simulated = practice_env(env, config, horizon)
+        assert (simulated.horizon, simulated.num_envs) == (horizon, N_ENVS)
+        assert simulated.baseline is not None
+        np.testing.assert_allclose(simulated.baseline.accuracy[shorter], curve[same])
+
+
+def test_episodes_of_several_lengths_are_practised_in_turn_until_the_steps_are_used_up() -> None:
+    def rounds(steps: int, *lengths: float) -> list[int]:
+        settings = {"practice_steps": steps, "practice_envs": 2}
+        return practice_rounds(PPOConfig(**settings, **({"practice_lengths": lengths} if lengths else {})), horizon=30)
+
+    assert rounds(2 * 2 * (12 + 21 + 30 + 60)) == [12, 21, 30, 60] * 2
+    assert rounds(2 * (12 + 21 + 30 + 60 + 12 + 21) - 1) == [12, 21, 30, 60, 12]
+    assert rounds(1) == [12]
+    assert rounds(200, 1.0) == [30, 30, 30]
+    assert rounds(200, 1.0, 1.01) == [30, 30, 30]  # the same number of epochs is one length
+    assert rounds(4, 0.001) == [1, 1]
+
+
+@pytest.mark.parametrize("lengths", [[], [0.0], [1.0, -1.0], [10.5], [float("nan")], 1.0])
+def test_impossible_lengths_of_practice_are_refused(lengths: object) -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.practice_lengths"):
+        TrainingConfig.parse({"ppo": {"practice_lengths": lengths}})
+
+
+def test_hosts_of_each_length_have_draws_of_their_own(
+    real: tuple[SlotVectorEnv, TrainingConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, config = real
+    worths: dict[int, list[np.ndarray]] = {}
+
+    def played(simulated: PlantedVectorEnv, agent: PPOAgent, **rest: Any) -> Played:
+        found = play_round(simulated, agent, **rest)
+        worths.setdefault(simulated.horizon, []).append(simulated.growth.worth.copy())
+        return found
+
+    monkeypatch.setattr(practice, "play_round", played)
+    practise(
+        env,
+        config.with_values(ppo={"practice_lengths": (0.5, 1.0), "practice_steps": N_ENVS * 2 * (4 + 8)}),
+        lambda *_: None,
+    )
+    assert {horizon: len(rounds) for horizon, rounds in worths.items()} == {4: 2, 8: 2}
+    first, *others = (worth for rounds in worths.values() for worth in rounds)
+    assert all((first != other).all() for other in others)
 
 
 def test_every_simulated_host_has_worths_of_its_own() -> None:

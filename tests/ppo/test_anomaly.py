@@ -66,7 +66,7 @@ def test_an_agent_that_learns_well_gives_no_warning() -> None:
 def test_an_absurd_learning_rate_moves_probabilities_too_far() -> None:
     found: set[str] = set()
     for rate in (0.1, 0.3):
-        agent = make_agent(16, learning_rate=rate, prior=2.0)
+        agent = make_agent(64, learning_rate=rate, prior=2.0)
         kinds = [look(learned(agent)) for _ in range(4)]
         found |= {kind for each in kinds for kind in each}
     assert {"ratio_exploded", "ratio_collapsed"} <= found
@@ -82,7 +82,7 @@ def saturate(agent: PPOAgent, head: str) -> None:
         if head == "op":
             network.op_head[-1].bias[int(Op.GERMINATE)] += 30.0  # type: ignore[operator, index, union-attr]
         elif head == "slot":
-            network.slot_query[-1].weight.mul_(1e5)  # type: ignore[operator, union-attr]
+            network.slot_query[-1].weight.mul_(1e7)  # type: ignore[operator, union-attr]
         elif head == "blueprint":
             network.blueprint_query[-1].bias.add_(1e4 * network.blueprints[0])  # type: ignore[operator, union-attr]
         else:
