@@ -23,7 +23,7 @@ def _base(fleet: Fleet, rules: Rules) -> dict[str, Floats]:
     weighted = (slots.alpha * slots.parameters).sum(axis=1)
     values = {
         "epoch": fleet.epoch / horizon,
-        "epochs_left": symlog(horizon - fleet.epoch),
+        "epochs_left": symlog(np.float64(horizon) - fleet.epoch),
         "train_loss": symlog(fleet.train_loss),
         "validation_loss": symlog(fleet.loss),
         "train_accuracy": fleet.train_accuracy / 100,

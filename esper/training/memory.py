@@ -97,6 +97,7 @@ class Parts:
         task, envs = self.config.task, self.config.env.n_envs
         tried = f" though batches are computed in {self.count} parts since it did before" if self.doubled else ""
         return (
-            f"Memory ran out{tried}. It takes less of it with more parts (--set task.micro_batches={2 * self.count}), "
-            f"a smaller task.batch_size (here {task.batch_size}), or fewer hosts (env.n_envs, here {envs})."
+            f"Memory ran out{tried}. A new run takes less of it with more parts (--set task.micro_batches="
+            f"{2 * self.count}), a smaller task.batch_size (here {task.batch_size}), or fewer hosts (env.n_envs, here "
+            f"{envs})."
         )
