@@ -22,9 +22,7 @@ from esper.config_telemetry import TrackConfig as TrackConfig
 from esper.config_types import Count, Finite, Fraction, Multiples, NonNegative, Positive, Section
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
-
 
 MOST_PROBLEMS = 5
 """That an error tells of."""
@@ -247,8 +245,7 @@ class PPOConfig(Section):
     """Steps of simulated hosts that an agent practises on before it meets real ones; 0: none. Planted hosts are
     simulated themselves, and are met without practice."""
     practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
-    """Lengths of the episodes of practice, as multiples of the run's, practised in turn. An agent that knows one length
-    only comes too late in shorter episodes."""
+    """Lengths of the episodes of practice in turn, as multiples of the run's: for hosts that train for other times."""
     practice_envs: Count = 64
     """Simulated hosts that are played together in practice."""
     practice_worth: NonNegative = 3.0
