@@ -245,7 +245,7 @@ class PPOConfig(Section):
     """Steps of simulated hosts that an agent practises on before it meets real ones; 0: none. Planted hosts are
     simulated themselves, and are met without practice."""
     practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
-    """Lengths of the episodes of practice in turn, as multiples of the run's: for hosts that train for other times."""
+    """Lengths of practised episodes, in turn, as multiples of the run's: so that the agent can play other lengths."""
     practice_envs: Count = 64
     """Simulated hosts that are played together in practice."""
     practice_worth: NonNegative = 3.0

@@ -31,8 +31,8 @@ hosts."""
 def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
     """Simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``, which is prepared.
 
-    A blueprint has one size in all slots: the mean of its largest sizes in the real ones. With another ``horizon``,
-    hosts alone are after any part of an episode where the real ones are after the same part of theirs.
+    A blueprint has one size in all slots: the mean of its largest sizes in the real ones. To another ``horizon`` the
+    curve is stretched.
     """
     assert env.rules is not None
     spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline
@@ -58,18 +58,19 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
 def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
     """The horizon of each round of practice, in order: one length after the other, until the steps are used up."""
     turns = cycle(dict.fromkeys(max(1, round(length * horizon)) for length in config.practice_lengths))
-    most = config.practice_steps // config.practice_envs
     rounds = [next(turns)]
-    while sum(rounds) + (following := next(turns)) <= most:
+    epochs_left = config.practice_steps // config.practice_envs - rounds[0]
+    while (following := next(turns)) <= epochs_left:
         rounds.append(following)
+        epochs_left -= following
     return rounds
 
 
 def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
     """An agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
 
-    ``report`` is told the round, the number of rounds and the return after each: the mean over the lengths of episodes,
-    of which each has its own.
+    ``report`` is told the round, the number of rounds and the mean return after each; as returns depend on the length
+    of episodes, it is the mean over the newest round of every length.
     """
     rounds = practice_rounds(config.ppo, env.horizon)
     simulated = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
