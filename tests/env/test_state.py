@@ -29,7 +29,7 @@ from esper.spaces.action import Op
 from esper.telemetry.event import Event, GovernorRollback, StageChanged, stable_record
 from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
-from tests.experiment.run_helpers import flat
+from tests.experiment.run_helpers import assert_same_bits, flat
 from tests.training.growing import KINDS, Dropping, Kind, float_images
 
 HORIZON, N_ENVS = 12, 2
@@ -159,15 +159,6 @@ def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
     return [leaf for value in info.values() for leaf in (value.values() if isinstance(value, dict) else (value,))]
 
 
-def same(one: list[Any], other: list[Any]) -> None:
-    assert len(one) == len(other)
-    for mine, its in zip(one, other, strict=True):
-        if isinstance(mine, np.ndarray):
-            np.testing.assert_array_equal(mine, its)
-        else:
-            assert mine == its
-
-
 @pytest.mark.parametrize("name", [*WORLDS, "planted", "planted, cut short"])
 def test_trap_30_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
     """In an env that is new, or has played other episodes: hosts, seeds, momentum, snapshots, generators and clocks
@@ -197,7 +188,7 @@ def test_trap_30_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None
             heard += 1  # the baseline, which every env tells once
         np.testing.assert_array_equal(other.observation, observed[number])
         for expected in steps[number:]:
-            same(other.step(), expected)
+            assert_same_bits(other.step(), expected)
         assert [stable_record(event) for event in other.events[heard:]] == told[marks[number] :]
         if other is not used:
             other.env.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,6 +154,16 @@ def flat(value: Any, place: str = "") -> dict[str, Any]:
     else:
         return {place: "nan" if value != value else value}
     return {path: leaf for key, part in parts for path, leaf in flat(part, f"{place}/{key}").items()}
+
+
+def assert_same_bits(one: list[Any], other: list[Any]) -> None:
+    """Arrays and the leaves of :func:`flat`, one after the other."""
+    assert len(one) == len(other)
+    for mine, its in zip(one, other, strict=True):
+        if isinstance(mine, np.ndarray):
+            np.testing.assert_array_equal(mine, its)
+        else:
+            assert mine == its
 
 
 def learned_state(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,7 @@ from esper.telemetry.event import Event, stable_record
 from esper.training.device_lanes import DeviceLanes, place_of
 from esper.training.lanes import Cancelled, LaneError, Lanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
-from tests.experiment.run_helpers import flat
+from tests.experiment.run_helpers import assert_same_bits, flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import KINDS, Growing, assert_same, float_images
 
@@ -129,12 +128,7 @@ def test_finding_t1_hosts_on_several_devices_have_the_bits_of_one() -> None:
     (one, told), (several, told_too) = grown(1), grown(3)
     assert told == told_too
     assert {"GovernorRollback", "StageChanged"} <= {event["event"] for event in told}
-    assert len(one) == len(several)
-    for mine, its in zip(one, several, strict=True):
-        if isinstance(mine, np.ndarray):
-            np.testing.assert_array_equal(mine, its)
-        else:
-            assert mine == its
+    assert_same_bits(one, several)
 
 
 def lanes_of(gpus: list[FakeGpu]) -> Any:
