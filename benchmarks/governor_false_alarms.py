@@ -22,8 +22,8 @@ from esper.config import TrainingConfig
 from esper.control.names import make_controller
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import summary_lines
-from esper.experiment.play import play_round
+from esper.files.system_info import summary_lines
+from esper.rollout.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, Event, GovernorRollback, StageChanged
 
 RULES = ("not finite", "collapse", "divergence")

@@ -100,7 +100,7 @@ folder = Path(sys.argv[1])
 rows = [line.split("\t") for line in (folder / "steps.tsv").read_text().splitlines()]
 steps = [{"step": n, "status": s, "seconds": int(t), "says": said} for n, s, t, said in rows]
 try:
-    from esper.experiment.environment import summary_lines
+    from esper.files.system_info import summary_lines
 
     machine = summary_lines(paths=False)
 except ImportError as error:

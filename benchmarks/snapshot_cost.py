@@ -21,7 +21,7 @@ from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.episode import Episode
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import summary_lines
+from esper.files.system_info import summary_lines
 from esper.hosts.cnn import CNNHost
 from esper.seeds.blend import STYLES
 from esper.training.snapshot import Snapshot, ValidationRecord

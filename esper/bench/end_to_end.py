@@ -20,7 +20,7 @@ from esper.bench.runner import Comparison, waiting
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
-from esper.experiment.run import Experiment
+from esper.run.experiment import Experiment
 from esper.telemetry.event import Event, RoundCompleted
 
 NAME = "end-to-end"

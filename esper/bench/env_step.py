@@ -11,8 +11,8 @@ from esper.bench.sinks import TimedHub, full_telemetry
 from esper.bench.synthetic import growth_env, image_task
 from esper.bench.train_epoch import FULL
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.threads import one_thread
 from esper.ppo.agent import PPOAgent
+from esper.rollout.threads import one_thread
 
 NAME = "env-step"
 SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")

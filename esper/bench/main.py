@@ -77,7 +77,7 @@ def main(
     from esper.bench import table
     from esper.bench.request import Request, parse_size
     from esper.config import ConfigError
-    from esper.experiment.environment import summary_lines
+    from esper.files.system_info import summary_lines
 
     try:
         request = Request(tuple(parse_size(size) for size in sizes), devices(device), sweep, quick)
@@ -102,7 +102,7 @@ def devices(name: str) -> tuple[str, ...]:
     """What ``--device`` stands for. Raises ConfigError, listing what is there, for a GPU that is not."""
     import torch
 
-    from esper.experiment.environment import check_device
+    from esper.files.system_info import check_device
 
     if name != "auto":
         check_device(name)

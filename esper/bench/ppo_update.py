@@ -21,10 +21,10 @@ from esper.bench.synthetic import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.play import play_round
-from esper.experiment.practice import practice_env
-from esper.experiment.threads import one_thread
 from esper.ppo.agent import PPOAgent
+from esper.rollout.pretrain import practice_env
+from esper.rollout.rollout import play_round
+from esper.rollout.threads import one_thread
 
 NAME = "ppo-update"
 SIZE = SizeForm(("envs", "epochs"), "8x30")

@@ -12,7 +12,7 @@ import torch
 
 from esper.bench.synthetic import growth_env, image_task
 from esper.config import ConfigError
-from esper.experiment.threads import one_thread
+from esper.rollout.threads import one_thread
 
 BATCHES = 4
 _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -17,9 +17,9 @@ from esper.bench.synthetic import flat_baseline
 from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.vector_env import ignore
-from esper.experiment.play import play_round
-from esper.experiment.players import make_player
-from esper.experiment.threads import one_thread
+from esper.rollout.policies import make_player
+from esper.rollout.rollout import play_round
+from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event
 
 NAME = "telemetry-overhead"

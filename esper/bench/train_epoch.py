@@ -12,7 +12,7 @@ from esper.bench.process_memory import Peak, measure_apart
 from esper.bench.request import Request, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
-from esper.experiment.threads import one_thread
+from esper.rollout.threads import one_thread
 
 NAME = "train-epoch"
 SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")

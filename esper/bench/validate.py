@@ -8,7 +8,7 @@ from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.request import Request, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import VALIDATION, growth_env, image_task
-from esper.experiment.threads import one_thread
+from esper.rollout.threads import one_thread
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.env_state import ParallelEnvState

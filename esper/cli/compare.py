@@ -15,7 +15,7 @@ from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.experiment.comparison.comparison import Comparison
+    from esper.evaluation.comparison import Comparison
 
 ARM = """What takes part; give two or more. no-growth, random, heuristic, schedule, schedule:FILE.toml; ppo:RUN_FOLDER
 or checkpoint:PATH, an agent that has learned; pretrained, the one that ships; static, bigger and same-compute, made
@@ -72,8 +72,8 @@ def command(
         if ignored:  # the config of a run has them, too, and may be given as it is
             raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
 
-    from esper.experiment.comparison.arm import read_arms
-    from esper.experiment.comparison.comparison import Comparison
+    from esper.evaluation.arms import read_arms
+    from esper.evaluation.comparison import Comparison
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
     progress = ConsoleSink(TerminalConsole()).handle
@@ -105,8 +105,8 @@ def play(comparison: Comparison, json_file: Path | None) -> None:
 
 def report(comparison: Comparison, json_file: Path | None) -> None:
     """Print and write what was finished; where nothing was, how to go on."""
-    from esper.experiment.comparison.folder import RESULTS
-    from esper.experiment.comparison.report import write_report
+    from esper.evaluation.folder import RESULTS
+    from esper.evaluation.report import write_report
     from esper.telemetry.sinks.console import TerminalConsole
 
     folder, task = comparison.files.path, comparison.arms[0].config.task.name

@@ -13,7 +13,7 @@ from esper.cli.run import is_expected
 from esper.config import ConfigError, set_dotted
 
 if TYPE_CHECKING:
-    from esper.experiment.evaluation import Evaluation
+    from esper.evaluation.policy import Evaluation
 
 
 @click.command("eval")
@@ -63,9 +63,9 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
-    from esper.experiment.evaluation import evaluate_controller
-    from esper.experiment.files import write_json
-    from esper.experiment.learned import check_target, find_learned, save_policy
+    from esper.evaluation.policy import evaluate_controller
+    from esper.files.atomic import write_json
+    from esper.files.policy_source import check_target, find_learned, save_policy
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
     learned = find_learned(controller)

@@ -21,7 +21,7 @@ def command(observation: bool, config: bool, task: str) -> None:
 
 def show_environment() -> None:
     """Versions, hardware, each compiled module with its path or why it is missing, and how to repair it."""
-    from esper.experiment.environment import summary_lines
+    from esper.files.system_info import summary_lines
     from esper.ops import _native
 
     click.echo("\n".join(summary_lines()))

@@ -13,7 +13,7 @@ from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.experiment.run_summary import RunSummary
+    from esper.run.summary import RunSummary
 
 
 @click.command("run")
@@ -63,7 +63,7 @@ def command(
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = build_config(config_file, assignments, flags, said)
 
-    from esper.experiment.run import Experiment
+    from esper.run.experiment import Experiment
     from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
 
@@ -109,7 +109,7 @@ def task_again(task: str) -> str:
 
 def how_to_go_on(folder: Path, task: str) -> str:
     """What is left of a run that ended before its time."""
-    from esper.experiment import checkpoint
+    from esper.files import checkpoint
 
     if checkpoint.files(folder):
         return f"What was done until then is kept: esper run --resume {folder}{task_again(task)}"

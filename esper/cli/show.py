@@ -15,8 +15,8 @@ def command(run: Path, watching: bool) -> None:
 
     RUN is the folder of a run that is going on, has ended, or was interrupted.
     """
-    from esper.experiment.report.read import open_run
-    from esper.experiment.report.watch import show, watch
+    from esper.report.read import open_run
+    from esper.report.watch import show, watch
 
     found = open_run(run)
     if watching:

@@ -10,7 +10,7 @@ def command() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.data.tasks import SIMULATED, TASKS
     from esper.data.user_task import FORM
-    from esper.experiment.players import NAMES
+    from esper.rollout.policies import NAMES
     from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")

@@ -11,8 +11,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
-from esper.experiment.comparison.side import GrowingSide
-from esper.experiment.statistics import MIN_PAIRS
+from esper.evaluation.arm_runner import GrowingSide
+from esper.stats.paired import MIN_PAIRS
 
 Esper = Callable[..., Any]
 
@@ -62,7 +62,7 @@ def test_finding_m14_by_default_there_are_pairs_enough_to_name_a_winner(
         asked.append(pairs)
         raise ConfigError("enough seen")
 
-    monkeypatch.setattr("esper.experiment.comparison.comparison.Comparison", stands_in)
+    monkeypatch.setattr("esper.evaluation.comparison.Comparison", stands_in)
     assert esper("compare", *PLANTED, "--arm", "none", "--arm", "random").code == 2
     assert asked[0] >= MIN_PAIRS
     assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS

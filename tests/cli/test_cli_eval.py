@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from esper.data.shared_batches import SharedBatchError
-from esper.experiment import checkpoint, policy_file
+from esper.files import checkpoint, policy_file
 from tests.cli.conftest import Esper
 from tests.cli.test_cli_task import MINE, TASK, executed
 
@@ -32,7 +32,7 @@ LINE = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on simulated hosts."""
-    from tests.experiment.run_helpers import learning, play
+    from tests.run.run_helpers import learning, play
 
     config = learning("planted", n_envs=4, rounds=2, evaluation_pairs=10)
     return play(config, tmp_path_factory.mktemp("runs") / "mine")[0].folder
@@ -100,7 +100,7 @@ def test_what_was_found_is_said_even_where_it_cannot_be_written(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.experiment.files.write_json", full)
+    monkeypatch.setattr("esper.files.atomic.write_json", full)
     found = esper("eval", str(run), "--json", "o.json")
     assert found.code == 1
     assert "No space left on device" in found.err
@@ -116,7 +116,7 @@ def test_finding_m12_what_breaks_while_hosts_play_is_told_by_its_message(
     def breaks(*_arguments: object, **_names: object) -> None:
         raise error
 
-    monkeypatch.setattr("esper.experiment.evaluation.play_arms", breaks)
+    monkeypatch.setattr("esper.evaluation.policy.play_arms", breaks)
     found = esper("eval", str(run))
     assert found.code == 1
     assert found.err == f"Error: {error}\n"
@@ -211,7 +211,7 @@ def test_an_error_while_hosts_train_is_a_message(esper: Esper, run: Path, monkey
     def full(*_arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.experiment.files.write_atomic", full)
+    monkeypatch.setattr("esper.files.atomic.write_atomic", full)
     found = esper("eval", str(run), "--pairs", "1", "--json", "o.json")
     assert found.code == 1
     assert found.err == "Error: [Errno 28] No space left on device\n"
@@ -222,7 +222,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: Any, **_more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esper.experiment.comparison.side.play_round", interrupted)
+    monkeypatch.setattr("esper.evaluation.arm_runner.play_round", interrupted)
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
 

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from esper.experiment import checkpoint, files, folder
-from esper.experiment.report.read import open_run
+from esper.files import atomic as files
+from esper.files import checkpoint
+from esper.files import run_folder as folder
+from esper.report.read import open_run
 from esper.telemetry.event import MicroBatchHalved
 from esper.training import epochs
 from esper.training.env_state import ParallelEnvState
 from tests.cli.child import CHILD
 from tests.cli.conftest import Esper, Finished
-from tests.experiment.run_helpers import kinds, learned_state
+from tests.run.run_helpers import kinds, learned_state
 
 TINY = (
     *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from esper.experiment import checkpoint
+from esper.files import checkpoint
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch
 from tests.cli.child import start
-from tests.experiment.run_helpers import same_run
+from tests.run.run_helpers import same_run
 
 Esper = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiment.run_helpers import play, tiny
+from tests.run.run_helpers import play, tiny
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from esper.config import TrainingConfig, describe_fields
-from esper.experiment.players import NAMES
+from esper.rollout.policies import NAMES
 from esper.seeds.blueprints import BLUEPRINTS
 
 Esper = Callable[..., Any]

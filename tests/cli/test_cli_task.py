@@ -10,7 +10,7 @@ import pytest
 
 from esper.config import ConfigError
 from esper.data.tasks import SIMULATED, TASKS
-from esper.experiment.export import load_host
+from esper.files.grown_host import load_host
 from tests.cli.conftest import Esper
 
 TINY = (
@@ -96,7 +96,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.experiment.rounds import PairedRounds
+    from esper.run.trainer import PairedRounds
 
     Path("mine.py").write_text(MINE)
     arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TINY)

@@ -11,9 +11,9 @@ import pytest
 
 from esper.cli.main import group
 from esper.cli.run import closing_words, next_commands, result_lines
-from esper.experiment.compare import corrected
-from esper.experiment.run_summary import RunSummary
-from esper.experiment.statistics import compare_pairs
+from esper.evaluation.paired import corrected
+from esper.run.summary import RunSummary
+from esper.stats.paired import compare_pairs
 
 BASE = [80.0 + i for i in range(10)]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.config import TrainingConfig
-from esper.experiment.run import Experiment
+from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.stage import SeedStage
 from esper.training import host_step
@@ -21,7 +21,7 @@ from esper.training.env_state import ParallelEnvState
 from esper.training.gpu import Gpu
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import LaneError, Lanes
-from tests.experiment.run_helpers import Does, same_run, stop, within_round
+from tests.run.run_helpers import Does, same_run, stop, within_round
 from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning")]

@@ -13,15 +13,15 @@ from torch.utils.data import Dataset
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Augmentation, Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.run import Experiment
 from esper.ops import normalisation_table
+from esper.run.experiment import Experiment
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.feed import Feed
 from esper.training.lanes import Lanes
 from esper.training.totals import make_totals
 from tests.core_helpers import plant, same_bits, tensors_of, tiny_config
-from tests.experiment.run_helpers import Does, same_results, same_run, stop, within_round
+from tests.run.run_helpers import Does, same_results, same_run, stop, within_round
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 

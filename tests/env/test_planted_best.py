@@ -16,9 +16,9 @@ from esper.env.fleet import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
-from esper.experiment.planted_score import Scale, planted_scale
-from esper.experiment.play import play_round
 from esper.rewards.modes import MODES
+from esper.rollout.planted_score import Scale, planted_scale
+from esper.rollout.rollout import play_round
 from esper.spaces.action import Op
 
 

@@ -29,7 +29,7 @@ from esper.spaces.action import Op
 from esper.telemetry.event import Event, GovernorRollback, StageChanged, stable_record
 from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
-from tests.experiment.run_helpers import assert_same_bits, flat
+from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.growing import KINDS, Dropping, Kind, float_images
 
 HORIZON, N_ENVS = 12, 2

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.config import ConfigError
 from esper.data.tasks import build_host
-from esper.experiment.export import assemble
+from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed

@@ -18,7 +18,7 @@ from esper.data.fit import check_hosts
 from esper.hosts.graft import GraftedHost
 from esper.training.randomness import Draws, own_dropout
 from tests.core_helpers import EASY_GATES
-from tests.experiment.test_grow import SCHEDULE
+from tests.run.test_grow import SCHEDULE
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(96, 6, generator=GENERATOR)
@@ -33,7 +33,7 @@ def task_of(make: Callable[[], nn.Module], site: str, topology: str = "mlp", **d
     return esper.Task("mine", 3, lambda: esper.graft(make(), {"r0c0": site}, topology), *splits(**data), batch_size=16)
 
 
-def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.experiment.grow.Grown:
+def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.run.grow.Grown:
     (tmp_path / "s.toml").write_text(SCHEDULE.replace("conv_light", blueprint))
     config = esper.TrainingConfig.parse(
         {"run": {"lanes": 1}, "env": {"baseline_episodes": 1, "gates": EASY_GATES, "parameter_budget": 1000}}

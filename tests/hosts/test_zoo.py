@@ -10,7 +10,7 @@ import torch
 import esper
 from esper.config import ConfigError
 from esper.hosts.zoo import SITES, torchvision_host
-from tests.experiment.test_grow import SCHEDULE
+from tests.run.test_grow import SCHEDULE
 
 
 def test_a_resnet18_grows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from esper.control.script import ScriptedController, read_schedule
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.practice import practice_env
+from esper.rollout.pretrain import practice_env
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.seeds.blueprints.scale import ChannelScale

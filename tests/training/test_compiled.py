@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.export import load_host, save_host
+from esper.files.grown_host import load_host, save_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost

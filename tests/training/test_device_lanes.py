@@ -15,12 +15,12 @@ from esper.config import ConfigError, TrainingConfig
 from esper.control.random import RandomController
 from esper.env.make import EnvMaker, make_env
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import check_devices
+from esper.files.system_info import check_devices
 from esper.telemetry.event import Event, stable_record
 from esper.training.device_lanes import DeviceLanes, place_of
 from esper.training.lanes import Cancelled, LaneError, Lanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
-from tests.experiment.run_helpers import assert_same_bits, flat
+from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import KINDS, Growing, assert_same, float_images
 

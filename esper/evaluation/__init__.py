@@ -1,0 +1,1 @@
+"""Evaluation: controllers and controls compared on the same held-out hosts."""

@@ -1,0 +1,226 @@
+"""Arms: what a person calls them, the config of each, and whether they can be compared at all."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
+from esper.data.user_task import is_user_task, refuse_untrusted
+from esper.evaluation.controls import CONTROLS
+from esper.rollout.policies import NAMES
+
+Tables = dict[str, Any]
+
+ALONE = ("none", "no-growth")
+BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "pretrained", "ppo:RUN_FOLDER")
+FORMS = (
+    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; NAME=FILE.toml; or NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
+)
+
+SHARED: Mapping[tuple[str, str], str] = {
+    ("task", "name"): "arms meet on the same hosts and images",
+    ("task", "data"): "arms meet on the same images",
+    (
+        "run",
+        "seed",
+    ): "host i of every arm begins with the same weights and sees the same batches, which the seed decides",
+    ("env", "n_envs"): "pair i is host i of its round in every arm",
+    ("run", "device"): "devices round differently, and that would pass for a difference between arms",
+}
+"""Values that all arms have in common, and why."""
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "run.rounds": "--pairs says how much is played",
+    "run.evaluation_pairs": "--pairs says how much is played",
+    "run.checkpoint_every": "what is finished is always kept",
+    "ppo": "no arm learns while it is compared; train it with `esper run` and name the run folder",
+}
+"""Values that an arm may not set for itself, and why; in a file, which may be that of a run, they are passed over."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm, checked as far as can be without its task."""
+
+    name: str
+    controller: str
+    """A controller, or one of CONTROLS."""
+    config: TrainingConfig
+    of: str | None = None
+    """The arm whose hosts a control is made for."""
+
+    @property
+    def grows(self) -> bool:
+        return self.controller not in (*ALONE, *CONTROLS)
+
+    @property
+    def plays(self) -> str:
+        """The name of the controller as others know it."""
+        return "none" if self.controller in ALONE else self.controller
+
+
+@dataclass
+class _Draft:
+    name: str
+    controller: str | None
+    tables: Tables = field(default_factory=dict)
+    """What it says itself."""
+    of: str | None = None
+    file: Path | None = None
+    """Where it was read from."""
+
+
+def read_arms(texts: Sequence[str], base: Tables, of: str | None = None) -> list[Arm]:
+    """The arms that ``texts`` name, in their order, each with ``base`` and what it says itself as its config.
+
+    A control takes over what the arm says that it is made for; which one that is, it may say (``of=NAME``), else it is
+    ``of``, else the first arm that grows.
+
+    Raises:
+        ConfigError: two arms of one name, a text or a config that is not understood, values in which arms must not
+            differ, or a control without an arm that grows.
+    """
+    drafts = [_read(text) for text in texts]
+    for draft in drafts:
+        _check_trust(draft, base)
+    names = [draft.name for draft in drafts]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"an arm is named twice: {', '.join(names)}")
+    controllers = {draft.name: _controller(draft, base) for draft in drafts}
+    common = _common(drafts, base)
+    growing = [name for name in names if controllers[name] not in (*ALONE, *CONTROLS)]
+    leaders = {draft.name: _leader(draft, controllers[draft.name], of, growing) for draft in drafts}
+    tables = {draft.name: draft.tables for draft in drafts}
+    arms = []
+    for draft in drafts:
+        leader = leaders[draft.name]
+        layers = [base, *([tables[leader]] if leader else []), draft.tables, common]
+        merged = _merged(layers)
+        merged.setdefault("run", {})["controller"] = controllers[draft.name]
+        arms.append(Arm(draft.name, controllers[draft.name], _parsed(draft.name, merged), leader))
+    return arms
+
+
+def _read(text: str) -> _Draft:
+    """One ``--arm``."""
+    file = re.fullmatch(r"([^:=]+)=(.+)", text)
+    if file is not None:
+        name, path = file[1].strip(), Path(file[2].strip())
+        if path.suffix != ".toml":
+            raise ConfigError(f"--arm {text}: {path} is no FILE.toml; an arm is one of {FORMS}")
+        return _Draft(name, None, read_toml(path), file=path)
+    name, colon, rest = text.partition(":")
+    if not colon or name in ("checkpoint", "schedule"):
+        return _Draft(text, text)
+    if name == "ppo" and rest:
+        return _Draft(name, f"checkpoint:{rest}")
+    if "=" not in rest:
+        return _Draft(text, text)  # no controller is called that, and the one who looks for it says so
+    return _inline(text, name.strip(), rest)
+
+
+def _check_trust(draft: _Draft, base: Tables) -> None:
+    """Code is run only when the person who compares names it; the config of a run folder does not count."""
+    task = _section(draft.tables, "task").get("name")
+    of_a_run = draft.file is not None and (draft.file.parent / "env.json").exists()
+    if of_a_run and is_user_task(str(task)) and _section(base, "task").get("name") != task:
+        raise refuse_untrusted(str(task), str(draft.file))
+
+
+def _inline(text: str, name: str, rest: str) -> _Draft:
+    draft = _Draft(name, None)
+    for assignment in re.split(r",(?=\s*[\w.-]+\s*=)", rest):
+        key, _, value = (part.strip() for part in assignment.partition("="))
+        if key in ("controller", "run.controller"):
+            draft.controller = value.strip("\"'")
+        elif key == "of":
+            draft.of = value.strip("\"'")
+        else:
+            for known, why in WITHOUT_EFFECT.items():
+                if key == known or key.startswith(f"{known}."):
+                    raise ConfigError(f"--arm {text}: {key} has no effect here: {why}")
+            try:
+                set_dotted(draft.tables, f"{key}={value}")
+            except ConfigError:
+                raise ConfigError(
+                    f"--arm {text}: {assignment.strip()!r} is no controller=..., of=... or SECTION.KEY=VALUE"
+                ) from None
+    return draft
+
+
+def _controller(draft: _Draft, base: Tables) -> str:
+    """What decides in this arm: what it says, else what the common config says."""
+    for tables in (draft.tables, base):
+        section = tables.get("run")
+        if draft.controller is None and isinstance(section, dict) and "controller" in section:
+            draft.controller = str(section["controller"])
+    if draft.controller is None:
+        raise ConfigError(
+            f"arm {draft.name!r} does not say what decides: give it a controller, one of "
+            f"{', '.join((*NAMES, 'no-growth', *CONTROLS))}"
+        )
+    kinds = {known.partition(":")[0] for known in NAMES}
+    if draft.controller.partition(":")[0] not in kinds and draft.controller not in (*ALONE, *CONTROLS):
+        raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
+    if draft.of is not None and draft.controller not in CONTROLS:
+        raise ConfigError(f"arm {draft.name!r}: of= is for {', '.join(CONTROLS)}; {draft.controller} follows no arm")
+    return draft.controller
+
+
+def _leader(draft: _Draft, controller: str, of: str | None, growing: Sequence[str]) -> str | None:
+    if controller not in CONTROLS:
+        return None
+    leader = draft.of or of or (growing[0] if growing else None)
+    if leader is None:
+        raise ConfigError(f"{draft.name} is made for an arm that grows hosts: name one, such as --arm heuristic")
+    if leader not in growing:
+        known = ", ".join(growing) or "none"
+        raise ConfigError(
+            f"{draft.name} is made for an arm that grows hosts, and {leader!r} is none; there is: {known}"
+        )
+    return leader
+
+
+def _common(drafts: Sequence[_Draft], base: Tables) -> Tables:
+    """The values of SHARED that anyone states, for all. Raises ConfigError where two state different ones."""
+    common: Tables = {}
+    for (section, key), why in SHARED.items():
+        stated = {"the others": base} | {f"arm {draft.name!r}": draft.tables for draft in drafts}
+        given = {who: tables[section][key] for who, tables in stated.items() if key in _section(tables, section)}
+        first, *rest = [*given.items()] or [("", None)]
+        for who, value in rest:
+            if value != first[1]:
+                raise ConfigError(
+                    f"{who} has {section}.{key} = {value!r}, {first[0]} {first[1]!r}: it must be one for all arms, "
+                    f"because {why}"
+                )
+        if given:
+            common.setdefault(section, {})[key] = first[1]
+    return common
+
+
+def _section(tables: Tables, name: str) -> Tables:
+    section = tables.get(name, {})
+    return section if isinstance(section, dict) else {}
+
+
+def _merged(layers: Sequence[Tables]) -> Tables:
+    """Nested tables as one; what comes later wins."""
+    merged: Tables = {}
+    for tables in layers:
+        for key, value in tables.items():
+            both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+            merged[key] = _merged([merged[key], value]) if both else copy.deepcopy(value)
+    return merged
+
+
+def _parsed(name: str, tables: Tables) -> TrainingConfig:
+    try:
+        return TrainingConfig.parse(tables)
+    except ConfigError as error:
+        raise ConfigError(f"arm {name!r}: {error}") from None

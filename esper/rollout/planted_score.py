@@ -1,0 +1,37 @@
+"""How well a controller plays the planted task: 0 is chance, 1 is the best return there is.
+
+Returns are discounted by the reward's γ, because only then do the potential terms of an episode cancel exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from esper.config import TrainingConfig
+from esper.control.random import RandomController
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_best import best_return
+from esper.env.planted_law import Law
+from esper.rollout.rollout import play_round
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a return of the planted task is measured against."""
+
+    random: float
+    """Mean return of the random controller."""
+    best: float
+    """The best return under the law without noise."""
+
+    def score(self, value: float) -> float:
+        """(R − R_random) / (R_best − R_random)."""
+        return (value - self.random) / (self.best - self.random)
+
+
+def planted_scale(config: TrainingConfig | None = None, law: Law | None = None) -> Scale:
+    """Play chance for one episode in every env, and search for the best schedule (seconds)."""
+    env = PlantedVectorEnv(config, law)
+    chance = RandomController(env.action_spec, env.layout, env.num_envs, env.config.run.seed)
+    random = float(play_round(env, chance, env.config.run.seed).returns.mean())
+    return Scale(random, best_return(env.config, env.law).discounted)

@@ -1,0 +1,69 @@
+"""What shows a run beside its folder: made from ``track.to`` of the config, each in the background."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from esper.config import ConfigError, TrainingConfig
+from esper.files.run_folder import METRICS
+from esper.report.read import read_metrics
+from esper.telemetry.hub import Sink
+from esper.telemetry.sinks.background import BackgroundSink
+from esper.telemetry.sinks.tensorboard import TensorBoardSink
+from esper.telemetry.sinks.tracker import TrackerSink
+
+TENSORBOARD = "tensorboard"
+"""Also the name of its folder in the run folder."""
+
+
+MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""What each is imported as."""
+
+
+def check_trackers(config: TrainingConfig) -> None:
+    """Import the trackers of the config: here, and not in their threads, for workers that are forked while a thread
+    imports could wait for its locks for ever.
+
+    Raises ConfigError where one cannot be imported, with what installs it.
+    """
+    missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
+    if missing:
+        raise ConfigError(
+            f"track.to names {', '.join(missing)}, which cannot be imported here ({'; '.join(missing.values())}): "
+            f"pip install {' '.join(missing)}"
+        )
+
+
+def _import_error(module: str) -> Exception | None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # of a broken installation it may be any
+        return error
+    return None
+
+
+def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
+    """A sink for each name in ``track.to``; of a run that is resumed, after its logs were cut to the checkpoint."""
+    track = config.track
+    steps = _steps_done(folder / METRICS) if track.to and resumed else 0
+    sinks: list[Sink] = []
+    for name in track.to:
+        inner: TensorBoardSink | TrackerSink
+        if name == TENSORBOARD:
+            inner = TensorBoardSink(folder / TENSORBOARD, steps, resumed, config.to_toml())
+        else:
+            inner = TrackerSink(name, folder, track.project, config.model_dump(mode="json"), steps)
+        sinks.append(BackgroundSink(inner, track.queue, track.patience, inner.wants))
+    return sinks
+
+
+def _steps_done(metrics: Path) -> int:
+    """Epochs of all hosts in the rounds that are done. Raises ConfigError where they are not to be found."""
+    try:
+        return sum(done.epochs for done in read_metrics(metrics))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{metrics} cannot be read ({error}), and says where curves go on; empty track.to in config.toml to go on "
+            f"without them"
+        ) from None
