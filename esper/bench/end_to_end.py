@@ -30,7 +30,7 @@ DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
 _QUICK_SIZES: tuple[Size, ...] = ((2, 4),)
 ROUNDS = 2
 _TURNS = 3
-_QUICK = 64  # samples of an epoch
+_QUICK = 64  # samples per epoch
 
 
 class RoundTimes:

@@ -69,7 +69,7 @@ def command(
     if resume is None:
         tables = build_tables(config_file, assignments, flags, {})
         ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
-        if ignored:  # the config of a run has them, too, and may be given as it is
+        if ignored:  # in --config they are allowed, because a run's config has them
             raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
 
     from esper.evaluation.arms import read_arms
@@ -93,7 +93,7 @@ def play(comparison: Comparison, json_file: Path | None) -> None:
     except KeyboardInterrupt:
         report(comparison, json_file)
         raise
-    except ConfigError:  # found before any work was done
+    except ConfigError:  # raised before any work was done
         raise
     except Exception as error:
         report(comparison, json_file)

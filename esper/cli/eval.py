@@ -71,7 +71,7 @@ def command(
     learned = find_learned(controller)
     if save is not None:
         check_target(save)
-        learned.own()  # an error before anything is played
+        learned.own()  # fail before anything is played
     start = time.perf_counter()
     try:
         found = evaluate_controller(learned, task, width, changes, ConsoleSink(TerminalConsole()).handle)

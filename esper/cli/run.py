@@ -80,7 +80,7 @@ def command(
             if not experiment.finished:
                 click.echo(how_to_go_on(folder, task))
             raise
-        except ConfigError:  # found before any work was done
+        except ConfigError:  # raised before any work was done
             raise
         except Exception as error:
             if is_expected(error):

@@ -22,7 +22,7 @@ class Metric:
     title: str
     unit: str
     better: Better
-    """Which direction is better; neither for a cost, of which more may be worthwhile."""
+    """Which direction is better; neither for a cost: a higher one may be worth it."""
     of: Callable[[HostResult], float]
     decimals: int = 2
 

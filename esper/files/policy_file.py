@@ -77,7 +77,7 @@ def write(
     packages: Mapping[str, str],
     score: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint's policy that learned in a run with ``config``; machine-specific values are left out.
+    """Writes the policy of a checkpoint from a run with ``config``; machine-specific values are left out.
 
     Raises:
         OSError: the file cannot be written.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from esper.report.text import escape, number
 
 WIDTH = 460
-"""Width of every chart in SVG units, slightly less than a pixel each on a phone, so that text stays legible."""
+"""Default width of a chart in SVG units, slightly less than a pixel each on a phone, so that text stays legible."""
 LARGEST = 1e100
 """Max absolute value that is drawn: differences of larger ones could overflow."""
 

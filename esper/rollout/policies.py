@@ -19,8 +19,8 @@ def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed:
     """Returns the player called ``name`` for ``env``; a learned policy plays greedily.
 
     Raises:
-        ConfigError: the name is unknown (the known ones are listed), the checkpoint is invalid or belongs to another
-            task, or ``ppo`` is named, which has to be trained first.
+        ConfigError: the name is unknown (the known ones are listed), the checkpoint is invalid or its policy cannot
+            play this host, or ``ppo`` is named, which has to be trained first.
     """
     kind, _, path = name.partition(":")
     if kind == "checkpoint" and path:

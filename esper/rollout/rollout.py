@@ -41,16 +41,19 @@ class Played:
     baseline: Floats
     """Final accuracy of the no-growth baseline."""
     returns: Floats
-    """Σ γ^t r_t: the potential terms of an episode cancel only if they are discounted."""
+    """Discounted return, Σ γ^t r_t; without the discount, the potential terms of an episode would not cancel."""
     parameters: Floats
     """Number of parameters of the committed network."""
     fossils: Floats
+    """Number of seeds kept."""
     epochs: Floats
+    """Epochs trained."""
     rollbacks: Floats
     illegal_actions: Floats
     observation: NDArray[np.float32]
     """[E, size]: observation after the last step."""
     seconds: float
+    """Seconds spent on the round, excluding pauses between its steps."""
 
 
 class Game:
