@@ -19,9 +19,10 @@ PATIENCE = 10.0
 class BackgroundSink:
     """Passes events to ``inner`` from its own thread, so that emitting never blocks.
 
-    The queue holds at most ``capacity`` events; events that arrive while it is full are dropped and counted. An inner
-    sink that raises is not called again. All calls to ``inner``, including ``close``, happen in that one thread, so it
-    needs no locks. The thread starts at the first event and never keeps the process alive.
+    The queue holds at most ``capacity`` events; events that arrive while it is full are dropped and counted. Once
+    ``inner`` raises, it receives no more events and is only closed. All calls to ``inner``, including ``close``, happen
+    in that one thread, so it needs no locks; only if no event ever came, ``close`` runs in the caller's thread. The
+    thread starts at the first event and never keeps the process alive.
 
     A forked child has no such thread: there, nothing is written and nothing waits.
 
