@@ -2,13 +2,13 @@
 
 The public API; each name is imported when it is first used, so that ``import esper`` is cheap:
 
-- ``TrainingConfig``: every parameter of a run; ``ConfigError`` says what is wrong with one.
-- ``Experiment``: a run, also resumed; ``RunSummary`` is what it ends with.
-- ``compare_controllers``: controllers, also out of checkpoints, on the same held-out hosts.
-- ``make_env``: the vector env of a task, for agents of your own.
-- ``graft``: a host made of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: data of your own to train it on.
-- ``grow``: one host of a task, grown; ``Grown`` is what comes of it.
-- ``export``, ``load_host``, ``accuracy``: a grown network in files, as a plain ``nn.Module``, and how good it is.
+- ``TrainingConfig``: every parameter of a run; ``ConfigError``: raised for invalid input, with an explanation.
+- ``Experiment``: a run, new or resumed; ``RunSummary``: its result.
+- ``compare_controllers``: compares controllers, including trained ones, on the same held-out hosts.
+- ``make_env``: the vector env of a task, for your own agents.
+- ``graft``: makes a host of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
+- ``grow``: grows one host of a task; ``Grown``: its result.
+- ``export``, ``load_host``, ``accuracy``: save a grown network, load it as a plain ``nn.Module``, and evaluate it.
 """
 
 from __future__ import annotations

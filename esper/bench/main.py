@@ -1,4 +1,4 @@
-"""The `esper-bench` command. A case is one file beside this one, and one entry in `OPERATORS` or `RUNS`."""
+"""The `esper-bench` command. A case is one file in this folder and one entry in `OPERATORS` or `RUNS`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUNS = {
 }
 CASES = OPERATORS | RUNS
 
-# Columns of the table where there is no terminal to fit into: no cell is broken.
+# Console width without a terminal, so that no cell wraps.
 WIDE = 200
 
 SIZE_HELP = "Numbers with x between, as each case has them (a wrong one is told what is right); may be repeated."
@@ -70,7 +70,7 @@ def main(
     markdown_file: Path | None,
     trace_file: Path | None,
 ) -> None:
-    """Measure CASES (all, if none is named) against their baselines, in turns, in this process."""
+    """Measure CASES (all by default) against their baselines, alternating between the two in this process."""
     import torch
     from rich.console import Console
 
@@ -99,7 +99,7 @@ def main(
 
 
 def devices(name: str) -> tuple[str, ...]:
-    """What ``--device`` stands for. Raises ConfigError, listing what is there, for a GPU that is not."""
+    """Returns the devices that ``--device`` stands for. Raises ConfigError for a missing GPU, listing the devices."""
     import torch
 
     from esper.files.system_info import check_device
@@ -111,7 +111,7 @@ def devices(name: str) -> tuple[str, ...]:
 
 
 def load(cases: tuple[str, ...], request: Request) -> dict[str, Any]:
-    """The modules of the cases, all if none is named, by name. Raises ConfigError for sizes that one does not take."""
+    """Returns the modules of ``cases`` by name (all if empty). Raises ConfigError for sizes that one does not take."""
     import importlib
 
     from esper.config import ConfigError
@@ -132,10 +132,13 @@ def measure_all(
     named: bool,
     console: Console,
 ) -> list[Result]:
-    """All comparisons of all cases, with a line for each as it is done.
+    """Measures all comparisons of all cases, printing a line for each as it is done.
 
-    What cannot be measured here, because the baseline is not installed, is left out with a message; a case that was
-    ``named`` and of which nothing can be measured is an error.
+    A case that cannot be measured here, because its baseline is not installed, is skipped with a message. If the cases
+    were ``named`` and nothing of one can be measured, that is an error.
+
+    Raises:
+        click.ClickException: nothing of a named case can be measured.
     """
     from esper.bench import runner
     from esper.config import ConfigError
@@ -148,7 +151,7 @@ def measure_all(
                 result = runner.measure(comparison, rounds, most_seconds=seconds)
                 results.append(result)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
-        except ConfigError as error:  # what the case compares with is not installed
+        except ConfigError as error:  # the baseline is not installed
             if named and len(results) == first:
                 raise click.ClickException(str(error)) from error
             console.print(f"{case} is left out: {error}")
@@ -156,7 +159,7 @@ def measure_all(
 
 
 def trace_all(cases: list[str], request: Request, path: Path) -> None:
-    """One own turn of the first comparison of each case, warmed up, after all measuring."""
+    """Traces one turn of Esper's side in the first comparison of each case, warmed up, after all measurements."""
     from contextlib import closing
 
     from esper.bench.trace import TraceFile

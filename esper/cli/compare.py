@@ -51,10 +51,10 @@ def command(
     assignments: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Compare arms on the same hosts: same first weights, same batches, test accuracy of what was kept.
+    """Compare arms on the same hosts: same initial weights, same batches, test accuracy of the committed networks.
 
-    The other options are the config that all arms have in common. Fewer than 10 pairs are allowed, and are said to be
-    inconclusive. The folder gets every pair's values, the tables and plots.
+    The other options set config values shared by all arms. With fewer than 10 pairs, every verdict is "inconclusive".
+    The folder receives every pair's values, the tables and the plots.
     """
     own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Comparison.resume
     settings = [value for name, value in flags.items() if not (own and name == "task")]
@@ -69,7 +69,7 @@ def command(
     if resume is None:
         tables = build_tables(config_file, assignments, flags, {})
         ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
-        if ignored:  # the config of a run has them, too, and may be given as it is
+        if ignored:  # in --config they are allowed, because a run's config has them
             raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
 
     from esper.evaluation.arms import read_arms
@@ -87,13 +87,13 @@ def command(
 
 
 def play(comparison: Comparison, json_file: Path | None) -> None:
-    """Run it, and report what there is, also of one that was cut short."""
+    """Runs the comparison and reports the results, including those of an interrupted or failed one."""
     try:
         comparison.run()
     except KeyboardInterrupt:
         report(comparison, json_file)
         raise
-    except ConfigError:  # found before any work was done
+    except ConfigError:  # raised before any work was done
         raise
     except Exception as error:
         report(comparison, json_file)
@@ -104,7 +104,7 @@ def play(comparison: Comparison, json_file: Path | None) -> None:
 
 
 def report(comparison: Comparison, json_file: Path | None) -> None:
-    """Print and write what was finished; where nothing was, how to go on."""
+    """Prints and saves the results; if no pair is complete, prints how to resume."""
     from esper.evaluation.folder import RESULTS
     from esper.evaluation.report import write_report
     from esper.telemetry.sinks.console import TerminalConsole
@@ -120,6 +120,6 @@ def report(comparison: Comparison, json_file: Path | None) -> None:
 
 
 def default_folder(task: str) -> Path:
-    """``runs/compare-TASK-TIME``, with the stem of a task's file in place of its path."""
+    """Returns ``runs/compare-TASK-TIME``; for a task file, TASK is the stem of its path."""
     stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
     return Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,4 +1,4 @@
-"""`esper eval`: what an agent has learned, on hosts that it never saw."""
+"""`esper eval`: a learned policy on held-out hosts."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def command(
     json_file: Path | None,
     save: Path | None,
 ) -> None:
-    """Play what an agent has learned on hosts that it never saw, beside the same hosts left alone.
+    """Play a trained agent on held-out hosts, beside the same hosts left alone.
 
-    RUN is a run's folder, its checkpoint.pt, a policy in a .safetensors file, or pretrained, the agent that ships. It
-    plays twice: greedy, its likeliest actions; stochastic, actions drawn from its policy. Where --task or --width make
-    other hosts than it learned on, this is what it is worth there.
+    RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained" for the shipped agent. It
+    plays twice: greedy (its likeliest actions) and stochastic (actions drawn from its policy). With --task or --width,
+    it plays hosts other than those it learned on.
     """
     if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
@@ -71,11 +71,11 @@ def command(
     learned = find_learned(controller)
     if save is not None:
         check_target(save)
-        learned.own()  # an error before anything is played
+        learned.own()  # fail before anything is played
     start = time.perf_counter()
     try:
         found = evaluate_controller(learned, task, width, changes, ConsoleSink(TerminalConsole()).handle)
-        # Before anything is written: what took an hour to play should not be lost with a disk.
+        # Printed before anything is written: a full disk should not lose an hour of results.
         click.echo(words(found))
         click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
         if json_file is not None:
@@ -86,12 +86,12 @@ def command(
         if is_expected(error):
             raise click.ClickException(str(error)) from error
         raise
-    if save is not None:  # with the task: another one may have no blueprint that it knows
+    if save is not None:  # names the task: on another one it may know no blueprint
         click.echo(f"Saved: esper run --task {found.config.task.name} --controller checkpoint:{save}")
 
 
 def words(found: Evaluation) -> str:
-    """What a person reads: a line for each way to act, beside the hosts left alone."""
+    """Formats the result for display: one line for each way to act, below the hosts left alone."""
     alone, *ours = found.arms
     hosts = "1 host" if found.pairs == 1 else f"{found.pairs} hosts"
     width = "" if found.width is None else f", width {found.width}"

@@ -1,4 +1,4 @@
-"""The `esper` command group. Subcommands are imported only when called, so that ``--help`` answers at once."""
+"""The `esper` command group. Subcommands are imported only when called, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_CODES = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``esper.cli.NAME`` as ``command``."""
+    """A group whose commands are defined as ``esper.cli.NAME.command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -56,7 +56,7 @@ def group() -> None:
 
 
 def main() -> None:
-    """Run the command, and leave with one of ``EXIT_CODES``."""
+    """Runs the command and exits with one of ``EXIT_CODES``."""
     try:
         group(standalone_mode=False)
     except click.ClickException as error:
@@ -66,7 +66,7 @@ def main() -> None:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     except BrokenPipeError:
-        # Nobody reads any more; the interpreter must not find that out again when it closes the stream.
+        # The reader is gone; closing stdout at exit must not raise the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):

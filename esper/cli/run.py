@@ -1,4 +1,4 @@
-"""`esper run`: grow hosts with a controller, and say what it achieved beside the same hosts left alone."""
+"""`esper run`: grows hosts with a controller and compares the result with the same hosts left alone."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def command(
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
 
-    What is not given comes from the task. The run folder gets config.toml, env.json, baseline.json, events.jsonl,
-    metrics.csv, the best grown host and a checkpoint.
+    Values that are not given come from the task. The run folder receives config.toml, env.json, baseline.json,
+    events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
     own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Experiment.resume
     settings = [value for name, value in flags.items() if not (own and name == "task")]
@@ -80,7 +80,7 @@ def command(
             if not experiment.finished:
                 click.echo(how_to_go_on(folder, task))
             raise
-        except ConfigError:  # found before any work was done
+        except ConfigError:  # raised before any work was done
             raise
         except Exception as error:
             if is_expected(error):
@@ -93,8 +93,11 @@ def command(
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the error is told by its message alone: of a host in training, of its data, of a disk, of memory. A
-    traceback would say no more to who runs Esper; that of any other error is for who repairs it."""
+    """Whether the error's message says enough without a traceback.
+
+    These are errors of a host in training, its data, a disk or memory. Any other error needs a traceback for whoever
+    fixes it.
+    """
     from esper.data.shared_batches import SharedBatchError, worker_died
     from esper.training.lanes import LaneError
     from esper.training.memory import ran_out
@@ -103,12 +106,12 @@ def is_expected(error: Exception) -> bool:
 
 
 def task_again(task: str) -> str:
-    """The option that commands on a run's folder need where its task is a file of the user's."""
+    """Returns the ``--task`` option that commands on a run's folder need if the task is user-defined, otherwise ""."""
     return f" --task {task}" if is_user_task(task) else ""
 
 
 def how_to_go_on(folder: Path, task: str) -> str:
-    """What is left of a run that ended before its time."""
+    """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
     from esper.files import checkpoint
 
     if checkpoint.files(folder):
@@ -117,7 +120,7 @@ def how_to_go_on(folder: Path, task: str) -> str:
 
 
 def default_folder(task: str, controller: str) -> Path:
-    """``runs/TASK-CONTROLLER-TIME``, with the stem of a task's or a schedule's file in place of its path."""
+    """Returns ``runs/TASK-CONTROLLER-TIME``; for a task file or schedule file, the stem of its path is used."""
     kind, _, file = controller.partition(":")
     stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
     name = f"{stem}-{Path(file).stem if file else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -125,7 +128,7 @@ def default_folder(task: str, controller: str) -> Path:
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
-    """What a person reads last: the result beside each baseline, what it cost, where it is, what to try next."""
+    """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
     from esper.telemetry.sinks.console import count
 
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
@@ -146,14 +149,14 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
 
 def without_comparison(summary: RunSummary) -> str:
-    """Why there are no figures."""
+    """Explains why there are no results."""
     if summary.rounds == summary.total_rounds:
         return "All rounds are done, the comparison is not: resuming plays what is left of it."
     return "Nothing is compared: the agent is still learning."
 
 
 def result_lines(summary: RunSummary) -> list[str]:
-    """A table of the baselines, and in words whether the controller did better than each."""
+    """Formats a table of the baselines, and whether the controller did better than each."""
     ours, first = summary.controller, summary.comparisons[0].pair
     lines = [
         f"Test accuracy of {first.pairs} hosts grown by {ours}: {first.mean_a:.2f} %. "
@@ -170,7 +173,7 @@ def result_lines(summary: RunSummary) -> list[str]:
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
-    """What a person may want to type next."""
+    """Suggests commands to run next."""
     from esper.control.script import schedule_ships
 
     if summary.controller == "ppo" and not summary.interrupted:

@@ -1,4 +1,4 @@
-"""`esper tasks`: what can be trained, grown and chosen."""
+"""`esper tasks`: lists tasks, blueprints and controllers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Evaluation: controllers and controls compared on the same held-out hosts."""
+"""Evaluation: compares controllers and controls on the same held-out hosts."""

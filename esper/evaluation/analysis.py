@@ -1,4 +1,4 @@
-"""What may be said: every metric of every arm, and each arm against the reference on the same pairs."""
+"""Statistical analysis: every metric of every arm, and each arm against the reference on the same pairs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Versus:
 
     @property
     def word(self) -> str:
-        """The verdict on the arm, for a table: better, worse, more, less, no evidence, or inconclusive."""
+        """The verdict as one word for a table: better, worse, more, less, no evidence, or inconclusive."""
         if self.pair.pairs < MIN_PAIRS:
             return "inconclusive"
         if not self.conclusive:
@@ -62,17 +62,17 @@ class Versus:
 
 @dataclass(frozen=True)
 class Findings:
-    """One metric: what each arm comes to, and each against the reference."""
+    """Results for one metric: a summary of each arm, and each arm against the reference."""
 
     metric: Metric
     arms: Mapping[str, Summary]
     versus: Mapping[str, Versus]
     missing: str | None = None
-    """Why there is nothing to say; there are no numbers, then."""
+    """Why the metric has no results; ``arms`` and ``versus`` are then empty."""
 
 
 def analyse(hosts: Mapping[str, Sequence[HostResult]], reference: str) -> list[Findings]:
-    """Of the hosts of each arm, in the order of their pairs. Metrics come in the order of METRICS."""
+    """Analyses the hosts of each arm, given in the order of their pairs. The results are in the order of METRICS."""
     return [
         _findings(metric, {name: metric.values(own) for name, own in hosts.items()}, reference) for metric in METRICS
     ]
@@ -83,7 +83,7 @@ def _findings(metric: Metric, values: Mapping[str, Floats], reference: str) -> F
     if all(bad[name] == len(own) for name, own in values.items()):
         return Findings(metric, {}, {}, missing="there is no such number for these hosts")
     if any(bad.values()):
-        # Leaving pairs out would leave out those in which an arm went wrong.
+        # Leaving out these pairs would hide the failures of an arm.
         told = ", ".join(f"{name} {count} of {len(values[name])}" for name, count in bad.items() if count)
         return Findings(metric, {}, {}, missing=f"no verdict: not every value is finite ({told})")
     pairs = {
@@ -97,12 +97,12 @@ def _findings(metric: Metric, values: Mapping[str, Floats], reference: str) -> F
 
 
 def smallest_p(pairs: int, comparisons: int) -> float:
-    """The smallest p that so many pairs can have after correction for so many comparisons: 2 / 2^n, times them all."""
+    """Smallest corrected p value that ``pairs`` pairs can reach: 2 / 2^pairs times ``comparisons``, at most 1."""
     return float(min(1.0, comparisons * 2.0 ** (1 - pairs)))
 
 
 def plain(findings: Findings) -> dict[str, Any]:
-    """Every number, ready for JSON."""
+    """Returns all numbers, ready for JSON."""
     metric = findings.metric
     return {
         "metric": metric.name,

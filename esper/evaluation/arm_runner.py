@@ -1,4 +1,4 @@
-"""One arm's side of a comparison: what it does with a round of hosts, and what comes of each of them."""
+"""Playing one arm of a comparison: how it treats a round of hosts, and the result of each host."""
 
 from __future__ import annotations
 
@@ -22,70 +22,70 @@ from esper.telemetry.event import ArmPlayed
 MakePlayer = Callable[[SlotVectorEnv], Player]
 
 HELD_OUT = 2**31
-"""Added to a run's seed, it is the run seed of hosts that no agent learned from."""
+"""Offset added to a run's seed for held-out hosts, which no agent learned on."""
 
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class HostResult:
-    """What came of one host; NaN where there is no such thing."""
+    """Result of one host; NaN if a value does not exist."""
 
     accuracy: float
-    """Of the committed network on the test split, pp."""
+    """Accuracy of the committed network on the test split, pp."""
     loss: float
-    """Of the committed network on the validation split after the last epoch."""
+    """Loss of the committed network on the validation split after the last epoch."""
     parameters: float
-    """Of the committed network."""
+    """Number of parameters of the committed network."""
     host_parameters: float
-    """Of the task's host."""
+    """Number of parameters of the task's host."""
     flops: float
-    """Floating-point operations of training and validation, see ``compute``; NaN where hosts are simulated."""
+    """Floating-point operations of training and validation, see ``compute``; NaN if hosts are simulated."""
     epochs: float
     rollbacks: float
     fossils: float
     kept: Mapping[str, KeptSeed] = field(default_factory=dict)
-    """Slot: what was grown there and kept, in hosts that can tell."""
+    """The seed kept in each slot; empty if hosts are simulated or nothing was grown."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else there is to know of it, ready for JSON."""
+    """Further information, ready for JSON."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the fields, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def parse(cls, plain: Mapping[str, Any]) -> HostResult:
-        """From :meth:`plain`, numbers that are not finite as their names."""
+        """Restores the result of :meth:`plain`; non-finite numbers may be given by name."""
         kept = {slot: KeptSeed(**seed) for slot, seed in plain["kept"].items()}
         numbers = {name: float(value) for name, value in plain.items() if name not in ("kept", "facts")}
         return cls(**numbers, kept=kept, facts=plain["facts"])
 
 
 class Side(ABC):
-    """Plays rounds; what comes of one depends on nothing but its number, and on what came of ``of`` in it."""
+    """Plays the rounds of one arm. A round's result depends only on its number and on the results of the arm ``of``."""
 
     of: str | None = None
-    """The arm that must have played a round before this one can."""
+    """The arm that must play a round before this one does; None for no arm."""
 
     def prepare(self) -> None:  # noqa: B027  most have nothing to prepare
-        """Whatever takes long and comes before the first round."""
+        """Does slow work before the first round; none by default."""
 
     @abstractmethod
     def play(self, number: int, of: Sequence[HostResult]) -> list[HostResult]:
-        """Round ``number``, from 0; ``of`` are the hosts of the arm ``self.of``, if it has one."""
+        """Plays round ``number``, counted from 0. ``of``: results of the arm ``self.of`` in that round, if any."""
 
     def close(self) -> None:  # noqa: B027  most hold nothing
-        """Give back threads and memory."""
+        """Releases threads and memory."""
 
 
 class GrowingSide(Side):
-    """A controller, or an agent that has learned, grows hosts; or leaves them alone.
+    """An arm in which a controller or a trained agent grows hosts, or leaves them alone.
 
     Args:
-        n_envs: hosts of a round.
-        run_seed: that the hosts are derived from; the baseline is that of the config's own seed.
-        baselines: shared by all sides whose hosts train alike, by how they do; this one adds its own.
-        count: whether what it computes is counted.
+        n_envs: number of hosts per round.
+        run_seed: seed that the hosts are derived from; the baseline is that of the config's own seed.
+        baselines: measured baselines by :func:`baseline_key`, shared by all sides; this side adds its own.
+        count: whether its floating-point operations are counted.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class GrowingSide(Side):
 
 
 def baseline_key(env: SlotVectorEnv) -> tuple[Any, ...]:
-    """Equal for envs whose hosts, left alone, are the same."""
+    """Returns a key that is equal for envs whose hosts, left alone, are the same."""
     config = env.config
     return (type(env), config.task, config.env.episode_length, config.env.baseline_episodes, config.run.device)
 
@@ -167,10 +167,10 @@ def play_rounds(
     keep: Callable[[str, int, list[HostResult]], None],
     progress: Callable[[ArmPlayed], None],
 ) -> None:
-    """Play every round of every arm that is not in ``played``, by arm and number, where they go.
+    """Plays every round of every arm that is missing in ``played`` (by arm and number), and stores its results there.
 
-    The arms of a round are played in random order, so that a change of the machine meets all of them; one that follows
-    another waits for it. What is played is given to ``keep`` at once.
+    The arms of a round are played in random order, so that a change in the machine's speed affects all of them; an arm
+    that depends on another waits for it. Each result is passed to ``keep`` at once.
     """
     for number in range(rounds):
         waiting = list(sides)

@@ -1,4 +1,4 @@
-"""Arms: what a person calls them, the config of each, and whether they can be compared at all."""
+"""Arms of a comparison: parsing their names, the config of each, and checks that they can be compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARED: Mapping[tuple[str, str], str] = {
     ("env", "n_envs"): "pair i is host i of its round in every arm",
     ("run", "device"): "devices round differently, and that would pass for a difference between arms",
 }
-"""Values that all arms have in common, and why."""
+"""Values that must be the same in all arms, and why."""
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "run.rounds": "--pairs says how much is played",
@@ -40,16 +40,16 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "run.checkpoint_every": "what is finished is always kept",
     "ppo": "no arm learns while it is compared; train it with `esper run` and name the run folder",
 }
-"""Values that an arm may not set for itself, and why; in a file, which may be that of a run, they are passed over."""
+"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm, checked as far as can be without its task."""
+    """One arm, validated as far as possible without its task."""
 
     name: str
     controller: str
-    """A controller, or one of CONTROLS."""
+    """A controller, or a key of CONTROLS."""
     config: TrainingConfig
     of: str | None = None
     """The arm whose hosts a control is made for."""
@@ -60,7 +60,7 @@ class Arm:
 
     @property
     def plays(self) -> str:
-        """The name of the controller as others know it."""
+        """The controller's name as known to ``make_player``."""
         return "none" if self.controller in ALONE else self.controller
 
 
@@ -69,21 +69,21 @@ class _Draft:
     name: str
     controller: str | None
     tables: Tables = field(default_factory=dict)
-    """What it says itself."""
+    """Its own config values."""
     of: str | None = None
     file: Path | None = None
-    """Where it was read from."""
+    """The file that it was read from."""
 
 
 def read_arms(texts: Sequence[str], base: Tables, of: str | None = None) -> list[Arm]:
-    """The arms that ``texts`` name, in their order, each with ``base`` and what it says itself as its config.
+    """Returns the arms named by ``texts``, in order; the config of each is ``base`` with its own values on top.
 
-    A control takes over what the arm says that it is made for; which one that is, it may say (``of=NAME``), else it is
-    ``of``, else the first arm that grows.
+    A control inherits the values of the arm that it is made for: the one that it names (``of=NAME``), else ``of``, else
+    the first arm that grows hosts.
 
     Raises:
-        ConfigError: two arms of one name, a text or a config that is not understood, values in which arms must not
-            differ, or a control without an arm that grows.
+        ConfigError: two arms have the same name, a text or config is invalid, arms differ in values that they must
+            share, or a control has no arm that grows hosts.
     """
     drafts = [_read(text) for text in texts]
     for draft in drafts:
@@ -107,7 +107,7 @@ def read_arms(texts: Sequence[str], base: Tables, of: str | None = None) -> list
 
 
 def _read(text: str) -> _Draft:
-    """One ``--arm``."""
+    """Parses one ``--arm``."""
     file = re.fullmatch(r"([^:=]+)=(.+)", text)
     if file is not None:
         name, path = file[1].strip(), Path(file[2].strip())
@@ -120,12 +120,12 @@ def _read(text: str) -> _Draft:
     if name == "ppo" and rest:
         return _Draft(name, f"checkpoint:{rest}")
     if "=" not in rest:
-        return _Draft(text, text)  # no controller is called that, and the one who looks for it says so
+        return _Draft(text, text)  # not a known controller: _controller raises the error
     return _inline(text, name.strip(), rest)
 
 
 def _check_trust(draft: _Draft, base: Tables) -> None:
-    """Code is run only when the person who compares names it; the config of a run folder does not count."""
+    """Raises ConfigError for a task's code that only a run folder's config names, and not the user."""
     task = _section(draft.tables, "task").get("name")
     of_a_run = draft.file is not None and (draft.file.parent / "env.json").exists()
     if of_a_run and is_user_task(str(task)) and _section(base, "task").get("name") != task:
@@ -154,7 +154,7 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
 
 
 def _controller(draft: _Draft, base: Tables) -> str:
-    """What decides in this arm: what it says, else what the common config says."""
+    """Returns the arm's controller: its own, or else that of the common config."""
     for tables in (draft.tables, base):
         section = tables.get("run")
         if draft.controller is None and isinstance(section, dict) and "controller" in section:
@@ -187,7 +187,7 @@ def _leader(draft: _Draft, controller: str, of: str | None, growing: Sequence[st
 
 
 def _common(drafts: Sequence[_Draft], base: Tables) -> Tables:
-    """The values of SHARED that anyone states, for all. Raises ConfigError where two state different ones."""
+    """Returns the values of SHARED that any arm or ``base`` sets, for all arms. Raises ConfigError if they conflict."""
     common: Tables = {}
     for (section, key), why in SHARED.items():
         stated = {"the others": base} | {f"arm {draft.name!r}": draft.tables for draft in drafts}
@@ -210,7 +210,7 @@ def _section(tables: Tables, name: str) -> Tables:
 
 
 def _merged(layers: Sequence[Tables]) -> Tables:
-    """Nested tables as one; what comes later wins."""
+    """Merges nested tables; later layers take precedence."""
     merged: Tables = {}
     for tables in layers:
         for key, value in tables.items():

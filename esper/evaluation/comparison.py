@@ -1,4 +1,4 @@
-"""A comparison: set up as a whole, played round by round, kept as it goes, and told in the end."""
+"""A comparison: set up as a whole, played round by round, saved as it goes, and analysed at the end."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from esper.telemetry.event import ArmPlayed
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison has come to so far: all arms on the same pairs, of whole rounds only."""
+    """Result of a comparison so far: all arms on the same pairs, complete rounds only."""
 
     arms: tuple[Arm, ...]
     reference: str
     asked: int
-    """Pairs that were asked for."""
+    """Number of pairs requested."""
     hosts: dict[str, list[HostResult]]
-    """By arm, in the order of the pairs."""
+    """Results of the hosts by arm, in the order of the pairs."""
     findings: list[Findings]
     folder: Path
 
     @property
     def pairs(self) -> int:
-        """That were played."""
+        """Number of pairs played."""
         return len(self.hosts[self.reference])
 
     @property
@@ -56,7 +56,7 @@ class Outcome:
         return self.arms[0].config.run.seed
 
     def plain(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Returns everything, ready for JSON."""
         environment = describe_environment()
         environment["modules"] = sorted(environment["modules"])
         return {
@@ -85,26 +85,26 @@ def _ignore(_event: ArmPlayed) -> None:
 
 
 def default_reference(arms: Sequence[Arm]) -> str:
-    """The first arm in which hosts are left alone, or else the last arm."""
+    """Returns the first arm that leaves hosts alone, or else the last arm."""
     return next((arm.name for arm in arms if arm.controller in ALONE), arms[-1].name)
 
 
 class Comparison:
-    """Arms on the same hosts, set up completely before anything is written or played.
+    """Compares arms on the same hosts; it is set up completely before anything is written or played.
 
-    They are the held-out hosts of the seed, those that a run of an agent with that seed ends on.
+    The hosts are the held-out hosts of the seed, the same ones that an agent's run with that seed ends with.
 
     Args:
         arms: two or more, see ``read_arms``.
-        pairs: hosts of each arm.
-        folder: where it is kept; must not exist yet, or be empty.
+        pairs: number of hosts of each arm.
+        folder: output folder; must be empty or not exist yet.
         reference: the arm that the others are compared with; None: :func:`default_reference`.
-        progress: hears of each arm's round.
-        task: what hosts are trained on; None: the task of the config's name.
-        order_seed: decides in which order arms take their turns, which no result depends on.
+        progress: called after each arm's round.
+        task: what hosts are trained on; None: the task named in the config.
+        order_seed: seed of the order in which arms take turns; no result depends on it.
 
     Raises:
-        ConfigError: arms that cannot be set up, or that are too few.
+        ConfigError: there are fewer than two arms, or an arm cannot be set up.
     """
 
     def __init__(
@@ -136,15 +136,14 @@ class Comparison:
         task: Task | str | None = None,
         reference: str | None = None,
     ) -> Comparison:
-        """A comparison that goes on after the last round that was kept, and ends as if it had never stopped; one that
-        has ended is told again, where ``reference`` is given with another arm to compare the others with.
+        """Returns a comparison that continues after the last saved round, and ends as if it had never stopped.
 
-        A task of your own is code, which is never run because a folder names it: give it again in ``task``, the task
-        itself or its name.
+        A completed one is only analysed again, for example against another ``reference``. A user-defined task is code,
+        and is never run just because a folder names it: pass it again in ``task``, as the task itself or its name.
 
         Raises:
-            ConfigError: no folder of a comparison, one whose arms cannot be set up any more, or a task of your own
-                that is not named.
+            ConfigError: there is no comparison in the folder, its arms can no longer be set up, ``reference`` is not
+                one of them, or a user-defined task is not named.
         """
         files = ComparisonFolder(Path(folder), resumed=True)
         arms, pairs, first = files.settings()
@@ -173,14 +172,14 @@ class Comparison:
     ) -> None:
         self.reference, self.asked, self.progress = reference, pairs, progress
         self.outcome: Outcome | None = None
-        """What the rounds that every arm has finished come to, once :meth:`run` has ended in any way."""
+        """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
         check_devices(arms[0].config.run.device)
         first = EnvMaker.of(arms[0].config, task)
         makers = {arm.name: _maker(arm, first.task) for arm in arms}
         self.arms = tuple(replace(arm, config=makers[arm.name].config) for arm in arms)
         n_envs = first.config.env.n_envs or 1
         self.rounds = -(-pairs // n_envs)
-        # As few hosts as play the pairs in as many rounds, so that little is played beyond them.
+        # Fewest hosts per round that reach the pairs in this number of rounds, to play few surplus hosts.
         self.hosts_a_round = -(-pairs // self.rounds)
         run_seed = first.config.run.seed + HELD_OUT
         self.order = np.random.default_rng([run_seed, len(arms), order_seed])
@@ -195,8 +194,11 @@ class Comparison:
 
     @one_thread()
     def run(self) -> Outcome:
-        """Play what is left, and write the results. An interrupt (Ctrl-C, SIGTERM) or an error is raised when what was
-        finished until then is written; :attr:`outcome` has it, too."""
+        """Plays the remaining rounds and writes the results.
+
+        On an interrupt (Ctrl-C, SIGTERM) or an error, the results of all finished rounds are written before it is
+        raised; they are also in :attr:`outcome`.
+        """
         if not self._resumed:
             self.files.create(self.arms, self.asked, self.reference)
         with self, termination_interrupts():
@@ -213,7 +215,7 @@ class Comparison:
         return self.outcome
 
     def _finished(self) -> Outcome | None:
-        """What the rounds that every arm has finished come to; None where there is none."""
+        """Returns the result of the rounds that every arm has finished; None if there is none."""
         whole = [number for number in range(self.rounds) if all(number in done for done in self.played.values())]
         if not whole:
             return None
@@ -225,7 +227,7 @@ class Comparison:
         return Outcome(self.arms, self.reference, self.asked, hosts, findings, self.files.path)
 
     def close(self) -> None:
-        """Stop the lanes; a second call does nothing."""
+        """Stops the lanes; a second call does nothing."""
         for side in self.sides.values():
             side.close()
 

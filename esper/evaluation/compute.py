@@ -1,11 +1,11 @@
-"""What growing computes: floating-point operations of training and validation passes, by PyTorch's own counter.
+"""Compute cost of growing: floating-point operations of training and validation, by PyTorch's own counter.
 
-An epoch's passes depend on which seeds are in the host, what they do there, and which configurations are validated.
-Each such kind of epoch is played once on a few samples under ``torch.utils.flop_counter``, and counts as often as it
-occurred, times its samples: forward and backward passes of the host and its seeds, the extra pass of every incubating
-seed, and validation in every counterfactual configuration. The counter knows products of matrices, convolutions and
-attention, two operations a multiply-accumulate; normalisation, activations, optimizer steps and the controller are not
-counted.
+The cost of an epoch depends on which seeds are in the host, their roles, and which configurations are validated. Each
+such kind of epoch is run once on a few samples under ``torch.utils.flop_counter``; its count is multiplied by its
+number of samples and by how often it occurred. Counted are forward and backward passes of the host and its seeds, the
+extra pass of every incubating seed, and validation in every counterfactual configuration. The counter covers matrix
+products, convolutions and attention, at two operations per multiply-accumulate; normalisation, activations, optimizer
+steps and the controller are not counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INCUBATING, LEARNING, FROZEN = "incubating", "learning", "frozen"
 
 @dataclass(frozen=True)
 class Occupant:
-    """A seed that passes go through, and what it does there."""
+    """A seed that takes part in passes, and its role."""
 
     blueprint: str
     style: BlendStyle
@@ -44,22 +44,22 @@ class Occupant:
 
 @dataclass(frozen=True)
 class Kind:
-    """What an epoch computes."""
+    """All that determines the cost of an epoch."""
 
     occupants: tuple[Occupant | None, ...]
-    """By site."""
+    """Occupant of each site; None if there is none."""
     configurations: tuple[Configuration, ...]
-    """Of its validation; alphas are told apart, what they are is left out."""
+    """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
 
     @classmethod
     def of(cls, episode: Episode) -> Kind:
-        """The epoch that was just validated, before anything else happens to it."""
+        """Returns the kind of the epoch that was just validated; call it before the host changes again."""
         slots = episode.training.slots
         return cls(tuple(_occupant(slot) for slot in slots), _branching(episode.counterfactual.configurations))
 
     @classmethod
     def alone(cls, sites: int) -> Kind:
-        """A host without seeds."""
+        """Returns the kind of a host without seeds."""
         return cls((None,) * sites, ((0.0,) * sites,))
 
 
@@ -73,7 +73,7 @@ def _occupant(slot: SeedSlot) -> Occupant | None:
 
 
 def _branching(configurations: list[Configuration]) -> tuple[Configuration, ...]:
-    """Configurations that share as much: at each site, each alpha but 0 replaced by 1 / its number there."""
+    """Normalises alphas, keeping which ones are equal: at each site, the k-th distinct nonzero value becomes 1 / k."""
     columns = []
     for alphas in zip(*configurations, strict=True):
         known = {alpha: 1 / number for number, alpha in enumerate(dict.fromkeys(a for a in alphas if a), 1)}
@@ -82,8 +82,11 @@ def _branching(configurations: list[Configuration]) -> tuple[Configuration, ...]
 
 
 class _NoModules:
-    """In place of the counter's record of which module is at work: it hooks into the gradients of what goes into
-    modules, which cannot be where autograd is asked for the gradient of that very tensor, as shadow passes do."""
+    """Replaces the counter's module tracker.
+
+    The tracker hooks into the gradients of module inputs, which fails if autograd is asked for the gradient of that
+    very tensor, as shadow passes do.
+    """
 
     parents = frozenset({"Global"})
 
@@ -95,7 +98,7 @@ class _NoModules:
 
 
 class _PassCounter(FlopCounterMode):
-    """Counts all operations of a pass, whatever module they are of."""
+    """Counts all operations of a pass, regardless of the module."""
 
     def __init__(self) -> None:
         super().__init__(display=False)
@@ -103,7 +106,7 @@ class _PassCounter(FlopCounterMode):
 
 
 class ComputeMeter:
-    """Counts what the hosts of one task compute, as the config trains them."""
+    """Counts the floating-point operations of one task's hosts, as the config trains them."""
 
     def __init__(self, task: Task, config: TrainingConfig, blueprints: BlueprintRegistry) -> None:
         self.task, self.config, self.blueprints = task, config, blueprints
@@ -113,11 +116,11 @@ class ComputeMeter:
         self._trained = sizes.samples_per_epoch // sizes.batch_size * sizes.batch_size
         self._epochs: dict[int, Counter[Kind]] = {}
         self._first: dict[int, Kind] = {}
-        # Bounded by the ways in which slots can be filled; an entry is two numbers.
+        # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
     def watch(self, episode: Episode) -> None:
-        """Take note of the epoch that was just validated; at epoch 0 it is the validation of the untrained host."""
+        """Records the epoch that was just validated. Epoch 0, the untrained host's validation, starts a new episode."""
         kind = Kind.of(episode)
         if episode.epoch == 0:
             self._epochs[episode.index], self._first[episode.index] = Counter(), kind
@@ -125,17 +128,17 @@ class ComputeMeter:
             self._epochs[episode.index][kind] += 1
 
     def flops(self, env: int) -> float:
-        """Of that env's episode so far."""
+        """Returns the operations of the env's current episode so far."""
         epochs = sum(times * sum(self.of_epoch(kind)) for kind, times in self._epochs[env].items())
         return epochs + self.of_epoch(self._first[env])[1]
 
     def of_epoch(self, kind: Kind) -> tuple[float, float]:
-        """Operations of one epoch of this kind: training, and validation after it."""
+        """Returns the operations of one epoch of this kind: (training, validation after it)."""
         training, validation = self.a_sample(kind)
         return training * self._trained, validation * len(self.task.validation)
 
     def _a_sample(self, kind: Kind) -> tuple[float, float]:
-        """The same for one sample."""
+        """Returns the operations of this kind per sample: (training, validation)."""
         env = self._stand_in(kind)
         task, x = self.task, self.task.sample
         y = task.validation.y[: len(x)]
@@ -147,12 +150,12 @@ class ComputeMeter:
         with _PassCounter() as validation, sdpa_kernel(SDPBackend.MATH):
             evaluate(env, few, list(kind.configurations), calibrate)
         a_sample = validation.get_total_flops() / len(x)
-        if env.calibration is not None:  # as many passes over these as over the split, each of one configuration
+        if env.calibration is not None:  # half of the passes calibrate, on these samples instead of the split
             a_sample *= (1 + len(env.calibration) / len(task.validation)) / 2
         return training.get_total_flops() / len(x), a_sample
 
     def _stand_in(self, kind: Kind) -> ParallelEnvState:
-        """A host that is filled in this way; it is tried on a few samples and thrown away."""
+        """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
         env = ParallelEnvState(0, self.task, self.config, make_totals(1, self.task.device)[0])
         env.reset(0, 0)
         for slot, occupant in zip(env.slots, kind.occupants, strict=True):

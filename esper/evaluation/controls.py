@@ -1,5 +1,8 @@
-"""The controls of a grown host: its final topology from scratch, a wider host of its size, and the host alone for the
-compute that growing took. Each is made for every pair anew, out of what came of the grown host of that very pair."""
+"""Controls of a grown host, made anew for every pair from the result of its grown host.
+
+They are: its final topology trained from scratch, a wider host of the same size, and the host alone trained with the
+same compute.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ from esper.training.randomness import seeded
 
 
 class ControlSide(Side):
-    """Trains hosts that nothing is grown in, beside those of the arm ``of``.
+    """Base class of arms that train hosts without growth, one for each host of the arm ``of``.
 
-    Raises ConfigError for simulated hosts, which have no network.
+    Raises:
+        ConfigError: hosts are simulated, and have no network.
     """
 
     kind = ""
@@ -51,14 +55,14 @@ class ControlSide(Side):
 
     @abstractmethod
     def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
-        """The control of one grown host, and what there is to say about it."""
+        """Returns the control of one grown host, and facts about it."""
 
 
 class StaticSide(ControlSide):
-    """The topology that the grown host ended with, all of it trained together from fresh weights.
+    """Trains the grown host's final topology from fresh weights, all of it together.
 
-    What was grown is part of the host: one optimizer, one weight decay, one clip norm, as for every other host. The
-    host's own layers begin with the weights that the grown host's began with.
+    Its seeds are part of the host: one optimizer, one weight decay, one clip norm, as for every other host. The host's
+    own layers start from the same weights as those of the grown host.
     """
 
     kind = "static"
@@ -70,7 +74,7 @@ class StaticSide(ControlSide):
 
         def build() -> Host:
             host = task.build_host()
-            host.probe(sample)  # draws the weights of lazy layers, and finds the sites of a graft
+            host.probe(sample)  # initialises lazy layers and finds the sites of a graft
             return StaticHost(assemble(host, grown.kept, blueprints, task.name))
 
         seeds = {slot: seed.blueprint for slot, seed in grown.kept.items()}
@@ -78,9 +82,10 @@ class StaticSide(ControlSide):
 
 
 class BiggerSide(ControlSide):
-    """The task's host, widened to the number of parameters nearest to the grown one's.
+    """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
-    Raises ConfigError for hosts of which it is not known how to widen them, grafted ones among them.
+    Raises:
+        ConfigError: it is not known how to widen the host, for example a grafted one.
     """
 
     kind = "bigger"
@@ -96,7 +101,7 @@ class BiggerSide(ControlSide):
 
 
 class SameComputeSide(ControlSide):
-    """The host alone for as many epochs as come nearest to what the grown one computed, the schedule stretched."""
+    """Trains the host alone for the number of epochs nearest to the grown host's compute; its schedule is stretched."""
 
     kind = "same-compute"
 
@@ -105,7 +110,7 @@ class SameComputeSide(ControlSide):
         meter = ComputeMeter(self.task, self.config, self.blueprints)
         training, validation = meter.of_epoch(Kind.alone(len(self.host.sites)))
         self.first, self.each = validation, training + validation
-        """Operations before the first epoch, and of each."""
+        """Operations before the first epoch (``first``) and per epoch (``each``)."""
         if not self.each:
             raise ConfigError("same-compute: nothing is counted of what this host's passes compute")
 
@@ -116,4 +121,4 @@ class SameComputeSide(ControlSide):
 
 
 CONTROLS: dict[str, type[ControlSide]] = {side.kind: side for side in (StaticSide, BiggerSide, SameComputeSide)}
-"""Arms that are made from what came of another one."""
+"""Arms that are made from the results of another arm."""

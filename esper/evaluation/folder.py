@@ -1,4 +1,4 @@
-"""The folder of a comparison: what is compared, every round of every arm as soon as it was played, and the results."""
+"""The folder of a comparison: its settings, every round of every arm as soon as it is played, and the results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FORMAT = 1
 SETTINGS, PLAYED, RESULTS = "comparison.json", "played.jsonl", "results.json"
 
 Played = dict[str, dict[int, list[HostResult]]]
-"""By arm and round."""
+"""Results of the hosts by arm and round."""
 
 
 class ComparisonFolder:
-    """Refuses, before anything is written, a path that holds something already. Raises ConfigError."""
+    """Folder of one comparison. Raises ConfigError if a new one's ``path`` is not empty, before anything is written."""
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class ComparisonFolder:
             raise ConfigError(f"{path} already holds something; give --out a new or empty folder")
 
     def create(self, arms: Sequence[Arm], pairs: int, reference: str) -> None:
-        """The folder with what is compared, and on what machine."""
+        """Creates the folder with the settings and a description of the machine."""
         settings = {
             "format": FORMAT,
             "pairs": pairs,
@@ -59,10 +59,10 @@ class ComparisonFolder:
             write_json(self.path / "env.json", describe_environment())
 
     def settings(self) -> tuple[list[Arm], int, str]:
-        """Arms, pairs and reference as they were created.
+        """Returns arms, pairs and reference as they were saved by :meth:`create`.
 
         Raises:
-            ConfigError: no such folder, one of another format, or a checkpoint or a schedule that has changed since.
+            ConfigError: there is no such folder, it has another format, or a checkpoint or schedule has changed since.
         """
         file = self.path / SETTINGS
         try:
@@ -83,7 +83,7 @@ class ComparisonFolder:
         return arms, int(found["pairs"]), str(found["reference"])
 
     def keep(self, arm: str, number: int, hosts: Sequence[HostResult]) -> None:
-        """A round, at the end of the file of them; on disk when this returns."""
+        """Appends a round to the file of played rounds; it is on disk when this returns."""
         line = json.dumps(plain({"arm": arm, "round": number, "hosts": [host.plain() for host in hosts]}))
         with interrupts_wait(), (self.path / PLAYED).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -91,7 +91,7 @@ class ComparisonFolder:
             os.fsync(file.fileno())
 
     def played(self, names: Sequence[str]) -> Played:
-        """All rounds that were kept; a last line that was not written to its end is cut off."""
+        """Returns all saved rounds; an incomplete last line is removed from the file."""
         rounds: Played = {name: {} for name in names}
         file = self.path / PLAYED
         if not file.exists():
@@ -111,7 +111,11 @@ class ComparisonFolder:
 
 
 def follows(arm: Arm) -> str | None:
-    """SHA-256 of the schedule or the policy that the arm's controller follows."""
+    """Returns the SHA-256 of the schedule or policy that the arm's controller follows; None if it follows none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     kind, _, path = arm.controller.partition(":")
     file = schedule_file(arm.controller, arm.config.task.name)
     if kind == "checkpoint":

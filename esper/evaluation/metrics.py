@@ -1,4 +1,4 @@
-"""What is measured of every host, and which way is better."""
+"""Metrics measured for every host, and which direction is better."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Better = Literal["higher", "lower", "neither"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for each host."""
+    """A number measured for each host."""
 
     name: str
     title: str
     unit: str
     better: Better
-    """Which way is better; neither where it is a price, and more of it may be worth it."""
+    """Which direction is better; neither for a cost: a higher one may be worth it."""
     of: Callable[[HostResult], float]
     decimals: int = 2
 
     def values(self, hosts: Sequence[HostResult]) -> Floats:
-        """[n], in the order of the pairs."""
+        """Returns the values of ``hosts`` [n], in the order of the pairs."""
         return np.array([self.of(host) for host in hosts], dtype=np.float64)
 
     @property
@@ -71,4 +71,4 @@ METRICS = (
     Metric("rollbacks", "Rollbacks", "", "lower", lambda host: host.rollbacks),
     Metric("seeds_kept", "Seeds kept", "", "neither", lambda host: host.fossils),
 )
-"""The first is what a comparison is about."""
+"""The first one is the subject of a comparison."""

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm's hosts in order of their pairs; accuracies pp, test split, committed networks."""
+    """Results of one arm, one value per host in the order of the pairs; test accuracies of committed networks in pp."""
 
     controller: str
     accuracy: Floats
@@ -35,7 +35,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """An arm against the reference, with its p value corrected for all comparisons made together (Holm)."""
+    """An arm against the reference; its p value is corrected for all comparisons made together (Holm)."""
 
     pair: PairedComparison
     adjusted_p: float
@@ -46,7 +46,7 @@ class ArmComparison:
 
     @property
     def words(self) -> str:
-        """The difference with its interval and the verdict, for a line of a table."""
+        """The difference with its interval and the verdict, for one line of a table."""
         pair = self.pair
         low, high = pair.interval.low, pair.interval.high
         interval = f"95 % interval {low:+.2f} to {high:+.2f}" if pair.pairs > 1 else "no interval"
@@ -54,7 +54,7 @@ class ArmComparison:
 
     @property
     def verdict_word(self) -> str:
-        """The verdict on the first arm, for a table that has the numbers beside it."""
+        """Short verdict on the first arm, for a table that also shows the numbers."""
         pair = self.pair
         if pair.pairs < MIN_PAIRS:
             return f"inconclusive, fewer than {MIN_PAIRS} pairs"
@@ -75,14 +75,17 @@ def compare_controllers(
     progress: Callable[[ArmPlayed], None] = _ignore,
     task: Task | None = None,
 ) -> list[Arm]:
-    """Play ``controllers``, by their names, on ``pairs`` hosts that start from the same weights and see the same
-    batches; ``progress`` hears of each arm's round.
+    """Plays ``controllers``, given by name, on ``pairs`` hosts with the same initial weights and the same batches.
 
-    They are the held-out hosts of ``run.seed``, those that a run of an agent with that seed ends on; of ``task`` where
-    it is given, else of the one that ``config`` names.
+    The hosts are the held-out hosts of ``run.seed``, the same ones that an agent's run with that seed ends with.
+
+    Args:
+        config: config of all arms.
+        progress: called after each arm's round.
+        task: what hosts are trained on; None: the task named in ``config``.
 
     Raises:
-        ConfigError: unknown or repeated controllers, or a config that cannot run.
+        ConfigError: a controller is unknown or repeated, or the config cannot run.
     """
     if len(set(controllers)) < len(controllers):
         raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
@@ -107,13 +110,16 @@ def play_arms(
     baseline: Baseline | None = None,
     played: dict[str, dict[int, list[HostResult]]] | None = None,
 ) -> list[Arm]:
-    """Let every player grow the hosts of ``run_seed``: pair i is the same (env, episode) for each of them.
+    """Lets every player grow the hosts of ``run_seed``: pair i is the same (env, episode) for each of them.
 
-    The no-growth baseline is that of the config's run seed, measured once unless it is given. The arms of a round are
-    played in random order, so that a change of the machine meets all of them. What is in ``played``, by player and
-    round, is not played again; what is played is put there before ``progress`` hears of it.
+    The arms of a round are played in random order, so that a change in the machine's speed affects all of them.
+
+    Args:
+        baseline: the no-growth baseline; None: that of the config's run seed, measured once.
+        played: results by player and round. Rounds found here are not played again; each new one is stored here before
+            ``progress`` is called.
     """
-    # As few envs as play the pairs in as many rounds, so that little is played beyond them.
+    # Each side below gets the fewest envs that play the pairs in this number of rounds, so that few hosts are surplus.
     rounds = -(-pairs // (maker.config.env.n_envs or 1))
     sides: dict[str, GrowingSide] = {}
     if played is None:
@@ -141,19 +147,19 @@ def _arm(name: str, hosts: Sequence[HostResult]) -> Arm:
 
 
 def against_reference(arms: Sequence[Arm], reference: str) -> list[ArmComparison]:
-    """Every other arm minus the reference arm."""
+    """Compares every other arm with the reference arm (other minus reference)."""
     base = next(arm for arm in arms if arm.controller == reference)
     return corrected([_pair(arm, base) for arm in arms if arm is not base])
 
 
 def against_each(arms: Sequence[Arm], ours: str) -> list[ArmComparison]:
-    """One arm minus each of the others."""
+    """Compares one arm with each of the others (``ours`` minus other)."""
     own = next(arm for arm in arms if arm.controller == ours)
     return corrected([_pair(own, arm) for arm in arms if arm is not own])
 
 
 def corrected(found: Sequence[PairedComparison]) -> list[ArmComparison]:
-    """The comparisons with their p values corrected for their number."""
+    """Returns the comparisons with p values corrected for their number (Holm)."""
     adjusted = holm_adjusted([pair.p_value for pair in found])
     return [ArmComparison(pair, p) for pair, p in zip(found, adjusted, strict=True)]
 

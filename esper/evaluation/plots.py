@@ -1,4 +1,4 @@
-"""Pictures of a comparison: every pair's accuracy, the differences with their intervals, and what they cost."""
+"""Plots of a comparison: every pair's accuracy, the differences with their intervals, and the cost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ MARKERS = "osD^vP*X<>"
 
 
 def save_plots(outcome: Outcome, folder: Path) -> list[Path]:
-    """Write them as PNG; those without numbers are left out. Returns the files that there are.
+    """Saves all plots as PNG in ``folder`` and returns their paths.
 
-    Raises ImportError where matplotlib is missing.
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     pictures: dict[str, Callable[[Outcome], Figure]] = {
         "pairs.png": draw_pairs,
@@ -38,7 +39,7 @@ def save_plots(outcome: Outcome, folder: Path) -> list[Path]:
 
 
 def draw_pairs(outcome: Outcome) -> Figure:
-    """Test accuracy of every host, a line a pair; mean and its interval of every arm."""
+    """Test accuracy of every host, one line per pair; mean and its interval for every arm."""
     from matplotlib.figure import Figure
 
     names = list(outcome.hosts)
@@ -71,7 +72,7 @@ def draw_pairs(outcome: Outcome) -> Figure:
 
 
 def draw_differences(outcome: Outcome) -> Figure:
-    """The mean paired difference of every arm to the reference with its interval, a panel a metric."""
+    """Mean paired difference of every arm to the reference with its interval, one panel per metric."""
     from matplotlib.figure import Figure
 
     shown = [findings for findings in outcome.findings if findings.missing is None]
@@ -105,7 +106,7 @@ def draw_differences(outcome: Outcome) -> Figure:
 
 
 def draw_cost(outcome: Outcome) -> Figure:
-    """Test accuracy of every host over its parameters and over what it computed; means are large."""
+    """Test accuracy of every host against its parameters and, if counted, its compute; large markers are means."""
     from matplotlib.figure import Figure
 
     some = next(iter(outcome.hosts.values()))[0]
@@ -133,7 +134,7 @@ def _scatter(outcome: Outcome, axes: Axes, price: str, unit: float, label: str, 
 
 
 def _reach(middle: float, limits: Interval) -> tuple[float, float]:
-    """How far the limits lie below and above; nothing where there are none."""
+    """Distances from ``middle`` to the limits below and above; 0 if the interval is unbounded."""
     if not np.isfinite(limits.low):
         return (0.0, 0.0)
     return (max(0.0, middle - limits.low), max(0.0, limits.high - middle))
@@ -148,5 +149,5 @@ def _task(outcome: Outcome) -> str:
 
 
 def short(name: str, most: int = 24) -> str:
-    """The end of a long name, which is where paths differ."""
+    """Shortens a name to its last characters, at most ``most`` in all, because paths differ at the end."""
     return name if len(name) <= most else f"...{name[3 - most :]}"

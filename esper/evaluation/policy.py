@@ -1,5 +1,7 @@
-"""What an agent has learned, on hosts that it never saw: its likeliest actions, and its actions as it drew them when it
-learned, beside the same hosts left alone; on its own task, another one, or hosts of another width."""
+"""Evaluating a learned policy on held-out hosts: greedy and stochastic actions, beside the same hosts left alone.
+
+The hosts may be those of its own task, of another task, or of another width.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +29,25 @@ from esper.training.randomness import seeded
 ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
 
 OF_THE_TASK = ("n_envs", "episode_length", "blueprints")
-"""Values of the section env that are another task's own."""
+"""Values of the section env that depend on the task, and are dropped for another one."""
 
 WITHOUT_EFFECT = ("task.name", "run.controller", "run.rounds", "run.checkpoint_every", "ppo.")
-"""Values that decide nothing here, or have an option of their own."""
+"""Values that have no effect here, or have their own option."""
 
 Tables = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of it; accuracies pp, test split, committed networks."""
+    """Result of an evaluation; accuracies in pp, test split, committed networks."""
 
     learned: Learned
     config: TrainingConfig
-    """What the hosts were trained by."""
+    """Config that the hosts were trained with."""
     width: int | None
-    """Of the hosts, where it is not the task's."""
+    """Width of the hosts; None: the task's."""
     arms: tuple[Arm, ...]
-    """Left alone (``none``), ``greedy``, ``stochastic``; host i of each is the same host."""
+    """Hosts left alone (``none``), ``greedy`` and ``stochastic``; host i is the same host in each."""
     comparisons: tuple[ArmComparison, ...]
     """``greedy`` and ``stochastic``, each minus ``none``."""
 
@@ -54,7 +56,7 @@ class Evaluation:
         return len(self.arms[0].accuracy)
 
     def plain(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Returns everything, ready for JSON."""
         environment = describe_environment()
         environment["modules"] = sorted(environment["modules"])
         return {
@@ -74,7 +76,7 @@ class Evaluation:
         }
 
     def score(self) -> dict[str, Any]:
-        """The figures alone, ready for JSON."""
+        """Returns only the figures, ready for JSON."""
         means: dict[str, dict[str, Any]] = {
             arm.controller: {
                 "accuracy": float(arm.accuracy.mean()),
@@ -112,20 +114,20 @@ def evaluate_controller(
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[ArmPlayed], None] = _ignore,
 ) -> Evaluation:
-    """Play ``controller`` on the held-out hosts of ``run.seed``, ``run.evaluation_pairs`` of them.
+    """Plays ``controller`` on ``run.evaluation_pairs`` held-out hosts of ``run.seed``.
 
-    They are those that a run of an agent with that seed ends on: other hosts than any agent ever learned from.
+    These are the hosts that an agent's run with that seed ends with; no agent ever learned on them.
 
     Args:
-        controller: a run folder, its checkpoint, a policy in a file, or ``pretrained``.
-        task: what hosts are trained on; None: the task that it learned on. A task of the user's is code, which is never
-            run because a file names it: it has to be given again.
-        width: channels of the first block, or features of a token, in place of the task's.
-        changes: values of the config, as nested tables, in place of those of its run.
-        progress: hears of each arm's round.
+        controller: a run folder, its checkpoint, a policy file, or ``pretrained``.
+        task: what hosts are trained on; None: the task that it learned on. A user-defined task is code, and is never
+            run just because a file names it: it has to be passed again.
+        width: channels of the first block, or features of a token, instead of the task's.
+        changes: config values, as nested tables, that replace those of its run.
+        progress: called after each arm's round.
 
     Raises:
-        ConfigError: what cannot be played, and why.
+        ConfigError: the controller cannot be played on these hosts; the message says why.
     """
     learned = find_learned(controller) if isinstance(controller, str) else controller
     given = task if isinstance(task, Task) else None
@@ -149,9 +151,10 @@ def evaluate_controller(
 
 
 def hosts_config(learned: Learned, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:
-    """What hosts are trained by: the config of its run, for another task with the sizes and rates of that one.
+    """Returns the config for the hosts: that of its run; for another task, with that task's sizes and rates.
 
-    Raises ConfigError: a task that is not known, or code that is not named; a value that is wrong or has no effect.
+    Raises:
+        ConfigError: the task is unknown, or is code that is not named; a value is invalid or has no effect.
     """
     _check_effect(changes)
     if learned.config is None:
@@ -179,7 +182,7 @@ def _check_effect(changes: Mapping[str, Any]) -> None:
 
 
 def _merged(tables: Tables, changes: Mapping[str, Any]) -> Tables:
-    """Nested tables with the values of ``changes`` in place of what was there."""
+    """Returns nested tables with the values of ``changes`` on top."""
     merged = copy.deepcopy(tables)
     for key, value in changes.items():
         there = merged.get(key)
@@ -188,9 +191,9 @@ def _merged(tables: Tables, changes: Mapping[str, Any]) -> Tables:
 
 
 def widened(maker: EnvMaker, width: int) -> EnvMaker:
-    """The same with hosts of that width. Raises ConfigError where hosts have none, or not that one."""
+    """Returns the env maker with hosts of ``width``. Raises ConfigError if they have no width, or not this one."""
     if maker.task is None:
         raise ConfigError(f"hosts of {maker.config.task.name} are simulated and have no width")
-    with seeded(0):  # its weights are not used
+    with seeded(0):  # the weights are not used
         build = at_width(maker.task.build_host(), width)
     return maker.with_hosts(build)

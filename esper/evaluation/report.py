@@ -1,4 +1,4 @@
-"""Everything a person is given of a comparison, in its folder."""
+"""The full report of a comparison, written into its folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TABLE = "table.txt"
 
 
 def write_report(outcome: Outcome, console: Console) -> None:
-    """Print the report, and write it in full, with the plots, beside the results; says where they are.
+    """Prints the report, then writes the full version and the plots next to the results and prints their names.
 
-    Without matplotlib there are no plots, which is said, too.
+    Without matplotlib, no plots are drawn and the output says so.
     """
     print_report(outcome, console)
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Hosts that nothing is grown in, each with an architecture or a length of its own: trained as the env trains hosts."""
+"""Hosts without growth, each with its own architecture or length, trained the same way as the env trains hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from esper.training.totals import make_totals
 
 @dataclass(frozen=True)
 class FixedHost:
-    """A host to train: the task says how it is built, the config for how long."""
+    """A host to train: the task says how it is built, the config how long it trains."""
 
     task: Task
     config: TrainingConfig
@@ -36,10 +36,11 @@ class FixedHost:
 def train_fixed(
     hosts: Sequence[FixedHost], run_seed: int, episode: int, spec: ActionSpec, blueprints: BlueprintRegistry
 ) -> list[HostResult]:
-    """Train host i as env i of the run seed in that episode: the same first weights where it has the same layers, the
-    same batches, the same phases of an epoch and the same governor. All tasks have the same data.
+    """Trains host i as env i of the run seed in that episode.
 
-    ``host_parameters`` and ``facts`` of the results are of the host that was trained.
+    It gets the same initial weights for the same layers, the same batches, the same phases of an epoch and the same
+    governor. All tasks must have the same data. ``host_parameters`` and ``facts`` of the results describe the host that
+    was trained.
     """
     task, config = hosts[0].task, hosts[0].config
     with seeded(0):
@@ -52,7 +53,7 @@ def train_fixed(
         language=task.validation.y.dim() == 2,
     )
     training = [ParallelEnvState(i, host.task, host.config, totals[i]) for i, host in enumerate(hosts)]
-    unknown = Baseline((), (), 1.0, 0)  # nothing here is paid or reported by it
+    unknown = Baseline((), (), 1.0, 0)  # not used here: there are no rewards and no reports
     episodes = [Episode(env, World(env.config, spec, blueprints, unknown, lambda _event: None)) for env in training]
     meters = [ComputeMeter(host.task, host.config, blueprints) for host in hosts]
     with make_lanes(config.run, task.device) as lanes:
@@ -92,7 +93,7 @@ def _play(
     meters: list[ComputeMeter],
     wait: Action,
 ) -> None:
-    """The phases of the env's steps, while all that is done is to wait."""
+    """Runs the phases of the env's steps with WAIT as the only action."""
     for episode in episodes:
         episode.reset(run_seed, number)
     trainer.repeatable(Episode.validate, episodes)

@@ -1,4 +1,4 @@
-"""A comparison as text: a table for each metric, readable at 80 columns, and what may be said in words."""
+"""Text report of a comparison: one table per metric, readable at 80 columns, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esper.stats.samples import Interval
 
 
 def print_report(outcome: Outcome, console: Console, full: bool = False) -> None:
-    """The first metric in full, the others as one table each; with ``full``, all of them in full."""
+    """Prints the first metric in full and the others as one table each; with ``full``, all of them in full."""
     _line(console, headline(outcome))
     for number, findings in enumerate(outcome.findings):
         metric = findings.metric
@@ -50,7 +50,7 @@ def headline(outcome: Outcome) -> str:
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
-    """What has to be known to read the numbers."""
+    """Yields what a reader must know to interpret the numbers."""
     others = len(outcome.arms) - 1
     yield (
         f"Differences are to {outcome.reference}, pair by pair. The verdict is the paired sign-flip test's, with p "
@@ -72,7 +72,7 @@ def notes(outcome: Outcome) -> Iterator[str]:
 
 
 def _how_near(outcome: Outcome) -> str:
-    """How well wider hosts meet the size, and longer training the compute, that they were made for."""
+    """Describes how closely wider hosts match their target size, and longer training its target compute."""
     told = []
     for arm in outcome.arms:
         hosts = outcome.hosts[arm.name]
@@ -84,7 +84,7 @@ def _how_near(outcome: Outcome) -> str:
 
 
 def _arms(findings: Findings) -> Table:
-    """What each arm comes to."""
+    """Summary of each arm."""
     digits = findings.metric.decimals
     table = _table("mean", "std", "95 %", "IQM", "95 %")
     for name, summary in findings.arms.items():
@@ -100,7 +100,7 @@ def _arms(findings: Findings) -> Table:
 
 
 def _differences(findings: Findings, means: bool = False) -> Table:
-    """Each arm minus the reference, and the verdict; with ``means``, what each comes to beside it."""
+    """Each arm minus the reference, and the verdict; with ``means``, also the mean of each arm."""
     digits = findings.metric.decimals
     table = _table(*(["mean"] if means else []), "difference", "95 %", "p", "verdict")
     for name, summary in findings.arms.items():
@@ -116,7 +116,7 @@ def _differences(findings: Findings, means: bool = False) -> Table:
 
 
 def _effects(findings: Findings) -> Table:
-    """What is beside the verdict."""
+    """Statistics that do not affect the verdict."""
     table = _table("higher/same/lower", "d_z", "Cliff's delta", "Mann-Whitney U", "its p")
     for name, found in findings.versus.items():
         pair = found.pair
@@ -132,7 +132,7 @@ def _effects(findings: Findings) -> Table:
 
 
 def _table(*headings: str) -> Table:
-    """Arms in the first column; only their names are ever folded."""
+    """Returns a table with arms in the first column; only their names may wrap."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("arm", overflow="fold", min_width=9, max_width=20)
     for heading in headings:
@@ -141,7 +141,7 @@ def _table(*headings: str) -> Table:
 
 
 def figure(value: float, digits: int, sign: str = "") -> str:
-    """With so many decimals, fewer where there are more than two digits before them; empty where there is no number."""
+    """Formats ``value`` with ``digits`` decimals, fewer if it has more than two integer digits; "" if not finite."""
     if not math.isfinite(value):
         return ""
     before = len(f"{abs(value):.0f}")
@@ -149,12 +149,12 @@ def figure(value: float, digits: int, sign: str = "") -> str:
 
 
 def interval(limits: Interval, digits: int, sign: str = "") -> str:
-    """``83.10..85.20``; empty for one without limits, of a single pair."""
+    """``83.10..85.20``; empty if the interval is unbounded, as for a single pair."""
     if not math.isfinite(limits.high):
         return ""
     return f"{figure(limits.low, digits, sign)}..{figure(limits.high, digits, sign)}"
 
 
 def _line(console: Console, text: str) -> None:
-    # As it is: a slot or a path in brackets is no markup.
+    # Verbatim: a slot or a path in brackets is not markup.
     console.print(text, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Writing files so that a crash never leaves half of one."""
+"""Atomic file writes: a crash never leaves a partly written file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from esper.telemetry.event import plain
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Write beside ``path`` and rename: readers see the old file or the new one, never a part. An error leaves the old
-    one, and nothing beside it. With ``previous`` the old one is kept under that name, and in between it is only there.
+    """Writes ``content`` next to ``path``, then renames it, so that readers see either the old file or the new one.
 
-    Raises OSError that names the file.
+    An error leaves the old file unchanged and removes the temporary one. With ``previous``, the old file is kept under
+    that name; between the two renames it exists only there.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
     """
     write_together({path: content}, {} if previous is None else {path: previous})
 
 
 def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = MappingProxyType({})) -> None:
-    """Files that belong together: as :func:`write_atomic`, and an error leaves all of the old ones. (Only the renames
-    are one after the other: for these, there is room on a disk that is full.) Old ones in ``kept`` stay under other
-    names."""
+    """Writes several files like :func:`write_atomic`; an error while writing leaves all old files unchanged.
+
+    Only the renames happen one after the other; they need no disk space. Old files in ``kept`` are kept under the names
+    given there.
+
+    Raises:
+        OSError: a file cannot be written; the error names it.
+    """
     parts = {path: path.with_name(path.name + ".part") for path in contents}
     path = next(iter(parts))
     try:
@@ -42,22 +50,22 @@ def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = M
         for part in parts.values():
             _remove(part)
         if isinstance(error, OSError) and error.errno is not None:
-            # That a disk is full is told of without the file that did not fit.
+            # The error of a full disk does not name the file.
             raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def _remove(file: Path) -> None:
-    """As far as that can be done: another error stands in line."""
+    """Deletes ``file`` if possible; a failure must not mask the original error."""
     with contextlib.suppress(OSError):
         file.unlink()
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """As indented JSON; numbers that are not finite, which JSON has not, as strings."""
+    """Writes ``value`` as indented JSON; non-finite numbers, which JSON does not have, become strings."""
     write_atomic(path, json_bytes(value))
 
 
 def json_bytes(value: dict[str, Any]) -> bytes:
-    """What :func:`write_json` writes."""
+    """Returns the bytes that :func:`write_json` writes."""
     return (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode()

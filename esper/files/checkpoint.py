@@ -1,7 +1,7 @@
-"""Checkpoints of runs: files that are whole or refused, and run no code when they are read.
+"""Checkpoints of runs: each file is either intact or rejected, and loading one executes no code.
 
-A file is a line with the format, a line with the SHA-256 of what follows, and what ``torch.save`` writes. A run keeps
-the last two, so that a torn one costs no more than what was done since the one before it.
+A file is a line with the format, a line with the SHA-256 of the rest, and the output of ``torch.save``. A run keeps the
+last two checkpoints, so that a torn one costs only the work done since the one before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "policy": (dict, type(None)),
 }
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What values of another form lead to."""
+"""Exceptions that loading a state of the wrong form may raise."""
 
 State = dict[str, Any]
 """Nested dicts and lists of tensors, numbers, strings and None."""
@@ -46,16 +46,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint of a run that can be used."""
+    """The newest usable checkpoint of a run."""
 
     state: State
     file: Path
     refused: tuple[str, ...]
-    """Why newer ones were not, by file."""
+    """Why newer checkpoints were rejected, one message per file."""
 
 
 def encode(state: State) -> bytes:
-    """The content of a checkpoint file."""
+    """Returns the content of a checkpoint file."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
@@ -63,18 +63,20 @@ def encode(state: State) -> bytes:
 
 
 def write(folder: Path, content: bytes, keep: bool = True) -> None:
-    """Make it the run's checkpoint, and keep the one before: whenever this is cut short, one of them is there. Without
-    ``keep`` the last one, which is broken, goes, and the one before that stays."""
+    """Replaces the run's checkpoint and keeps the last one as the previous: one of them exists at any moment.
+
+    With ``keep`` False, the last one is broken: it is overwritten, and the previous one stays.
+    """
     write_atomic(folder / NAME, content, previous=folder / PREVIOUS if keep else None)
 
 
 def files(folder: Path) -> list[Path]:
-    """The checkpoints in the folder of a run, newest first."""
+    """Returns the checkpoints in a run folder, newest first."""
     return [folder / name for name in (NAME, PREVIOUS) if (folder / name).exists()]
 
 
 def config_digest(folder: Path) -> str:
-    """What a checkpoint knows its run's configuration by. Raises ConfigError where the file cannot be read."""
+    """Returns the SHA-256 that ties a checkpoint to its run's config. Raises ConfigError if that cannot be read."""
     file = folder / CONFIG
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -83,11 +85,12 @@ def config_digest(folder: Path) -> str:
 
 
 def read(path: Path) -> State:
-    """The state in a checkpoint file, or the newest one of a run in its folder; a newer one that cannot be used is
-    logged.
+    """Returns the state of a checkpoint file, or that of the newest usable checkpoint in a run folder.
+
+    Newer checkpoints that cannot be used are logged.
 
     Raises:
-        ConfigError: no file, or not a checkpoint that this Esper reads.
+        ConfigError: there is no file, or it is not a checkpoint that this version of Esper can read.
     """
     if not path.is_dir():
         return read_file(path)
@@ -98,8 +101,13 @@ def read(path: Path) -> State:
 
 
 def newest(folder: Path) -> Found:
-    """The newest checkpoint in ``folder`` that is whole and, where the run's config lies there, was written under it.
-    Raises ConfigError when there is none, with what is wrong with those that there are."""
+    """Returns the newest intact checkpoint in ``folder``.
+
+    If the folder contains the run's config, the checkpoint must have been written with it.
+
+    Raises:
+        ConfigError: there is none; the message says what is wrong with each file.
+    """
     config = config_digest(folder) if (folder / CONFIG).exists() else None
     refused: list[str] = []
     for file in files(folder) or [folder / NAME]:
@@ -117,10 +125,10 @@ def newest(folder: Path) -> Found:
 
 
 def read_file(file: Path) -> State:
-    """A checkpoint file's state. Only tensors and plain values are read, and nothing in the file is executed.
+    """Returns the state of one checkpoint file. Only tensors and plain values are read; no code is executed.
 
     Raises:
-        ConfigError: no file, one that is torn or was changed, or not a checkpoint that this Esper reads.
+        ConfigError: the file is missing, torn, modified, or not a checkpoint that this version of Esper can read.
     """
     try:
         content = file.read_bytes()
@@ -130,7 +138,7 @@ def read_file(file: Path) -> State:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     try:
         state = torch.load(io.BytesIO(_checked(content)), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the bytes of another file lead to
+    except Exception as error:  # arbitrary bytes may raise anything
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{file} is not a checkpoint: {why}") from None
     if not isinstance(state, dict):
@@ -142,7 +150,7 @@ def read_file(file: Path) -> State:
 
 
 def _checked(content: bytes) -> bytes:
-    """What was saved, out of a file's content. Raises ValueError where it is not what was written."""
+    """Returns the payload of a checkpoint file. Raises ValueError if the format or the checksum is wrong."""
     head, _, rest = content.partition(b"\n")
     if not head.startswith(MARK):
         raise ValueError("it does not begin as one of this format does")
@@ -155,7 +163,7 @@ def _checked(content: bytes) -> bytes:
 
 
 def policy_state(policy: Policy) -> State:
-    """What it takes to act as this policy does elsewhere."""
+    """Returns the state needed to act with this policy elsewhere."""
     return {
         **policy.policy_state(),
         "config": policy.config.model_dump(mode="json"),
@@ -163,10 +171,11 @@ def policy_state(policy: Policy) -> State:
 
 
 def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
-    """The policy of a checkpoint, or of a file of ``policy_file``, for the envs of ``env``; see :func:`policy_from`.
+    """Loads the policy of a checkpoint or of a ``policy_file`` for the envs of ``env``; see :func:`policy_from`.
 
     Raises:
-        ConfigError: no checkpoint, one of a controller that does not learn, or one that knows no blueprint of the host.
+        ConfigError: there is no checkpoint, its controller does not learn, or its policy knows no blueprint of the
+            host.
     """
     if path.suffix == policy_file.SUFFIX:
         return policy_from(policy_file.read(path).policy, str(path), env, run_seed, greedy)
@@ -177,13 +186,13 @@ def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = Tr
 
 
 def policy_from(state: State, where: str, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
-    """The policy with that state, which was read from ``where``, for the envs of ``env``.
+    """Returns the policy with ``state``, which was read from ``where``, for the envs of ``env``.
 
-    Their hosts may have other slots than those it learned from, and other blueprints as long as it knows one of them:
-    one that it does not know it plants as it would the average of those that it knows.
+    The hosts may have other slots than those that it learned on, and other blueprints as long as it knows at least one.
+    An unknown blueprint is treated as the average of the known ones.
 
     Raises:
-        ConfigError: a policy that knows no blueprint of the host, or is of another network.
+        ConfigError: the policy knows no blueprint of the host, or has another network.
     """
     try:
         config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo

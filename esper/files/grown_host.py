@@ -1,4 +1,4 @@
-"""Saving a grown host, and building it again from its file: weights as safetensors, topology as JSON."""
+"""Saving a grown host and rebuilding it from its files: weights as safetensors, topology as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class HostFiles:
-    """The two files of a saved host; ``stem`` is their common path without ending."""
+    """The two files of a saved host; ``stem`` is their common path without the suffix."""
 
     stem: Path
 
@@ -47,14 +47,14 @@ class HostFiles:
 
 
 def committed_network(training: ParallelEnvState) -> GrownHost:
-    """The env's host with its fossils as a network of its own, with copies of their weights; in eval mode.
+    """Returns a copy of the env's host with its fossils as an independent network, in eval mode.
 
     Living seeds are left out.
     """
     task, fossils = training.task, training.fossils()
     kept = {slot.name: _kept(slot) for slot in fossils}
     blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
-    with seeded(0):  # every value is overwritten
+    with seeded(0):  # all weights are overwritten
         host = task.build_host()
         host.probe(task.sample.cpu())
         network = assemble(host, kept, blueprints, task.name)
@@ -63,7 +63,7 @@ def committed_network(training: ParallelEnvState) -> GrownHost:
         for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
             _with_dtypes_of(new, old.state_dict()).load_state_dict(old.state_dict())
             for own, first in zip(new.buffers(), old.buffers(), strict=True):
-                own.copy_(first)  # those that no state_dict holds, too
+                own.copy_(first)  # includes non-persistent buffers
     return network.eval()
 
 
@@ -74,7 +74,10 @@ def _kept(slot: SeedSlot) -> KeptSeed:
 
 
 def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
-    """``host``, whose sites are known, with fresh seeds; ``blueprints`` by slot. Torch's generator draws weights."""
+    """Adds fresh seeds to ``host``, whose sites must be known; ``blueprints`` are by slot.
+
+    Initial weights are drawn from torch's global generator.
+    """
     channels = {site.name: site.channels for site in host.sites}
     seeds = {}
     for name, seed in kept.items():
@@ -84,20 +87,20 @@ def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, 
 
 
 def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> HostFiles:
-    """Write the committed network of an env; see :func:`export`."""
+    """Saves the committed network of an env; see :func:`export`."""
     return export(committed_network(training), stem, facts)
 
 
 def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = MappingProxyType({})) -> HostFiles:
-    """Write ``network``, weights to ``stem.safetensors`` and topology to ``stem.json``, for :func:`load_host` to read.
+    """Saves ``network`` for :func:`load_host`: weights as ``stem.safetensors``, topology as ``stem.json``.
 
-    ``facts`` go into the JSON as they are. Files of that name are replaced.
+    ``facts`` are added to the JSON unchanged. Existing files are replaced.
     """
     files = HostFiles(Path(stem))
     files.stem.parent.mkdir(parents=True, exist_ok=True)
     host = network.host
     content = safetensors.torch.save(
-        # Each a copy of its own: safetensors refuses tied weights, and loading puts both copies into the one place.
+        # Separate copies: safetensors refuses tied weights, and loading writes both copies to the same tensor.
         {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
     )
     topology = json_bytes(
@@ -121,16 +124,17 @@ def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = Mapp
 def load_host(
     stem: Path | str, model: nn.Module | None = None, blueprints: BlueprintRegistry = BLUEPRINTS
 ) -> GrownHost:
-    """The network saved under ``stem``, in eval mode; no code from the files is run.
+    """Returns the network saved under ``stem``, in eval mode; no code from the files is executed.
 
     Args:
-        stem: path of the two files without their ending.
-        model: the network that it was grown from, for one that is not the host of a known task: a host, or what
-            ``esper.graft`` was given. It is used, not copied, and gets the saved weights.
-        blueprints: what its seeds are built by.
+        stem: path of the two files without their suffix.
+        model: the network that it was grown from, unless it is the host of a known task: a host, or what was passed to
+            ``esper.graft``. It is used without copying, and receives the saved weights.
+        blueprints: registry that its seeds are built from.
 
-    Raises ConfigError for a file that is missing, broken, or of another format, naming it, and for a model that is
-    missing or another than it was.
+    Raises:
+        ConfigError: a file is missing, broken or of another format (the message names it), or the model is missing or
+            differs from the original.
     """
     files = HostFiles(Path(stem))
     for file in (files.topology, files.weights):
@@ -162,8 +166,8 @@ def _rebuild(
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
     if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in found.items()) > len(content):
-        raise ValueError("its seeds are larger than the file of weights")  # and perhaps than any memory
-    with seeded(0):  # every value is overwritten
+        raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
+    with seeded(0):  # all weights are overwritten
         network = assemble(_host_of(facts, model), kept, found, facts["task"])
     weights = safetensors.torch.load(content)
     for name, seed in network.seeds.items():
@@ -174,12 +178,12 @@ def _rebuild(
 
 
 def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The module in double precision where its weights are; they are loaded as they were, then."""
+    """Converts the module to double precision if ``weights`` contain float64, so that they load unchanged."""
     return module.double() if any(tensor.dtype == torch.float64 for tensor in weights.values()) else module
 
 
 def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
-    """The bare host that was grown. Sites need no forward pass: their order and channels were saved."""
+    """Returns the host without seeds. No forward pass is needed: the order and channels of its sites were saved."""
     sites = tuple(SlotSite(name, int(channels)) for name, channels in facts["sites"].items())
     if isinstance(model, Host):
         host = model
@@ -207,7 +211,11 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
 
 
 def accuracy(network: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 2500) -> float:
-    """Accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], pp; evaluated in parts of ``batch``."""
+    """Returns the accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], in pp.
+
+    Args:
+        batch: max samples per forward pass.
+    """
     hits = 0
     with torch.inference_mode():
         for start in range(0, len(x), batch):

@@ -1,6 +1,6 @@
-"""What an agent has learned as one file to keep and to pass on: weights as safetensors, all else as JSON in its header.
+"""A learned policy as one portable file: weights as safetensors, everything else as JSON in its header.
 
-Reading one runs no code. It is refused unless every tensor has the name, shape and bytes that it was written with.
+Reading one executes no code. A file is rejected unless every tensor has the name, shape and bytes that were written.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from esper.telemetry.event import plain
 FORMAT = 1
 SUFFIX = ".safetensors"
 HEADER = "esper_policy"
-"""Key of the JSON in the header of the file."""
+"""Key of the JSON text in the file's header."""
 
 PRETRAINED = Path(__file__).parent / "pretrained" / "digits.safetensors"
-"""The controller that ships."""
+"""The controller shipped with Esper."""
 
 PARTS = ("network", "observations")
 
 
 class Facts(BaseModel):
-    """What the file says beside its weights."""
+    """Metadata stored next to the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: int
     blueprints: Annotated[list[str], Field(min_length=1)]
-    """What the rows of its embeddings stand for."""
+    """Blueprints in the order of the embedding rows."""
     config: dict[str, Any]
-    """Of the run that it learned in."""
+    """Config of the run that it learned in."""
     rounds: Annotated[int, Field(ge=0)]
-    """That it learned from."""
+    """Number of rounds that it learned from."""
     command: str
-    """What makes it again."""
+    """Command that reproduces it."""
     packages: dict[str, str]
-    """Versions that it was made with."""
+    """Package versions that it was made with."""
     score: dict[str, Any] | None
-    """What it was measured to be worth."""
+    """Measured performance; None if it was not evaluated."""
     sha256: str
-    """Of all tensors, see :func:`digest`."""
+    """Checksum of all tensors, see :func:`digest`."""
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """The content of a file."""
+    """The content of a policy file."""
 
     facts: Facts
     config: TrainingConfig
     policy: dict[str, Any]
-    """As a checkpoint holds it."""
+    """The policy's state, in the form used by checkpoints."""
 
 
 def write(
@@ -77,7 +77,7 @@ def write(
     packages: Mapping[str, str],
     score: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the policy of a checkpoint that learned in a run of ``config``; what is of that machine is left out.
+    """Writes the policy of a checkpoint from a run with ``config``; machine-specific values are left out.
 
     Raises:
         OSError: the file cannot be written.
@@ -103,15 +103,15 @@ def write(
 
 
 def read(file: Path) -> PolicyFile:
-    """The content of a file.
+    """Returns the content of a policy file.
 
     Raises:
-        ConfigError: no such file, or not one that :func:`write` made and this Esper can play; says why.
+        ConfigError: there is no such file, it was not made by :func:`write`, or this version of Esper cannot play it.
     """
     try:
         with safetensors.safe_open(file, framework="pt") as content:
             header = content.metadata() or {}
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  it is no dict
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  not a dict
     except FileNotFoundError:
         raise ConfigError(f"no policy at {file}") from None
     except (OSError, safetensors.SafetensorError) as error:
@@ -122,7 +122,7 @@ def read(file: Path) -> PolicyFile:
         facts = _facts(header[HEADER])
         config = TrainingConfig.parse(facts.config)
         _check(tensors, facts, config)
-    except ValueError as error:  # ConfigErrors, too
+    except ValueError as error:  # includes ConfigError
         raise ConfigError(f"{file} is not a policy that can be played: {error}") from None
     parts = {
         part: {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
@@ -133,7 +133,7 @@ def read(file: Path) -> PolicyFile:
 
 
 def _facts(text: str) -> Facts:
-    """Raises ValueError in one line."""
+    """Parses the header. Raises ValueError with a one-line message."""
     found = json.loads(text)
     number = found.get("format") if isinstance(found, dict) else None
     if number != FORMAT:
@@ -146,7 +146,7 @@ def _facts(text: str) -> Facts:
 
 
 def _check(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:
-    """Raises ValueError unless these are the tensors that such a network has, as they were written."""
+    """Raises ValueError unless the tensors are those of such a network, and unchanged since they were written."""
     one_slot = ("r0c0",)  # no weight depends on the number of slots
     spec = ActionSpec(one_slot, tuple(facts.blueprints))
     wanted = flat_tensors(Policy(spec, ObservationLayout(one_slot, 1), 1, config.ppo).policy_state())
@@ -166,14 +166,14 @@ def _form(tensor: Tensor | None) -> str:
 
 
 def flat_tensors(policy: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a policy's state by dotted names, on the CPU."""
+    """Returns the tensors of a policy's state by dotted name, on the CPU."""
     return {
         f"{part}.{name}": tensor.detach().cpu().contiguous() for part in PARTS for name, tensor in policy[part].items()
     }
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes, in order of names."""
+    """Returns the SHA-256 of names, dtypes, shapes and bytes, in the order of names."""
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {_form(tensor)}\n".encode())
@@ -182,13 +182,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def command_of(config: TrainingConfig) -> str:
-    """The `esper run` that has this config, whatever the defaults of its task may become."""
+    """Returns the `esper run` command with this config, independent of later changes to the task's defaults."""
     ours, default = (c.model_dump(mode="json", exclude_none=True) for c in (config, TrainingConfig()))
     return " ".join(["esper run", *(f"--set {shlex.quote(text)}" for text in _differing(ours, default))])
 
 
 def _differing(ours: Mapping[str, Any], default: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """``a.b=c`` for every value that is not the default's."""
+    """Returns ``a.b=c`` for every value that differs from the default."""
     found: list[str] = []
     for key, value in ours.items():
         if isinstance(value, dict):

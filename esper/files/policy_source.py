@@ -1,4 +1,4 @@
-"""Whatever has learned, by what a person calls it: a run, a checkpoint, a policy in a file, or the one that ships."""
+"""Learned controllers by name: a run, a checkpoint, a policy file, or the pretrained one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ WHICH = "what can be named: the folder of a run of ppo, its checkpoint.pt, a pol
 
 @dataclass(frozen=True)
 class Learned:
-    """A controller that has learned."""
+    """A learned controller."""
 
     name: str
-    """What it was called."""
+    """The name it was requested by."""
     policy: checkpoint.State
     config: TrainingConfig | None
-    """Of the run that it is from; None for a checkpoint that was taken out of its folder."""
+    """Config of its run; None for a checkpoint outside a run folder."""
     rounds: int
-    """Rounds that this run has played."""
+    """Number of rounds that its run has played."""
     folder: Path | None
-    """Of that run, where it is there."""
+    """Folder of its run; None if that is not at hand."""
 
     @property
     def origin(self) -> str:
-        """Where it learned, in words; empty where that is not known."""
+        """Describes where it learned; empty if that is unknown."""
         if self.config is None:
             return ""
         run = self.config.run
@@ -39,9 +39,11 @@ class Learned:
         return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds, seed {run.seed}"
 
     def own(self) -> tuple[TrainingConfig, dict[str, str]]:
-        """The config of its run and the versions that were there, for one that learned in this very run.
+        """Returns the config of its run and the package versions used there.
 
-        Raises ConfigError for every other one: what is said of a policy in its file is of the run that made it.
+        Raises:
+            ConfigError: it did not learn in the run that it was loaded from. A policy file describes the run that made
+                it.
         """
         if self.folder is None or self.config is None or not self.config.run.learns:
             raise ConfigError(
@@ -55,10 +57,10 @@ class Learned:
 
 
 def find_learned(name: str) -> Learned:
-    """What ``name`` means; ``checkpoint:`` in front of a path may be there.
+    """Returns the controller called ``name``; a path may be prefixed with ``checkpoint:``.
 
     Raises:
-        ConfigError: nothing there, not a policy, or a run of a controller that does not learn.
+        ConfigError: nothing is there, it is not a policy, or the run's controller does not learn.
     """
     path = policy_file.PRETRAINED if name == "pretrained" else Path(name.removeprefix("checkpoint:"))
     if path.suffix == policy_file.SUFFIX and not path.is_dir():
@@ -79,7 +81,7 @@ def find_learned(name: str) -> Learned:
 
 
 def _config_of(file: Path) -> TrainingConfig:
-    """Raises ConfigError that names the file: nobody typed its values."""
+    """Returns the config in ``file``. Raises ConfigError naming the file, because the user did not type its values."""
     tables = read_toml(file)
     try:
         return TrainingConfig.parse(tables)
@@ -88,20 +90,20 @@ def _config_of(file: Path) -> TrainingConfig:
 
 
 def run_folder(path: Path) -> Path | None:
-    """The folder of the run that a checkpoint lies in; None for one that was taken out of it."""
+    """Returns the run folder that contains the checkpoint, or None if it was moved out of one."""
     folder = path if path.is_dir() else path.parent
     return folder if (folder / "config.toml").is_file() and (path.is_dir() or path.name == checkpoint.NAME) else None
 
 
 def save_policy(run: Learned | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
-    """Write what the agent of a run has learned to ``file``, FILE.safetensors, for ``--controller checkpoint:FILE``.
+    """Saves what the agent of a run has learned to ``file`` (FILE.safetensors), for ``--controller checkpoint:FILE``.
 
     Args:
-        run: the folder of a run of ppo, or the checkpoint in it.
-        score: what it was measured to be worth, ready for JSON; kept in the file.
+        run: folder of a ppo run, or the checkpoint in it.
+        score: measured performance, ready for JSON; stored in the file.
 
     Raises:
-        ConfigError: no such run, one that did not learn itself, or a name of the file that cannot be.
+        ConfigError: there is no such run, its controller did not learn in it, or ``file`` is not a valid target.
         OSError: the file cannot be written.
     """
     target = check_target(file)
@@ -111,7 +113,7 @@ def save_policy(run: Learned | Path | str, file: Path | str, score: Mapping[str,
 
 
 def check_target(file: Path | str) -> Path:
-    """The path of a policy's file that can be written. Raises ConfigError."""
+    """Returns the path of a new policy file. Raises ConfigError if it exists, has another suffix, or has no folder."""
     target = Path(file)
     if target.suffix != policy_file.SUFFIX or target.exists() or not target.absolute().parent.is_dir():
         raise ConfigError(f"{target}: give a new file, NAME{policy_file.SUFFIX}, in a folder that exists")

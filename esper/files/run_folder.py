@@ -1,4 +1,4 @@
-"""The folder of a run: what is written when, and going on where a checkpoint left off."""
+"""The run folder: which files are written when, and how a resumed run continues them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVENTS, METRICS, SCHEDULE = "events.jsonl", "metrics.csv", "schedule.toml"
 
 
 class RunFolder:
-    """Refuses, before anything is written, a path that holds something already. Raises ConfigError."""
+    """The folder of one run. For a new run, raises ConfigError if ``path`` is not empty, before anything is written."""
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class RunFolder:
             raise ConfigError(f"{path} already holds something; give --out a new or empty folder")
 
     def create(self, config: TrainingConfig) -> None:
-        """The folder with its config, its environment and the schedule that is followed."""
+        """Creates the folder with the config, a description of the environment, and the schedule if one is followed."""
         with writable(self.path, "run folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomic(self.path / CONFIG, config.to_toml().encode())
@@ -42,36 +42,43 @@ class RunFolder:
                 write_atomic(self.path / SCHEDULE, schedule.read_bytes())
 
     def follows(self, controller: str) -> str:
-        """The controller's name when its run is resumed: the schedule or policy that it follows is the one kept here,
-        whatever has become of the original."""
+        """Returns the controller's name on resuming, with the path of the copy kept here.
+
+        The original schedule or policy may have changed or disappeared since.
+        """
         kind, _, _ = controller.partition(":")
         if kind == "schedule":
             return f"schedule:{self.path / SCHEDULE}"
         return f"checkpoint:{self.path}" if kind in ("checkpoint", "pretrained") else controller
 
     def sinks(self) -> list[Sink]:
-        """The event log and the metrics table. Raises ConfigError where they cannot be opened."""
+        """Returns the event log and the metrics table. Raises ConfigError if they cannot be opened."""
         with writable(self.path, "run folder", "make room, or see to its permissions"):
             return [JsonlSink(self.path / EVENTS), MetricsCsvSink(self.path / METRICS)]
 
     def keep_baseline(self, event: BaselineMeasured) -> None:
-        """In a file of its own, for later runs and reports."""
+        """Writes the baseline to its own file, for later runs and reports."""
         write_json(self.path / "baseline.json", asdict(event))
 
     def write_checkpoint(self, content: bytes, keep: bool = True) -> None:
-        """The logs that it counts on reach the disk before it does; ``keep`` the last one, which is not broken."""
+        """Syncs the logs to disk, then writes the checkpoint that refers to them.
+
+        ``keep``: whether the last checkpoint is intact, and kept as the previous one.
+        """
         for name in self.log_sizes():
             with (self.path / name).open("rb") as log:
                 os.fsync(log.fileno())
         checkpoint.write(self.path, content, keep)
 
     def log_sizes(self) -> dict[str, int]:
-        """Bytes of each log; both are flushed after every line."""
+        """Returns the size of each log in bytes; both logs are flushed after every line."""
         return {name: (self.path / name).stat().st_size for name in (EVENTS, METRICS) if (self.path / name).exists()}
 
     def cut_logs(self, sizes: dict[str, Any]) -> list[str]:
-        """Take back what was logged after the checkpoint that ``sizes`` is from: it will happen again. Says what of a
-        log is missing, in words."""
+        """Truncates the logs to ``sizes``, their sizes at the checkpoint; the resumed run writes the rest again.
+
+        Returns a message for each log that is shorter than that. Raises ConfigError if a log cannot be written.
+        """
         lost: list[str] = []
         with writable(self.path, "run folder", "see to its permissions"):
             for name in (EVENTS, METRICS):
@@ -87,7 +94,7 @@ class RunFolder:
 
 @contextmanager
 def writable(folder: Path, kind: str, remedy: str) -> Iterator[None]:
-    """What is written in here comes before any work: where it cannot be, that is wrong input. Raises ConfigError."""
+    """Converts OSError to ConfigError: files written in this block precede any work, so a failure is invalid input."""
     try:
         yield
     except OSError as error:

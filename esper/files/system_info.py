@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, and what of the compiled modules was there."""
+"""Environment of a run: versions, hardware, and which compiled modules were available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "py
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, hardware and compiled modules, ready for JSON."""
+    """Returns versions, hardware and compiled modules, ready for JSON."""
     return {
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
@@ -37,7 +37,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def summary_lines(paths: bool = True) -> list[str]:
-    """The same for people; with ``paths``, where each compiled module lies, else only that it was loaded."""
+    """Formats the same for display; with ``paths``, shows the path of each compiled module instead of "loaded"."""
     facts = describe_environment()
     modules = facts["modules"]
     if not paths:
@@ -57,7 +57,7 @@ def summary_lines(paths: bool = True) -> list[str]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """Returns the processor's name as reported by the system."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
@@ -67,8 +67,12 @@ def cpu_name() -> str:
 
 
 def check_devices(names: str) -> tuple[torch.device, ...]:
-    """The devices named, with commas between them. Raises ConfigError as :func:`check_device`, and for several that are
-    not GPUs, each named once."""
+    """Returns the devices in a comma-separated list.
+
+    Raises:
+        ConfigError: a device cannot be used (see :func:`check_device`), or several are given that are not distinct
+            GPUs.
+    """
     devices = tuple(check_device(name.strip()) for name in names.split(","))
     numbers = {device.index or 0 for device in devices}
     if len(devices) > 1 and (any(device.type != "cuda" for device in devices) or len(numbers) < len(devices)):
@@ -77,7 +81,7 @@ def check_devices(names: str) -> tuple[torch.device, ...]:
 
 
 def check_device(name: str) -> torch.device:
-    """The device of that name. Raises ConfigError listing the devices of this machine when it cannot be used."""
+    """Returns the device called ``name``. Raises ConfigError listing this machine's devices if it cannot be used."""
     there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     try:
         device = torch.device(name)

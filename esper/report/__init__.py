@@ -1,1 +1,1 @@
-"""Reports of a run folder: one page of HTML, and a short form for the terminal."""
+"""Reports of a run folder: an HTML page, and a short form for the terminal."""

@@ -1,4 +1,4 @@
-"""How accurate hosts became, beside hosts left alone, and what that cost in parameters."""
+"""Accuracy of hosts beside hosts left alone, and its cost in parameters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _grown(name: str, epochs: Sequence[EpochCompleted], colour: int, band: bool)
 
 
 def _baselines(runs: Sequence[Run]) -> list[Line]:
-    """Hosts left alone: one line for all runs that share a baseline, as they do with the same task and seed."""
+    """Returns the baseline lines: a single one for all runs that share a baseline, as with the same task and seed."""
     found: dict[tuple[float, ...], list[int]] = {}
     for place, run in enumerate(runs):
         baseline = run.last(BaselineMeasured)
@@ -78,7 +78,7 @@ def _more_of_one(run: Run, chosen: set[int], epochs: Sequence[EpochCompleted]) -
 
 
 def _last_values(lines: Sequence[Line]) -> str:
-    """Where each line ends, for those who do not see them."""
+    """Describes where each line ends, for readers who cannot see the chart."""
     ends = [(line.name, line.rows()) for line in lines]
     return "; ".join(f"{name} ends at {number(rows[-1][1])}" for name, rows in ends if rows)
 
@@ -115,7 +115,7 @@ def rounds_figure(ids: Ids, runs: Sequence[Run]) -> str:
 
 
 def parameters_figure(ids: Ids, runs: Sequence[Run]) -> str:
-    """Each host that was grown to its end: what it had, and how good it was."""
+    """Number of parameters and accuracy of each host that completed its episode."""
     points, rows, names = [], [], []
     for place, run in enumerate(runs):
         episodes = run.of(EpisodeCompleted)[-NEWEST_EPISODES:]

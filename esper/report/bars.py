@@ -1,4 +1,4 @@
-"""Intervals, one a row, and bars of several parts."""
+"""Charts of intervals, one per row, and stacked bars."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from esper.report.text import escape, number
 
 ROW = 22
 LETTER = 8.2
-"""Units of a letter, about."""
+"""Approximate width of a letter, in SVG units."""
 MOST_BARS = 50
 LEAST = 1e-9
-"""What the highest bar stands for at least, so that an axis has room for ticks."""
+"""Min value at the top of the y axis, so that it has room for ticks."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its interval; without one where its ends are None."""
+    """A value with its interval; ``low`` and ``high`` are None if there is none."""
 
     name: str
     value: float
@@ -33,7 +33,7 @@ class Interval:
 
 
 def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
-    """One row a value, with a line at zero."""
+    """Draws one row per value, with a line at zero."""
     top = 10
     bottom = top + ROW * max(1, len(rows))
     values = [v for row in rows for v in (row.value, row.low, row.high)]
@@ -64,7 +64,7 @@ def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
 
 
 def grouped(values: Sequence[dict[str, float]], most: int = MOST_BARS) -> list[tuple[int, int, dict[str, float]]]:
-    """At most ``most`` bars: means of as many neighbours as it takes; (first, last, parts), counted from 1."""
+    """Averages neighbouring bars until there are at most ``most``; returns (first, last, parts), counted from 1."""
     size = -(-len(values) // most) or 1
     found = []
     for first in range(0, len(values), size):
@@ -76,7 +76,7 @@ def grouped(values: Sequence[dict[str, float]], most: int = MOST_BARS) -> list[t
 
 
 def stacked_bars(ids: Ids, plot: Plot, bars: Sequence[tuple[str, dict[str, float]]], order: Sequence[str]) -> str:
-    """A bar for each (name, parts); parts lie over one another in ``order``, whose places are their colours."""
+    """Draws a bar for each (name, parts), stacked in ``order``; the position in ``order`` selects the colour."""
     shown = [(name, {k: v for k, v in parts.items() if drawable(v) and v > 0}) for name, parts in bars]
     top = max((sum(parts.values()) for _, parts in shown), default=1.0)
     frame = Frame(

@@ -1,4 +1,4 @@
-"""Lines with bands, and points."""
+"""Line charts with bands, and scatter charts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from esper.report.text import number
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 270, 52, 10, 28, 44
 MOST_HINTS = 150
-"""Points of a line that have a hint of their own."""
+"""Max points of a line that have their own hints."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line; ``low`` and ``high`` are its band. Values that cannot be drawn make gaps."""
+    """One line; ``low`` and ``high`` are its band. Values that cannot be drawn leave gaps."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     colour: int
-    """Place in the palette; -1 is the quiet colour of what others are measured by."""
+    """Index in the palette; -1 is the muted colour of references."""
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     dashed: bool = False
@@ -31,13 +31,13 @@ class Line:
         return f"c{self.colour if self.colour >= 0 else 'b'}" + (" dash" if self.dashed else "")
 
     def rows(self) -> list[tuple[float, float]]:
-        """What is drawn: all points with finite places."""
+        """Returns the (x, y) points that can be drawn."""
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if drawable(x) and drawable(y)]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What a picture is called, and what stands on its axes."""
+    """Title, description and axes of a chart."""
 
     title: str
     description: str
@@ -46,15 +46,15 @@ class Plot:
     unit: str = ""
     digits: int = 2
     zero: bool = False
-    """Whether zero is on the y axis, come what may."""
+    """Whether the y axis always includes zero."""
     whole: bool = True
-    """Whether x are whole numbers."""
+    """Whether x values are integers."""
     limits: list[float] = field(default_factory=list)
-    """Values of y that must be in the picture."""
+    """Values of y that the axis must include."""
 
 
 def line_chart(ids: Ids, plot: Plot, lines: Sequence[Line]) -> str:
-    """Lines over one another; where the pointer rests on a point its values are shown."""
+    """Draws lines over one another; hovering over a point shows its values."""
     xs = [x for line in lines for x, _ in line.rows()]
     ys = [value for line in lines for value in (*line.y, *line.low, *line.high)]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
@@ -76,7 +76,7 @@ def line_chart(ids: Ids, plot: Plot, lines: Sequence[Line]) -> str:
 
 
 def _band(frame: Frame, line: Line) -> str:
-    """The area between ``low`` and ``high``, in one piece for every stretch without gaps."""
+    """Draws the area between ``low`` and ``high``, in one piece per stretch without gaps."""
     there = [
         (x, low, high) if all(map(drawable, (x, low, high))) else None
         for x, low, high in zip(line.x, line.low, line.high, strict=True)
@@ -129,7 +129,10 @@ class Point:
 
 
 def scatter_chart(ids: Ids, plot: Plot, points: Sequence[Point]) -> str:
-    """Points, each with its words as a hint; x is logarithmic where the largest is more than 30 times the smallest."""
+    """Draws points, each with its words as a hint.
+
+    The x axis is logarithmic if all x are positive and the largest is more than 30 times the smallest.
+    """
     shown = [p for p in points if drawable(p.x) and drawable(p.y)]
     xs = [p.x for p in shown]
     logarithmic = bool(xs) and min(xs) > 0 and max(xs) > 30 * min(xs)
@@ -143,7 +146,7 @@ def scatter_chart(ids: Ids, plot: Plot, points: Sequence[Point]) -> str:
         plot.y_label,
     )
     body = frame.draw()
-    for point in sorted(shown, key=lambda p: p.large):  # what others are measured by lies on top
+    for point in sorted(shown, key=lambda p: p.large):  # references are drawn on top
         style = f"c{point.colour if point.colour >= 0 else 'b'}"
         at = {"x": frame.x(point.x), "y": frame.y(point.y)}
         if point.large:

@@ -27,7 +27,7 @@ MEANINGS = {
 
 
 def shares(event: RoundCompleted) -> dict[str, float]:
-    """A round's seconds by phase; what no phase has is the rest."""
+    """Returns the seconds of a round by phase; time outside all phases is the rest."""
     parts = {name: value for name, value in event.phase_seconds.items() if drawable(value) and value > 0}
     rest = event.seconds - sum(parts.values())
     return {**parts, REST: rest} if drawable(rest) and rest > 0 else parts

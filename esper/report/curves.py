@@ -1,4 +1,4 @@
-"""Many hosts as one curve."""
+"""Curves that summarise many hosts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from esper.report.svg import drawable
 from esper.telemetry.event import EpochCompleted
 
 MIDDLE = (10, 90)
-"""Percentiles between which the middle 80 % of the hosts lie."""
+"""Percentiles that bound the middle 80 % of the hosts."""
 NORMAL = 1.96
-"""Standard errors on either side of a 95 % interval."""
+"""Half-width of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Means by epoch, the middle 80 % of the hosts, the mean's standard error, and how many hosts."""
+    """By epoch: mean, bounds of the middle 80 % of the hosts, standard error of the mean, and number of hosts."""
 
     x: list[float]
     mean: list[float]
@@ -32,7 +32,7 @@ class Curve:
 
 
 def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted], float | None]) -> Curve:
-    """The curve of what ``value`` gives; values that are no finite numbers are left out."""
+    """Returns the curve of ``value`` over ``epochs``; values that cannot be drawn are left out."""
     found: dict[int, list[float]] = defaultdict(list)
     for epoch in epochs:
         number = value(epoch)
@@ -51,9 +51,10 @@ def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted],
 
 
 def shown_rounds(run: Run) -> tuple[set[int], str]:
-    """The rounds, counted from 0, that pictures by epoch are about, and those in words.
+    """Returns the rounds, counted from 0, that charts by epoch show, and their description.
 
-    An agent changes while it learns: the last quarter is what it has become. Other controllers stay what they are.
+    For an agent that learns, these are the last quarter, which shows what it has become; other controllers do not
+    change, so all rounds are shown.
     """
     rounds = sorted({epoch.episode for epoch in run.of(EpochCompleted)})
     if not rounds:
@@ -69,7 +70,7 @@ def epochs_of(run: Run, rounds: set[int]) -> list[EpochCompleted]:
 
 
 def episodes(run: Run) -> dict[tuple[int, int], list[EpochCompleted]]:
-    """The epochs of every host, by (episode, env)."""
+    """Returns the epochs of every host, by (episode, env)."""
     found: dict[tuple[int, int], list[EpochCompleted]] = defaultdict(list)
     for epoch in run.of(EpochCompleted):
         found[epoch.episode, epoch.env].append(epoch)

@@ -1,4 +1,4 @@
-"""Reading an event log bit by bit while it grows, and whatever has become of it."""
+"""Incremental reading of an event log that may be growing, truncated or damaged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from esper.report.records import UnknownEvent, event_of
 from esper.telemetry.event import Event
 
 SEAL = 256
-"""Bytes before the place that was read to, which tell whether the log is still the same."""
+"""Number of bytes before the read position that are compared to detect whether the log was rewritten."""
 
 
 class EventLog:
-    """An event log, read from where the last reading ended. Broken lines are counted and left out."""
+    """An event log, read from where the last reading ended. Broken lines are counted and skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,8 +30,10 @@ class EventLog:
         self._unknown: Counter[str] = Counter()
 
     def read(self) -> tuple[list[Event], bool]:
-        """The events that were written since, and whether everything that was read before is void: a resumed run takes
-        back what it logged after its checkpoint."""
+        """Returns the events written since the last call, and whether all events returned before are void.
+
+        They are void if the log was rewritten or deleted: a resumed run removes what it logged after its checkpoint.
+        """
         try:
             with self.path.open("rb") as file:
                 self.there = True
@@ -65,7 +67,7 @@ class EventLog:
         return events
 
     def problems(self) -> list[str]:
-        """In words, what could not be read."""
+        """Describes what could not be read."""
         found = []
         if self._broken_lines:
             lines = "1 line" if self._broken_lines == 1 else f"{self._broken_lines:,} lines"

@@ -1,4 +1,4 @@
-"""Pieces of a page: figures with their legend and their numbers, tables, sections."""
+"""Building blocks of the page: figures with their legend and numbers, tables, sections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ MOST_ROWS = 200
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "", style: str = "") -> str:
-    """A table whose first column names the rows; cells are text, aligned to the right where they are numbers."""
+    """Returns a table whose first column names the rows; cells are text, right-aligned if they are numbers.
+
+    At most MOST_ROWS rows are shown; "" without rows.
+    """
     every = [list(row) for row in rows]
     if not every:
         return ""
@@ -37,7 +40,7 @@ def _cell(cell: object) -> str:
 
 
 def legend(names: Iterable[tuple[str, str]]) -> str:
-    """(style, name) pairs, a swatch each."""
+    """Returns a legend of (style, name) pairs with colour swatches."""
     items = "".join(f'<li><i class="key {escape(style)}"></i>{escape(name)}</li>' for style, name in names)
     return f"<ul class=legend>{items}</ul>" if items else ""
 
@@ -47,7 +50,7 @@ def lines_legend(lines: Sequence[Line]) -> str:
 
 
 def lines_table(x_label: str, lines: Sequence[Line], digits: int = 2, x_digits: int = 0) -> str:
-    """The values of all lines, by x; thinned where there are very many."""
+    """Returns the values of all lines, by x; thinned if there are more than MOST_ROWS."""
     values = [dict(zip(line.x, line.y, strict=True)) for line in lines]
     places = sorted({x for found in values for x in found if drawable(x)})
     every = -(-len(places) // MOST_ROWS) or 1
@@ -60,7 +63,7 @@ def lines_table(x_label: str, lines: Sequence[Line], digits: int = 2, x_digits: 
 
 
 def figure(title: str, words: str, drawing: str, legend_: str = "", numbers: str = "") -> str:
-    """A picture with what it shows, and its numbers to unfold."""
+    """Returns a chart with its description and a collapsible table of its numbers."""
     unfold = f"<details><summary>Numbers</summary>{numbers}</details>" if numbers else ""
     return (
         f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(words, 1000)}</p></figcaption>"
@@ -69,12 +72,12 @@ def figure(title: str, words: str, drawing: str, legend_: str = "", numbers: str
 
 
 def section(name: str, title: str, *content: str) -> str:
-    """A part of the page that can be linked to."""
+    """Returns a section of the page that can be linked to."""
     return f'<section id="{escape(name)}"><h2>{escape(title)}</h2>{"".join(content)}</section>'
 
 
 def figures(*content: str) -> str:
-    """Figures side by side where there is room."""
+    """Arranges figures side by side if there is room."""
     return f"<div class=figures>{''.join(content)}</div>" if any(content) else ""
 
 

@@ -1,4 +1,4 @@
-"""What was planted, how it lived, and what it contributed."""
+"""Growth: what was planted, what became of it, and what it contributed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from esper.report.text import escape, number
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
 
 MOST_LIVES = 240
-"""Hosts whose lanes are drawn, for all runs together."""
+"""Max hosts whose lanes are drawn, over all runs."""
 MOST_INTERVALS = 40
 
 
 def lives_section(ids: Ids, runs: Sequence[Run]) -> str:
-    """Swim lanes round by round, the newest open; before them, what became of each blueprint."""
+    """Lanes of the slots round by round, the newest one open, followed by the fate of each blueprint."""
     parts = [legend((f"stage s-{stage.lower()}", words) for stage, words in STAGES.items())]
     for run in runs:
         if len(runs) > 1:
@@ -69,7 +69,7 @@ def _lane_figure(ids: Ids, run: Run, life: Life, slots: Sequence[str], length: i
 
 
 def blueprint_table(run: Run) -> str:
-    """How often each blueprint was planted, what became of it, and what it was worth where it was kept."""
+    """How often each blueprint was planted, what became of it, and its value if it was kept."""
     worth: dict[str, list[float]] = defaultdict(list)
     for episode in run.of(EpisodeCompleted):
         for slot, (value, _) in episode.shapley.items():
@@ -107,7 +107,7 @@ COUNTED = {
     "unfinished": "living",
     "refused": "rejected",
 }
-"""The head of a column, and the count in it; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
+"""Heading of a column, and its count; see :class:`~esper.telemetry.analytics.BlueprintRow`."""
 
 
 def contributions_section(ids: Ids, runs: Sequence[Run]) -> str:
@@ -146,7 +146,7 @@ def slots_figure(ids: Ids, run: Run) -> str:
 
 
 def seeds_figure(ids: Ids, run: Run) -> str:
-    """Each seed at the last epoch of its host, in the newest round."""
+    """Contribution of each seed at the last epoch of its host, in the newest round."""
     hosts = episodes(run)
     if not hosts:
         return ""
@@ -188,7 +188,7 @@ def shapley_figure(ids: Ids, run: Run) -> str:
 
 
 def planted(run: Run) -> dict[tuple[int, int, str], str]:
-    """The blueprint that was planted last, by (episode, env, slot)."""
+    """Returns the blueprint that was planted last, by (episode, env, slot)."""
     return {(c.episode, c.env, c.slot): c.blueprint for c in run.of(StageChanged) if c.blueprint is not None}
 
 
@@ -214,5 +214,5 @@ def _intervals(ids: Ids, title: str, words: str, rows: Sequence[Interval]) -> st
 
 
 def epoch_rewards(epochs: Sequence[EpochCompleted]) -> list[str]:
-    """The names of all reward terms, in the order they first appear."""
+    """Returns the names of all reward terms, in the order in which they first appear."""
     return list(dict.fromkeys(name for epoch in epochs for name in epoch.reward_terms))

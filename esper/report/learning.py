@@ -1,4 +1,4 @@
-"""What was paid, and what the agent made of it."""
+"""Rewards, and what the agent learned from them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def returns_figure(ids: Ids, runs: Sequence[Run]) -> str:
 
 
 def _totals(run: Run) -> dict[int, tuple[int, dict[str, float]]]:
-    """Hosts and summed reward terms of each completed round, counted from 0; of the first where none is completed."""
+    """Returns the number of hosts and the summed reward terms of each completed round, counted from 0.
+
+    Without a completed round, all rounds are included.
+    """
     found: dict[int, tuple[int, dict[str, float]]] = {}
     for (episode, _), epochs in episodes(run).items():
         if episode >= max(run.done, 1) and run.of(RoundCompleted):
@@ -64,7 +67,7 @@ def _totals(run: Run) -> dict[int, tuple[int, dict[str, float]]]:
 
 
 def terms_by_round(ids: Ids, run: Run) -> str:
-    """What each term paid in an episode."""
+    """Sum of each reward term in an episode, by round."""
     totals = _totals(run)
     x = [float(episode + 1) for episode in totals]
     names = epoch_rewards(run.of(EpochCompleted))
@@ -79,7 +82,7 @@ def terms_by_round(ids: Ids, run: Run) -> str:
 
 
 def terms_by_epoch(ids: Ids, run: Run) -> str:
-    """When in an episode each term pays."""
+    """Each reward term by epoch of the episode."""
     chosen, words = shown_rounds(run)
     epochs = epochs_of(run, chosen)
     lines = []
@@ -93,7 +96,7 @@ def terms_by_epoch(ids: Ids, run: Run) -> str:
 
 
 def policy_section(ids: Ids, runs: Sequence[Run]) -> str:
-    """Entropy, KL and the rest of what an update says; practice before it."""
+    """Entropy, KL and other figures of the updates, and the practice before them."""
     learning = [run for run in runs if run.of(PolicyUpdated)]
     if not learning:
         why = "has not learned from a round yet" if any(run.learns for run in runs) else "does not learn"
@@ -114,7 +117,7 @@ def policy_section(ids: Ids, runs: Sequence[Run]) -> str:
 
 
 def _by_update(runs: Sequence[Run], field: str, label: str) -> list[Line]:
-    """A line for each run that learned, in the run's colour."""
+    """Returns a line for each run that learned, in the run's colour."""
     return [
         Line(
             run.name if len(runs) > 1 else label,
@@ -135,7 +138,7 @@ def _updates(ids: Ids, runs: Sequence[Run], field: str, title: str, words: str, 
 
 
 def _kl(ids: Ids, runs: Sequence[Run]) -> str:
-    """With the limit at which an update stops, where the runs share one."""
+    """KL divergence, with the limit at which an update stops if the runs share one."""
     words = "Between the policy before an update and after its last minibatch (k3 estimator)."
     lines = _by_update(runs, "approx_kl", "KL")
     limits = {_limit(run) for run in runs if run.of(PolicyUpdated)}

@@ -1,4 +1,4 @@
-"""What a run was, what came of it, what it was configured with."""
+"""Overview: what a run was, its result, and its configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from esper.telemetry.event import (
 
 
 def summary_section(ids: Ids, runs: Sequence[Run]) -> str:
-    """Each run in a column, what is wrong with its folder, and the comparison with its baselines."""
+    """One column per run, problems of its folder, and the comparison with its baselines."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
     return section(
@@ -75,7 +75,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, Comparison]]:
-    """(name, place of the run, pairs, comparison) of every comparison."""
+    """Returns (name, index of the run, pairs, comparison) for every comparison."""
     found = []
     for place, run in enumerate(runs):
         completed = run.last(RunCompleted)
@@ -119,7 +119,7 @@ def verdicts_table(runs: Sequence[Run]) -> str:
 
 
 def happenings_section(runs: Sequence[Run]) -> str:
-    """Actions, gates, and what went wrong."""
+    """Actions, gates, and incidents."""
     return section("events", "Actions and events", *(_happenings(run, len(runs) > 1) for run in runs))
 
 
@@ -176,7 +176,7 @@ def _happenings(run: Run, named: bool) -> str:
 
 
 def configuration_section(runs: Sequence[Run]) -> str:
-    """All values; where there are several runs, first those in which they differ."""
+    """All config values; for several runs, the differing ones first."""
     values = [_flat(run.config) for run in runs]
     names = list(dict.fromkeys(name for found in values for name in found))
     heads = ["value", *(run.name for run in runs)]
@@ -198,7 +198,7 @@ def configuration_section(runs: Sequence[Run]) -> str:
 
 
 def _flat(table_: dict[str, Any], place: str = "") -> dict[str, str]:
-    """Nested tables by dotted names, values as they are written."""
+    """Flattens nested tables to dotted names; values are written as JSON, strings as they are."""
     found: dict[str, str] = {}
     for key, value in table_.items():
         if isinstance(value, dict) and value and len(place) < 200:

@@ -1,4 +1,4 @@
-"""The report: one file of HTML that needs nothing beside it, and runs no script."""
+"""The report: one self-contained HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from esper.report.svg import Ids
 from esper.report.text import escape
 
 MARK = "<!-- a report of Esper -->"
-"""Begins every report, and is how one is told from a file that must not be replaced."""
+"""Begins every report; only files with it may be replaced."""
 PAGE = Template(
     f"""<!doctype html>
 {MARK}
@@ -54,7 +54,7 @@ LINKS = {
 
 
 def report_html(runs: Sequence[Run]) -> str:
-    """The page about one run, or about several side by side."""
+    """Returns the page about one run, or several side by side."""
     ids = Ids()
     content = [
         summary_section(ids, runs),
@@ -80,15 +80,15 @@ def report_html(runs: Sequence[Run]) -> str:
 
 
 def default_file(folders: Sequence[Path]) -> Path:
-    """In the run's folder; of several runs, where the reader is."""
+    """Returns report.html in the run's folder, or in the working directory for several runs."""
     return folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
-    """Write the report about the runs in ``folders``; returns where it is.
+    """Writes the report about the runs in ``folders`` and returns its path.
 
     Raises:
-        ConfigError: a folder that holds no run, or a ``file`` that cannot be written or is something else.
+        ConfigError: a folder holds no run, or ``file`` cannot be written or is not an earlier report.
     """
     runs = open_runs(folders)
     path = file or default_file(folders)
@@ -101,7 +101,7 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """An earlier report may be replaced, and nothing else. Raises ConfigError."""
+    """Raises ConfigError unless ``path`` is new in an existing folder, or an earlier report."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"--out {path}: give a file in a folder that exists, such as {path / 'report.html'}")
     if not path.exists():

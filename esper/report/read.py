@@ -1,6 +1,6 @@
-"""Reading a run folder: one that is finished, still being written, interrupted, damaged or not whole.
+"""Reading a run folder: finished, in progress, interrupted, damaged or incomplete.
 
-Nothing that a folder says is executed: TOML and JSON are parsed, names stay names.
+Nothing in a folder is executed: TOML and JSON are only parsed, and names are plain text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FILES = (EVENTS, "metrics.csv", "baseline.json", "config.toml", "env.json")
 
 @dataclass
 class Run:
-    """What a run folder holds; :meth:`refresh` takes in what was written since."""
+    """Contents of a run folder; :meth:`refresh` adds what was written since."""
 
     folder: Path
     name: str
@@ -49,30 +49,30 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     events: dict[type[Event], list[Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """What is missing or could not be read, beside the lines of the event log."""
+    """What is missing or could not be read, except for lines of the event log."""
     writing: bool | None = None
-    """Whether a process has the event log open; None where that is not known."""
+    """Whether a process has the event log open; None if unknown."""
     silent_seconds: float = math.inf
-    """Since the event log was last written."""
+    """Seconds since the event log was last written."""
     blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
-    """What became of the seeds."""
+    """Fate of the seeds, by blueprint."""
 
     def __post_init__(self) -> None:
         self.log = EventLog(self.folder / EVENTS)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """The events of that kind, in the order they were logged."""
+        """Returns the events of that kind, in the order in which they were logged."""
         return self.events.get(kind, [])
 
     def last(self, kind: type[Kind]) -> Kind | None:
         return found[-1] if (found := self.of(kind)) else None
 
     def refresh(self) -> bool:
-        """Read what is new in the folder; whether anything was."""
+        """Reads what is new in the folder, and returns whether anything in the event log changed."""
         self.problems.clear()
         self.config = self._read("config.toml", tomllib.loads) or {}
         self.environment = self._read("env.json", json.loads) or {}
-        self.writing = being_written(self.log.path)  # asked first: what a run writes before it ends is read below
+        self.writing = being_written(self.log.path)  # checked first, so that a run's last lines are read below
         new, again = self.log.read()
         if again:
             self.events.clear()
@@ -105,8 +105,8 @@ class Run:
         return None
 
     def _fill_in(self) -> None:
-        """What the event log lacks is taken from the files that hold it, too."""
-        # Before the first epoch it may still be measured; simulated hosts have neither epochs nor a baseline.
+        """Takes data missing in the event log from other files."""
+        # Before the first epoch, the baseline may not be measured yet; simulated hosts have neither.
         if not self.of(BaselineMeasured) and (self.of(EpochCompleted) or not self.log.there):
             fields = self._read("baseline.json", json.loads)
             try:
@@ -125,20 +125,20 @@ class Run:
             self.problems.append(f"metrics.csv cannot be read: {clean(error)}")
 
     def warnings(self) -> list[tuple[int, AnomalyDetected]]:
-        """What was wrong with how the agent learned: how often, and the newest of each kind and head."""
+        """Returns the anomalies of learning, per kind and head: how often each occurred, and its newest event."""
         found: dict[tuple[str, str | None], list[AnomalyDetected]] = {}
         for event in self.of(AnomalyDetected):
             found.setdefault((event.kind, event.head), []).append(event)
         return [(len(events), events[-1]) for events in found.values()]
 
-    # What everything else asks.
+    # Queries.
     @property
     def started(self) -> RunStarted | None:
         return self.last(RunStarted)
 
     @property
     def rounds(self) -> int:
-        """Rounds that the run is to have; 0 where nothing says it."""
+        """Planned number of rounds; 0 if unknown."""
         for event in (self.last(RoundCompleted), self.last(RunResumed), self.last(RunStarted)):
             if event is not None:
                 return event.rounds
@@ -147,7 +147,7 @@ class Run:
 
     @property
     def done(self) -> int:
-        """Rounds that were completed."""
+        """Number of completed rounds."""
         event = self.last(RoundCompleted)
         return 0 if event is None else event.round
 
@@ -157,16 +157,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """All rounds were played and compared."""
+        """Whether all rounds were played and compared."""
         return self.last(RunCompleted) is not None and self.done >= self.rounds
 
     def value(self, section: str, key: str) -> Any:
-        """A value of the configuration, None where it has none."""
+        """Returns a config value, or None if there is none."""
         table = self.config.get(section)
         return table.get(key) if isinstance(table, dict) else None
 
     def state(self) -> str:
-        """``finished``, ``running``, ``interrupted``, or ``unknown`` where it cannot be told from a standstill."""
+        """Returns ``finished``, ``running``, ``interrupted``, or ``unknown`` if locks cannot tell whether it is
+        running."""
         if self.finished:
             return "finished"
         if self.writing is None and self.log.there:
@@ -174,7 +175,7 @@ class Run:
         return "running" if self.writing else "interrupted"
 
     def state_words(self) -> str:
-        """The state with how far it is."""
+        """Describes the state and the progress."""
         state, total = self.state(), self.rounds
         if state == "finished":
             return f"finished: {_count(total, 'round')} played and compared"
@@ -197,7 +198,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def open_run(folder: Path, name: str | None = None) -> Run:
-    """The run in ``folder``, as it is now. Raises ConfigError, which says what would be right, where there is none."""
+    """Returns the run in ``folder``, as it is now. Raises ConfigError, suggesting other folders, if it holds none."""
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the folder of the run, perhaps {folder.absolute().parent}")
     if not is_run(folder):
@@ -212,7 +213,7 @@ def open_run(folder: Path, name: str | None = None) -> Run:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run wrote there: its log, or at least two of its other files."""
+    """Whether the folder holds a run: its event log, or at least two of its other files."""
     there = [name for name in FILES if (folder / name).is_file()]
     return EVENTS in there or len(there) >= 2
 
@@ -225,8 +226,11 @@ def _runs_in(place: Path) -> list[Path]:
 
 
 def open_runs(folders: Sequence[Path]) -> list[Run]:
-    """Several runs, by names that differ: as much of each path as it takes. Raises ConfigError for a folder given twice
-    and for one that holds no run."""
+    """Returns several runs under distinct names: as much of each path as is needed.
+
+    Raises:
+        ConfigError: a folder is given twice, or holds no run.
+    """
     places = [folder.resolve() for folder in folders]
     twice = [str(folders[i]) for i, place in enumerate(places) if place in places[:i]]
     if twice:
@@ -238,8 +242,12 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def read_metrics(path: Path) -> list[RoundCompleted]:
-    """The rounds of a metrics table. Raises ValueError naming the row and the column that is not as it should be; a
-    torn last row is left out."""
+    """Returns the rounds of a metrics table; an incomplete last row is left out.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a value is missing or wrong; the message has its row and column.
+    """
     text = path.read_bytes().decode("utf-8")
     whole = text[: text.rfind("\n") + 1]
     return [_round(row, number) for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2)]

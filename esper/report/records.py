@@ -1,7 +1,6 @@
-"""Logged events as typed ones again, whoever wrote the log.
+"""Typed events from logged records, which are not trusted.
 
-Nothing here trusts a log: fields are checked against the types that the event's class declares, and nothing in it is
-imported or executed.
+Fields are checked against the types that the event's class declares; nothing in a log is imported or executed.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from esper.telemetry import event as events
 from esper.telemetry.event import SCHEMA_VERSION, Event
 
 LARGEST = 2**53
-"""Integers beyond it are no epochs, rounds or counts."""
+"""Max integer: epochs, rounds and counts are never larger."""
 
 Convert = Callable[[Any], Any]
 
 
 class UnknownEvent(ValueError):
-    """An event of a kind, or of a schema, that this Esper does not know."""
+    """An event of an unknown kind or schema, probably from another version of Esper."""
 
 
 def event_of(fields: Any) -> Event:
-    """The event that ``fields`` is the record of; fields that its class does not have are left out.
+    """Returns the event whose record is ``fields``; fields that its class does not have are ignored.
 
     Raises:
-        UnknownEvent: it may be one, but of another Esper.
-        ValueError: it is none, or a field is missing or of a wrong type.
+        UnknownEvent: its kind or schema is unknown.
+        ValueError: it is not an event, or a field is missing or has the wrong type.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         raise ValueError("not an event")
@@ -47,12 +46,12 @@ def event_of(fields: Any) -> Event:
 
 @functools.cache
 def kinds() -> dict[str, type[Event]]:
-    """All events by name."""
+    """Returns all event classes by name."""
     return {kind.__name__: kind for kind in Event.__subclasses__() if kind.__module__ == events.__name__}
 
 
 def build(kind: type[Any], fields: dict[str, Any]) -> Any:
-    """A dataclass from a dict of its fields. Raises ValueError naming the field that is missing or of a wrong type."""
+    """Builds a dataclass from a dict. Raises ValueError naming the field that is missing or has the wrong type."""
     values = {}
     for name, convert, needed in _fields(typing.cast(Hashable, kind)):
         if name in fields:
@@ -67,7 +66,7 @@ def build(kind: type[Any], fields: dict[str, Any]) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> list[tuple[str, Convert, bool]]:
-    """Name, conversion, and whether it must be there, of each field."""
+    """Returns the name and conversion of each field, and whether it is required."""
     hints = typing.get_type_hints(kind)
     nothing = dataclasses.MISSING
     return [
@@ -77,7 +76,7 @@ def _fields(kind: Any) -> list[tuple[str, Convert, bool]]:
 
 
 def _conversion(hint: Any) -> Convert:
-    """How a value from JSON becomes one of this type; it raises TypeError or ValueError where it is none."""
+    """Returns the conversion from JSON to this type; it raises TypeError or ValueError for other values."""
     simple: dict[Any, Convert] = {float: _float, int: _int, str: _str, bool: _bool}
     if hint in simple:
         return simple[hint]
@@ -104,7 +103,7 @@ def _float(value: Any) -> float:
         raise TypeError
     number = float(value)
     if isinstance(value, str) and math.isfinite(number):
-        raise ValueError  # only what JSON has no number for is written as a string
+        raise ValueError  # only non-finite numbers are written as strings
     return number
 
 

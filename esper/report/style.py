@@ -1,4 +1,4 @@
-"""The looks of a report: light or dark as the reader's system has it, from a telephone to a wide screen."""
+"""Style of a report: light or dark as on the reader's system, from phones to wide screens."""
 
 PALETTE_LIGHT = (
     "#0b63c5", "#c2410c", "#15803d", "#8b2fc9", "#be185d", "#0f766e", "#946000", "#51627a", "#6d4c2f", "#3730a3",
@@ -92,7 +92,7 @@ footer{padding-top:24px;padding-bottom:40px}
 
 
 def css() -> str:
-    """The whole style sheet."""
+    """Returns the complete style sheet."""
     light = (
         _variables(PALETTE_LIGHT, STAGES_LIGHT)
         + ";--page:#f6f7f9;--card:#fff;--ink:#15191f;--quiet:#55606e;--rule:#dde1e7"

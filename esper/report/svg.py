@@ -1,4 +1,4 @@
-"""A small writer of SVG: tags, scales, axes. Colours are classes, so that the page's style decides about them."""
+"""A small SVG writer: tags, scales, axes. Colours are classes, so that the page's style sheet sets them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from esper.report.text import escape, number
 
 WIDTH = 460
-"""Units of every picture. On a telephone one is a little less than a pixel, so that writing stays legible."""
+"""Default width of a chart in SVG units, slightly less than a pixel each on a phone, so that text stays legible."""
 LARGEST = 1e100
-"""Beyond it nothing is drawn: differences would overflow."""
+"""Max absolute value that is drawn: differences of larger ones could overflow."""
 
 
 def drawable(value: float | None) -> bool:
@@ -19,7 +19,10 @@ def drawable(value: float | None) -> bool:
 
 
 def tag(name: str, *children: str, **attributes: object) -> str:
-    """An element; ``class_`` is class and ``stroke_width`` is stroke-width. Children are markup, attributes text."""
+    """Returns an element; ``class_`` is class and ``stroke_width`` is stroke-width.
+
+    Children are markup and are not escaped; attributes are escaped.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
         for key, value in attributes.items()
@@ -39,12 +42,12 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start"
 
 
 def hint(words: str) -> str:
-    """What a browser shows where the pointer rests."""
+    """Returns a tooltip."""
     return tag("title", escape(words))
 
 
 class Ids:
-    """Names for elements, each once a page."""
+    """Generates element ids that are unique within a page."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -55,7 +58,7 @@ class Ids:
 
 
 def picture(name: str, title: str, description: str, height: float, body: Iterable[str], width: float = WIDTH) -> str:
-    """An svg element of ``width`` × ``height`` with its title and description for those who do not see it."""
+    """Returns an svg element of ``width`` × ``height`` with a title and a description for screen readers."""
     return tag(
         "svg",
         tag("title", escape(title), id=f"{name}t"),
@@ -69,7 +72,7 @@ def picture(name: str, title: str, description: str, height: float, body: Iterab
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places in the picture."""
+    """Maps values to positions in the chart."""
 
     low: float
     high: float
@@ -86,7 +89,7 @@ class Scale:
         return math.log10(value) if self.logarithmic else value
 
     def ticks(self, wanted: int = 5) -> list[float]:
-        """Round values within the scale."""
+        """Returns round values within the scale, about ``wanted`` of them."""
         if self.logarithmic:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps = (1, 2, 5) if last - first <= 3 else (1,)
@@ -100,18 +103,18 @@ class Scale:
 
 
 def _step(rough: float) -> float:
-    """1, 2 or 5 times a power of ten, at least ``rough``."""
+    """Returns ``rough`` rounded up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next((m * power for m in (1, 2, 5) if m * power >= rough * 0.999), 10 * power)
 
 
 def whole_ticks(scale: Scale) -> list[float]:
-    """For epochs and rounds."""
+    """Returns integer ticks, for epochs and rounds."""
     return sorted({float(round(tick)) for tick in scale.ticks(6) if abs(tick - round(tick)) < 1e-6})
 
 
 def span(values: Iterable[float | None], floor: float | None = None, pad: float = 0.06) -> tuple[float, float]:
-    """The least range that holds all values that can be drawn, with a margin."""
+    """Returns the smallest range that holds all drawable values, with a margin."""
     found = [float(v) for v in values if v is not None and drawable(v)]
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     margin = (high - low) * pad if high > low else abs(high) * 0.1 or 0.5
@@ -120,13 +123,13 @@ def span(values: Iterable[float | None], floor: float | None = None, pad: float 
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
-    """A range that is wide enough for its ticks to differ."""
+    """Widens a range enough for its ticks to differ."""
     least = max(abs(low), abs(high)) * 1e-6 + 1e-9
     return (low, high) if high - low >= least else (low - least, high + least)
 
 
 def tick_label(value: float, step: float) -> str:
-    """As short as it can be while neighbours differ."""
+    """Returns the shortest label that still distinguishes neighbouring ticks."""
     if value and abs(value) >= 1e5:
         for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
             if size <= abs(value) < size * 1e4:
@@ -146,9 +149,9 @@ class Frame:
     x_label: str
     y_label: str
     whole: bool = False
-    """Whether only whole numbers stand on the x axis."""
+    """Whether x ticks are integers only."""
     names: bool = False
-    """Whether bars with names of their own stand on the x axis, in place of a scale."""
+    """Whether the x axis has bar names instead of ticks."""
 
     def draw(self) -> list[str]:
         left, right, top, bottom = self.x.begin, self.x.end, self.y.end, self.y.begin

@@ -1,4 +1,4 @@
-"""The life of slots: a swim lane each, with the seeds that lived in it."""
+"""Slot lifecycles as swim lanes: one lane per slot, with the seeds that lived in it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Life:
-    """All that happened in the slots of one host."""
+    """Everything that happened in the slots of one host."""
 
     episode: int
     env: int
     end: int
-    """Epochs done so far."""
+    """Number of epochs done so far."""
     stretches: list[Stretch]
     rollbacks: list[int]
 
 
 def lives(run: Run) -> dict[tuple[int, int], Life]:
-    """The lives of the slots of every host, by (episode, env)."""
+    """Returns the slot lifecycles of every host, by (episode, env)."""
     ends: dict[tuple[int, int], int] = defaultdict(int)
     for epoch in run.of(EpochCompleted):
         key = epoch.episode, epoch.env
@@ -69,7 +69,7 @@ def lives(run: Run) -> dict[tuple[int, int], Life]:
 
 
 def _stretches(changes: Sequence[StageChanged], end: int) -> list[Stretch]:
-    """From one change of a slot to the next; what lasted no epoch is kept, with no length."""
+    """Returns the stretches between changes of a slot; those shorter than an epoch are kept with length 0."""
     by_slot: dict[str, list[StageChanged]] = defaultdict(list)
     for change in changes:
         by_slot[change.slot].append(change)
@@ -83,14 +83,14 @@ def _stretches(changes: Sequence[StageChanged], end: int) -> list[Stretch]:
 
 
 def slots_of(run: Run) -> list[str]:
-    """In the order of the host, or of their names where the run's start is not logged."""
+    """Returns the slots in the host's order, or sorted by name if the start of the run is not logged."""
     started = run.last(RunStarted)
     named = list(started.slots) if started else []
     return named + sorted({change.slot for change in run.of(StageChanged)} - set(named))
 
 
 def lane_chart(ids: Ids, life: Life, slots: Sequence[str], length: int, title: str) -> str:
-    """One host: a lane a slot, epochs from left to right."""
+    """Draws one host: one lane per slot, epochs from left to right."""
     shown = list(slots)[:MOST_SLOTS]
     bottom = TOP + len(shown) * (LANE + GAP)
     scale = Scale(0, max(length, life.end, 1), LEFT, WIDTH - RIGHT)
@@ -121,7 +121,7 @@ def _stretch(s: Stretch, scale: Scale, at: float) -> str:
 
 
 def _names(stretches: Sequence[Stretch], scale: Scale, at: float) -> list[str]:
-    """The blueprint of each seed, over its whole life, where there is room for it."""
+    """Draws the blueprint of each seed over its whole life, if there is room."""
     found, place = [], 0
     while place < len(stretches):
         last = place
@@ -137,7 +137,7 @@ def _names(stretches: Sequence[Stretch], scale: Scale, at: float) -> list[str]:
 
 
 def _in_words(life: Life) -> str:
-    """The lives as a sentence each, for those who do not see the picture."""
+    """Describes the lifecycles in words, for readers who cannot see the chart."""
     told = [
         f"{s.slot}: {s.blueprint or 'seed'} {s.stage.lower()} from epoch {s.begin} to {s.end}" for s in life.stretches
     ]

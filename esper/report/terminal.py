@@ -1,4 +1,4 @@
-"""The short form: how a run stands, in a screenful of plain lines."""
+"""The short form: the status of a run as a screenful of plain lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
 
 def short_form(run: Run, width: int | None = None) -> str:
-    """All of it; lines longer than ``width`` go on below, indented. Nothing in it can move a cursor."""
+    """Returns the status; lines longer than ``width`` wrap, indented. The text contains no terminal control codes."""
     lines = []
     for head, words in (
         ("run", _what(run)),
@@ -79,7 +79,7 @@ _PLACES = {"task": ("task", "name"), "controller": ("run", "controller"), "seed"
 
 
 def newest(run: Run) -> list[EpochCompleted]:
-    """The last epoch of every host in the newest round."""
+    """Returns the last epoch of every host in the newest round."""
     epochs = run.of(EpochCompleted)
     if not epochs:
         return []
@@ -93,7 +93,7 @@ def newest(run: Run) -> list[EpochCompleted]:
 
 
 def part_of_round(run: Run) -> float:
-    """How much of the round that is being played is done, 0 to 1."""
+    """Returns how much of the current round is done, 0 to 1."""
     started, epochs = run.started, newest(run)
     if started is None or not epochs or epochs[0].episode < run.done:
         return 0.0
@@ -102,7 +102,7 @@ def part_of_round(run: Run) -> float:
 
 
 def _pace(run: Run) -> list[str]:
-    """Where it is within the round, its rate, and the time left, as far as they can be known."""
+    """Describes the position within the round, the rate, and the time left, as far as they are known."""
     if run.finished:
         completed = run.last(RunCompleted)
         return [f"took {_duration(completed.seconds)}"] if completed else []
@@ -127,7 +127,7 @@ def _pace(run: Run) -> list[str]:
 
 
 def seconds_left(run: Run) -> float | None:
-    """Mean seconds of a round times the rounds to come; None before a round is done."""
+    """Returns the mean seconds of a round times the number of remaining rounds; None before a round is done."""
     seconds = [event.seconds for event in run.of(RoundCompleted) if drawable(event.seconds)]
     if not seconds:
         return None
@@ -169,7 +169,7 @@ def _verdict(run: Run) -> list[str]:
 
 
 def _slots(run: Run, width: int | None) -> list[str]:
-    """What lives in every slot of the newest round's hosts; in columns where there is room for them."""
+    """Lists the contents of every slot of the newest round's hosts, in columns if there is room."""
     epochs = newest(run)
     if not epochs:
         return []
@@ -199,7 +199,7 @@ def _cell(slot: str, stage: str, blueprint: str | None) -> str:
 
 
 def _blueprints(run: Run) -> list[str]:
-    """What became of the most planted ones, over all rounds."""
+    """Describes the fate of the most planted blueprints, over all rounds."""
     rows = run.blueprints.rows()
     lines = []
     for row in rows[:MOST_BLUEPRINTS]:
@@ -244,7 +244,7 @@ def _time(run: Run) -> list[str]:
 
 
 def _last_events(run: Run) -> list[str]:
-    """The newest of those that tell something; the log has no order across kinds here, but epochs say when."""
+    """Returns the newest notable events. The log is grouped by kind here, so they are sorted by round and epoch."""
     found: list[tuple[tuple[int, int], str]] = []
     kinds: Sequence[type[Event]] = (ActionTaken, GovernorRollback, SeedCut)
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""Text and numbers from outside, made safe to show and easy to read."""
+"""Untrusted text and numbers, made safe to display and easy to read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import unicodedata
 from typing import Any
 
 LONGEST = 200
-"""Characters of one name or value that are shown."""
+"""Max characters shown of a name or value."""
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-"""Categories of what is never drawn: control codes, those that turn the direction of text, halves of characters."""
+"""Unicode categories that are never drawn.
+
+They are control and format characters (including text direction marks), surrogates, private use, unassigned, and line
+and paragraph separators.
+"""
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
-    """``value`` as one line that no terminal or browser takes for a command; what cannot be drawn is shown as �."""
+    """Returns ``value`` as one line without control codes of terminals or browsers; undrawable characters become �."""
     text = str(value)
     if len(text) > longest:
         text = text[: longest - 1] + "…"
@@ -25,12 +29,12 @@ def clean(value: object, longest: int = LONGEST) -> str:
 
 
 def escape(value: object, longest: int = LONGEST) -> str:
-    """``clean`` for HTML and SVG, as text or within a quoted attribute."""
+    """Returns ``clean`` text escaped for HTML and SVG, as text or in a quoted attribute."""
     return html.escape(clean(value, longest), quote=True)
 
 
 def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = False) -> str:
-    """``value`` with thousands separated; "not measured" for None, "not a number" and the infinite as such."""
+    """Formats ``value`` with thousands separators; None, NaN and infinities become words."""
     if value is None:
         return "not measured"
     if math.isnan(value):
@@ -45,5 +49,5 @@ def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = Fa
 
 
 def finite(value: Any) -> bool:
-    """Whether it is a number that can be drawn."""
+    """Whether ``value`` is a finite number."""
     return value is not None and math.isfinite(value)

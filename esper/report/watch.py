@@ -1,4 +1,4 @@
-"""Looking at a run while it goes."""
+"""Watching a run in progress."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from esper.telemetry.sinks.console import TerminalConsole
 
 SECONDS = 1.0
 PATIENCE = 60.0
-"""Seconds without a new event after which a run of which nothing else can be known counts as ended."""
+"""Seconds without a new event after which a run of unknown state counts as ended."""
 
 
 def show(run: Run, console: Console | None = None) -> None:
-    """Print the short form once."""
+    """Prints the short form once."""
     console = console or TerminalConsole()
     console.print(_text(run, console), soft_wrap=True)
 
 
 def _text(run: Run, console: Console) -> Text:
-    """Folded for a terminal; in a pipe or a file a line is a line. A Text takes no markup."""
+    """Wraps lines for a terminal, but not in a pipe or a file. A Text ignores markup."""
     return Text(short_form(run, console.width if console.is_terminal else None))
 
 
 def going(run: Run) -> bool:
-    """Whether more is to be expected of it."""
+    """Whether the run is expected to write more."""
     state = run.state()
     return state == "running" or (state == "unknown" and run.silent_seconds < PATIENCE)
 
 
 def watch(run: Run, console: Console | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show the run until it ends: in place in a terminal, else anew after each of its rounds.
+    """Shows the run until it ends: in place in a terminal, otherwise again after each of its rounds.
 
-    Ctrl-C ends the view; the run is another process and does not notice.
+    Ctrl-C ends only the view; the run is another process and is not affected.
     """
     console = console or TerminalConsole()
     try:

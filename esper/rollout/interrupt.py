@@ -1,4 +1,4 @@
-"""Ctrl-C, and the SIGTERM of a machine that wants its time back, that wait for what must not be left half done."""
+"""Deferring SIGINT (Ctrl-C) and SIGTERM until a critical section is complete."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def interrupts_wait(again: bool = False) -> Iterator[None]:
-    """A signal inside acts at the end, so that what is done in there is whole; only the main thread receives it.
+    """Defers signals until the end of the block; only the main thread receives them.
+
+    Pending signals are re-raised in order until one of their handlers raises. An exception raised in the block takes
+    precedence over them.
 
     Args:
         again: a second signal acts at once.
-
-    All that came act, in their order, until one of them raises. An error inside is raised in their place.
     """
-    # A signal that the process ignores or that ends it at once is nobody's to hold back.
+    # Signals that are ignored or left to the system's default action (not callable) are not deferred.
     before = {int(number): signal.getsignal(number) for number in SIGNALS} if _on_main_thread() else {}
     held = {number: act for number, act in before.items() if callable(act)}
     came: list[int] = []
@@ -42,13 +43,13 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
     finally:
         for number, act in held.items():
             signal.signal(number, act)
-    for number in came[:1] if again else came:  # the later ones have acted
+    for number in came[:1] if again else came:  # with `again`, later ones have already acted
         held[number](number, None)
 
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """SIGTERM inside is as Ctrl-C, where it would end the process without a word."""
+    """Makes SIGTERM raise KeyboardInterrupt in the block, if it would otherwise end the process silently."""
     if not _on_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

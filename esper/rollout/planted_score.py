@@ -1,4 +1,4 @@
-"""How well a controller plays the planted task: 0 is chance, 1 is the best return there is.
+"""Score of a controller on the planted task: 0 is the random controller, 1 is the best possible return.
 
 Returns are discounted by the reward's γ, because only then do the potential terms of an episode cancel exactly.
 """
@@ -17,12 +17,12 @@ from esper.rollout.rollout import play_round
 
 @dataclass(frozen=True)
 class Scale:
-    """What a return of the planted task is measured against."""
+    """Reference returns of the planted task."""
 
     random: float
     """Mean return of the random controller."""
     best: float
-    """The best return under the law without noise."""
+    """Best possible return under the law without noise."""
 
     def score(self, value: float) -> float:
         """(R − R_random) / (R_best − R_random)."""
@@ -30,7 +30,7 @@ class Scale:
 
 
 def planted_scale(config: TrainingConfig | None = None, law: Law | None = None) -> Scale:
-    """Play chance for one episode in every env, and search for the best schedule (seconds)."""
+    """Plays the random controller for one episode in every env, and searches for the best schedule (takes seconds)."""
     env = PlantedVectorEnv(config, law)
     chance = RandomController(env.action_spec, env.layout, env.num_envs, env.config.run.seed)
     random = float(play_round(env, chance, env.config.run.seed).returns.mean())

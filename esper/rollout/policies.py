@@ -1,4 +1,4 @@
-"""Whatever can play an env, by its name on the command line: controllers, and policies out of checkpoints."""
+"""Players by their command-line names: controllers, and policies loaded from checkpoints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
 def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Player:
-    """The player of that name for ``env``; one that has learned plays its likeliest actions.
+    """Returns the player called ``name`` for ``env``; a learned policy plays greedily.
 
     Raises:
-        ConfigError: listing the known names; for a checkpoint that is none, or of another task; or for ``ppo``, which
-            has to learn first.
+        ConfigError: the name is unknown (the known ones are listed), the checkpoint is invalid or its policy cannot
+            play this host, or ``ppo`` is named, which has to be trained first.
     """
     kind, _, path = name.partition(":")
     if kind == "checkpoint" and path:

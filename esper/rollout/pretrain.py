@@ -1,12 +1,13 @@
-"""Practice: before it meets real hosts, an agent learns the lifecycle on simulated ones that look like them.
+"""Practice: an agent learns the lifecycle on simulated hosts before it meets real ones.
 
-Real hosts are slow, and an agent that knows nothing learns from them first of all to leave them alone: nearly all that
-it plants is pruned or unfinished in the end. What it lacks is the same everywhere: what an op does, that a gate has to
-pass, that a seed needs time, that what is not kept is lost. All this a planted law teaches in a minute. The worths of
-blueprints and slots are drawn anew for every simulated host, so what a blueprint is worth here is left to be learned.
+Real hosts are slow, and an untrained agent first learns to leave them alone, because nearly everything it plants is
+pruned or unfinished at the end. What it lacks is the same for all hosts: what each op does, that gates have to be
+passed, that seeds need time, and that seeds which are not kept are lost. A planted law teaches this in a minute. The
+worths of blueprints and slots are redrawn for every simulated host, so the agent still has to learn what a blueprint is
+worth on the real ones.
 
-Episodes of several lengths are practised in turn: an agent that knows one length only comes too late with what must be
-done before the end of a shorter one.
+Practice alternates between several episode lengths: an agent that knows only one length acts too late in shorter
+episodes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ from esper.ppo.agent import PPOAgent
 from esper.rollout.rollout import play_round
 
 PRACTICE = 2**31 + 2**30
-"""Added to a run's seed, it is the run seed of practice: other draws than those of the real rounds and of held-out
-hosts."""
+"""Offset added to a run's seed for practice, so that its draws differ from those of real rounds and held-out hosts."""
 
 
 def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
-    """Simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``, which is prepared.
+    """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
 
-    A blueprint has one size in all slots: the mean of its largest sizes in the real ones. To another ``horizon`` the
-    curve is stretched.
+    ``env`` must be prepared. A blueprint has the same size in all slots: the mean of its largest sizes in the real
+    ones. The curve is stretched to ``horizon`` if that is given.
     """
     assert env.rules is not None
     spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline
@@ -50,13 +50,13 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
         noise=ppo.practice_noise,
         paired_noise=ppo.practice_paired_noise,
         reliance=ppo.practice_reliance,
-        spread=baseline.final_loss_std * 90 / CHANCE,  # losses in the real ones' unit
+        spread=baseline.final_loss_std * 90 / CHANCE,  # in the unit of the real hosts' losses
     )
     return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs, "episode_length": horizon}), law)
 
 
 def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
-    """The horizon of each round of practice, in order: one length after the other, until the steps are used up."""
+    """Returns the horizon of each practice round: lengths take turns until ``practice_steps`` are used up."""
     turns = cycle(dict.fromkeys(max(1, round(length * horizon)) for length in config.practice_lengths))
     rounds = [next(turns)]
     epochs_left = config.practice_steps // config.practice_envs - rounds[0]
@@ -67,10 +67,10 @@ def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
 
 
 def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
-    """An agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
+    """Returns an agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
 
-    ``report`` is told the round, the number of rounds and the mean return after each; as returns depend on the length
-    of episodes, it is the mean over the newest round of every length.
+    After each round, ``report`` is called with its number (from 1), the number of rounds, and a mean return. Returns
+    depend on the episode length, so that mean is taken over the latest round of each length.
     """
     rounds = practice_rounds(config.ppo, env.horizon)
     simulated = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
@@ -79,7 +79,7 @@ def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, 
     returns: dict[int, float] = {}
     for number, horizon in enumerate(rounds):
         agent.progress = number / len(rounds)
-        first = None if horizon in returns else seed + (len(returns) << 32)  # other draws for each length
+        first = None if horizon in returns else seed + (len(returns) << 32)  # different draws for each length
         played = play_round(simulated[horizon], agent, seed=first, learner=agent)
         agent.learn(played.observation)
         returns[horizon] = float(np.mean(played.returns))

@@ -1,4 +1,4 @@
-"""Playing one round, an episode in every env, by one controller: step by step, so that it can be stopped in between."""
+"""Playing one round, an episode in every env, with one controller, step by step so that it can be interrupted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 class Player(Protocol):
-    """Controllers, policies, and agents that learn."""
+    """Interface of controllers, policies and learning agents."""
 
     episode: NDArray[np.int64]
     """[E]: number of the episode that each env plays."""
@@ -34,30 +34,33 @@ class Player(Protocol):
 
 @dataclass(frozen=True)
 class Played:
-    """The end of one round, one value an env; accuracies pp, validation split."""
+    """Results of one round, one value per env; accuracies in pp, validation split."""
 
     committed: Floats
-    """Of the committed network."""
+    """Accuracy of the committed network."""
     baseline: Floats
-    """Of the no-growth baseline at the end."""
+    """Final accuracy of the no-growth baseline."""
     returns: Floats
-    """Σ γ^t r_t: only discounted do the potential terms of an episode cancel."""
+    """Discounted return, Σ γ^t r_t; without the discount, the potential terms of an episode would not cancel."""
     parameters: Floats
-    """Of the committed network."""
+    """Number of parameters of the committed network."""
     fossils: Floats
+    """Number of seeds kept."""
     epochs: Floats
+    """Epochs trained."""
     rollbacks: Floats
     illegal_actions: Floats
     observation: NDArray[np.float32]
-    """[E, size]: the state that the round ended in."""
+    """[E, size]: observation after the last step."""
     seconds: float
+    """Seconds spent on the round, excluding pauses between its steps."""
 
 
 class Game:
-    """An episode in every env; between two steps it can be written down, and gone on with in another process.
+    """One episode in every env; its state can be saved between two steps and resumed in another process.
 
     Args:
-        learner: is told what came of every step; give the player here, too, when it is one that learns.
+        learner: records the result of every step; a player that learns must be passed here as well.
     """
 
     def __init__(self, env: SlotVectorEnv, player: Player, learner: PPOAgent | None = None) -> None:
@@ -68,7 +71,7 @@ class Game:
         self.steps = 0
 
     def begin(self, seed: int | None = None) -> None:
-        """Reset all envs; ``seed`` sets the run seed, None goes on to each env's next episode."""
+        """Resets all envs; ``seed`` sets the run seed, None advances each env to its next episode."""
         start = time.perf_counter()
         self.observation, self.info = self.env.reset(seed=seed)
         self.player.begin()
@@ -77,11 +80,11 @@ class Game:
 
     @property
     def over(self) -> bool:
-        """Every episode has ended."""
+        """Whether every episode has ended."""
         return bool(self.done.all())
 
     def step(self) -> None:
-        """One step of every env."""
+        """Performs one step of every env."""
         start = time.perf_counter()
         env, observation = self.env, self.observation
         with env.spans("act"):
@@ -97,7 +100,7 @@ class Game:
         self.seconds += time.perf_counter() - start
 
     def end(self) -> Played:
-        """What came of it, once it is over."""
+        """Returns the results; call it once the game is over."""
         grown = self.env.grown()
         return Played(
             committed=self.info["committed_accuracy"],
@@ -113,7 +116,7 @@ class Game:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the steps to come depend on, but what has been learned and what is stored to learn from."""
+        """Returns the state needed to resume, except what the agent has learned and its rollout buffer."""
         return {
             "env": self.env.state_dict(),
             "player": self.player.memory_state(),
@@ -125,7 +128,7 @@ class Game:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state`` in place of :meth:`begin`."""
+        """Continues from ``state``; call it instead of :meth:`begin`."""
         self.observation, self.info = self.env.load_state_dict(state["env"])
         self.player.load_memory_state(state["player"])
         self.returns, self.discount = state["returns"].numpy().copy(), state["discount"]
@@ -133,7 +136,7 @@ class Game:
 
 
 def play_round(env: SlotVectorEnv, player: Player, seed: int | None = None, learner: PPOAgent | None = None) -> Played:
-    """Reset all envs and let the player act until every episode has ended; arguments as for :class:`Game`."""
+    """Resets all envs and plays until every episode has ended; arguments as in :class:`Game` and :meth:`Game.begin`."""
     game = Game(env, player, learner)
     game.begin(seed)
     while not game.over:

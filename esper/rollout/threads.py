@@ -1,4 +1,4 @@
-"""How many threads a run computes with."""
+"""Number of threads that a run computes with."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One intra-op thread inside, as in every lane: the agent is too small to gain from more, threads that wait for one
-    another are slow on a busy machine, and results must not depend on how many there are."""
+    """Limits torch to one intra-op thread, as in every lane.
+
+    The agent is too small to benefit from more, threads waiting for each other are slow on a busy machine, and results
+    must not depend on the thread count.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

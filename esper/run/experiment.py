@@ -1,4 +1,4 @@
-"""One run: a controller grows hosts for some rounds, and what it achieved is compared on paired hosts."""
+"""One run: a controller grows hosts for a number of rounds, then the result is compared on paired hosts."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from esper.telemetry.sinks.jsonl import being_written
 
 
 class Experiment:
-    """A run that is set up completely before anything is written: every wrong name, size or device raises ConfigError.
+    """A run, validated on construction: a bad name, size or device raises ConfigError before anything is written.
 
     Args:
         config: what to run; sizes left to the task are filled in.
-        folder: where the run is kept; must not exist yet, or be empty.
-        callbacks: sinks that receive the run's events beside the files of the run folder.
-        task: what hosts are trained on; None: the task of the config's name.
+        folder: run folder; must be empty or not exist yet.
+        callbacks: sinks that receive the run's events in addition to the files of the run folder.
+        task: what hosts are trained on; None: the task named in the config.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Experiment:
 
     @classmethod
     def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = (), task: Task | str | None = None) -> Experiment:
-        """A run that goes on from its last checkpoint, and ends as if it had never stopped.
+        """Returns a run that continues from its last checkpoint, with the same results as if it had never stopped.
 
-        A task of your own is code, which is never run because a run folder names it: give it again in ``task``, the
-        task itself or its name.
+        A user-defined task is code, and is never run just because a run folder names it: pass it again in ``task``, as
+        the task itself or its name.
 
         Raises:
-            ConfigError: no run folder, no checkpoint, a run that is finished or still going on, another task than the
-                run's, or a task of your own that is not named.
+            ConfigError: there is no run folder or no checkpoint, the run is finished or still in progress, the task
+                differs from the run's, or a user-defined task is not named.
         """
         folder = Path(folder)
         if being_written(folder / EVENTS):
@@ -77,7 +77,7 @@ class Experiment:
         experiment._set_up(config, folder, callbacks, found, given)
         return experiment
 
-    @one_thread()  # even the agent's first weights depend on it
+    @one_thread()  # the agent's initial weights depend on the number of threads
     def _set_up(
         self,
         config: TrainingConfig,
@@ -107,20 +107,22 @@ class Experiment:
         self._earlier_seconds = 0.0
         self._resumed_from = found
         self._unwritten: bytes | None = None
-        """The last checkpoint, while it is not on disk."""
+        """Encoded checkpoint that is not on disk yet."""
         self._last_is_sound = found is None or found.file.name == checkpoint.NAME
-        """Whether the newest one on disk is worth keeping beside the next."""
+        """Whether the newest checkpoint on disk is intact, and may be kept as the previous one."""
 
     @one_thread()
     def run(self) -> RunSummary:
-        """Play all rounds and compare.
+        """Plays all rounds and compares the controller with its baselines.
 
-        Ctrl-C, or SIGTERM, stops at the end of the step that hosts are in, and :meth:`resume` goes on from there; a
-        second one stops at once, and the run goes on from its last checkpoint.
+        Ctrl-C or SIGTERM stops the run at the end of the current step, and :meth:`resume` continues from there. A
+        second signal stops at once; the run then continues from its last checkpoint.
 
         Raises:
-            KeyboardInterrupt: interrupted before the first round was done, or before a run that is resumed had taken
-                up its checkpoint, then nothing is written; or while the end of the run was, then it is finished.
+            KeyboardInterrupt: the run was interrupted before its first round was complete; before a resumed run had
+                loaded its checkpoint, in which case nothing is written; or while the final state was written, in which
+                case the run is finished.
+            RuntimeError: the experiment was run before.
         """
         if self.hub is not None:
             raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
@@ -146,11 +148,11 @@ class Experiment:
                 with interrupts_wait():
                     self._write_checkpoint()
         assert self.hub is not None
-        # Only a closed hub knows of every sink that failed.
+        # Sinks may still fail while the hub closes.
         return replace(summary, dropped_sinks={name: sink.words() for name, sink in self.hub.dropped.items()})
 
     def _begin(self) -> None:
-        """Open the folder and the log; measure the baseline, or take everything from the checkpoint."""
+        """Opens the folder and the log, then measures the baseline; a resumed run loads its checkpoint instead."""
         found = self._resumed_from
         if found is not None:
             self._go_on_from(found)
@@ -172,8 +174,8 @@ class Experiment:
             self._keep()
 
     def _go_on_from(self, found: checkpoint.Found) -> None:
-        """Take everything in before anything in the folder is touched."""
-        self.rounds.whole = False  # an interrupt must not write down what is half loaded, or beside logs not cut yet
+        """Loads the whole checkpoint before anything in the folder is changed."""
+        self.rounds.whole = False  # an interrupt must not save a half-loaded state, or one that precedes the log cut
         try:
             self._load(found.state)
         except checkpoint.MISFITS as error:
@@ -187,7 +189,7 @@ class Experiment:
         self._practise()
 
     def _load(self, state: checkpoint.State) -> None:
-        """Raises one of ``checkpoint.MISFITS`` for a state that is not this run's."""
+        """Loads ``state``. Raises one of ``checkpoint.MISFITS`` if it does not belong to this run."""
         baseline, rounds = state["baseline"], int(self.config.run.rounds or 1)
         if not 0 <= state["round"] <= rounds or any(
             type(size) is not int or size < 0 for size in state["logs"].values()
@@ -222,11 +224,11 @@ class Experiment:
         )
 
     def _tier(self) -> tuple[str | None, str | None]:
-        """How steps are carried out, and why not as the config says."""
+        """Name of the execution tier, and why the configured one was refused (None if it was not)."""
         return (None, None) if self.env.tier is None else (self.env.tier.name, self.env.tier.refused)
 
     def _play(self, total: int) -> None:
-        """One round. It is learned from, reported and remembered as a whole or not at all."""
+        """Plays one round. Learning, reporting and checkpointing happen for the whole round or not at all."""
         clock, before = time.perf_counter(), self.env.phase_seconds
         played = self.rounds.play(self._between_steps)
         with interrupts_wait():
@@ -243,7 +245,7 @@ class Experiment:
                 self._write_checkpoint()
 
     def _between_steps(self) -> None:
-        """A round may take hours: not all of it should be lost when the process is killed."""
+        """Writes a checkpoint every ``run.checkpoint_minutes``, so that a kill does not lose a long round."""
         if time.perf_counter() - self._written_at > 60 * self.config.run.checkpoint_minutes:
             self._keep()
 
@@ -274,14 +276,14 @@ class Experiment:
         )
 
     def _samples_per_epoch(self) -> int:
-        """Samples that one epoch really trains on: full batches only; 0 where hosts are simulated."""
+        """Number of samples that one epoch trains on, full batches only; 0 if hosts are simulated."""
         task = self.config.task
         if task.samples_per_epoch is None or task.batch_size is None:
             return 0
         return task.samples_per_epoch // task.batch_size * task.batch_size
 
     def _keep_best(self, played: Round) -> None:
-        """Save the host with the best committed validation accuracy so far; the test split takes no part in it."""
+        """Saves the host with the best committed validation accuracy so far, without regard to the test split."""
         winner = int(played.played.committed.argmax())
         if not isinstance(self.env, GrowthVectorEnv) or played.played.committed[winner] <= self.best:
             return
@@ -293,13 +295,13 @@ class Experiment:
         save_host(training, self.folder / "best_host", {**facts, **accuracies})
 
     def _keep(self) -> None:
-        """Write a checkpoint of what is now."""
+        """Writes a checkpoint of the current state."""
         with interrupts_wait():
             self._remember(finished=False)
             self._write_checkpoint()
 
     def _remember(self, finished: bool) -> None:
-        """Hold the state as a checkpoint; it is on disk after :meth:`_write_checkpoint`."""
+        """Encodes the current state as a checkpoint; :meth:`_write_checkpoint` writes it to disk."""
         assert self.env.baseline is not None
         policy = self.rounds.policy
         self._unwritten = checkpoint.encode(
@@ -322,7 +324,7 @@ class Experiment:
             self._unwritten, self._written_at, self._last_is_sound = None, time.perf_counter(), True
 
     def _conclude(self, interrupted: bool) -> RunSummary:
-        """Compare, unless an agent was interrupted; the last event of the run."""
+        """Compares, unless an agent was interrupted, and emits the run's last event."""
         learns = self.config.run.learns
         arms = [] if interrupted and learns else self.rounds.conclude(self._emit, self._keep)
         comparisons = tuple(against_each(arms, arms[0].controller)) if arms else ()
@@ -365,13 +367,13 @@ class Experiment:
         with self.env.spans("telemetry"):
             if isinstance(event, BaselineMeasured):
                 if self._resumed_from is not None:
-                    return  # it was measured and told when the run began
+                    return  # it was reported when the run first started
                 self.files.keep_baseline(event)
             assert self.hub is not None
             self.hub.emit(event)
 
     def close(self) -> None:
-        """Stop the lanes and close the event log; a second call does nothing."""
+        """Stops the lanes and closes the event log; a second call does nothing."""
         self.rounds.close()
         if self.hub is not None:
             self.hub.close()

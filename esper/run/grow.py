@@ -1,4 +1,4 @@
-"""Growing one host of a task: what a user calls to have a network of their own grown."""
+"""Growing one host of a task: the entry point for growing your own network."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from esper.telemetry.event import ActionTaken, Event
 
 @dataclass(frozen=True)
 class Grown:
-    """A host that was grown, beside the same host left alone; accuracies pp, test split."""
+    """A grown host compared with the same host left alone; accuracies in pp, test split."""
 
     network: GrownHost
-    """The host with the seeds that were kept, on the CPU, in eval mode."""
+    """The host with its kept seeds, on the CPU, in eval mode."""
     accuracy: float
     alone: float
-    """The same initial weights and the same batches, without any seed."""
+    """Accuracy of a host with the same initial weights and batches, but no seeds."""
     seeds: dict[str, str]
-    """Slot to blueprint of what was kept."""
+    """Blueprint of each kept seed, by slot."""
     refusals: tuple[str, ...]
-    """Why seeds could not be planted, each reason once; empty where none was refused."""
+    """Distinct reasons why seeds could not be planted; empty if none was refused."""
     host_parameters: int
     parameters: int
-    """Of host and kept seeds."""
+    """Number of parameters of the host and its kept seeds."""
 
 
 @one_thread()
 def grow(
     task: Task, controller: str = "heuristic", epochs: int | None = None, config: TrainingConfig | None = None
 ) -> Grown:
-    """Train a host of ``task`` for ``epochs`` and let ``controller`` grow it meanwhile; then the same host alone.
+    """Trains a host of ``task`` for ``epochs`` while ``controller`` grows it, then trains the same host alone.
 
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
-        controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained``, the agent that ships, or
-            ``checkpoint:PATH`` of one that has learned on a host with blueprints of the same names.
-        epochs: the length of the episode; None: the config's, or the task's.
-        config: every other value; its sizes are filled in by the task. The no-growth baseline is measured on one host
-            unless it says otherwise.
+        controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (the shipped agent), or
+            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names.
+        epochs: length of the episode; None: the config's, or the task's.
+        config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
+            on one host.
 
     Raises:
-        ConfigError: a controller that is not known or does not fit, or sizes that the data cannot serve.
+        ConfigError: the controller is unknown or does not fit, or the data cannot serve the sizes.
     """
     if controller == "none":
         raise ConfigError("controller none grows nothing; the result of every other one has the host alone beside it")
@@ -88,7 +88,7 @@ def grow(
 
 
 def _alone(maker: EnvMaker, grown: GrowthVectorEnv, seed: int) -> float:
-    """Test accuracy of the same host without seeds, pp."""
+    """Returns the test accuracy of the same host without seeds, in pp."""
     env = maker.make()
     env.baseline = grown.baseline
     try:

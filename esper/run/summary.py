@@ -1,4 +1,4 @@
-"""What a run ends with."""
+"""The summary returned at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from esper.telemetry.event import Comparison
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run ends with; accuracies are those of committed networks on the test split, pp."""
+    """Result of a run; accuracies are those of committed networks on the test split, in pp."""
 
     folder: Path
     controller: str
     comparisons: tuple[ArmComparison, ...]
-    """The run's controller against each baseline, hosts left alone (``none``) first. Empty where an agent was
-    interrupted before it had learned."""
+    """The run's controller against each baseline, hosts left alone (``none``) first. Empty if an agent was interrupted
+    before it finished learning."""
     host_parameters: int
     grown_parameters: float
-    """Mean over the compared hosts."""
+    """Mean number of parameters of the compared hosts."""
     fossils: float
-    """Mean over the compared hosts."""
+    """Mean number of fossils of the compared hosts."""
     rounds: int
     total_rounds: int
     interrupted: bool
@@ -32,14 +32,14 @@ class RunSummary:
 
     @property
     def comparison(self) -> PairedComparison:
-        """Against the hosts left alone. Raises ValueError where nothing was compared."""
+        """The comparison with hosts left alone. Raises ValueError if nothing was compared."""
         if not self.comparisons:
             raise ValueError("nothing was compared: the agent was interrupted while it learned")
         return self.comparisons[0].pair
 
 
 def as_reported(found: ArmComparison) -> Comparison:
-    """A comparison as the run's last event has it."""
+    """Converts a comparison to the form used in the run's last event."""
     pair = found.pair
     return Comparison(
         reference=pair.name_b,

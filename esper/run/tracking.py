@@ -1,4 +1,4 @@
-"""What shows a run beside its folder: made from ``track.to`` of the config, each in the background."""
+"""Experiment trackers named in ``track.to``, each fed by a background thread."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from esper.telemetry.sinks.tensorboard import TensorBoardSink
 from esper.telemetry.sinks.tracker import TrackerSink
 
 TENSORBOARD = "tensorboard"
-"""Also the name of its folder in the run folder."""
+"""Name of the tracker, and of its folder in the run folder."""
 
 
 MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""What each is imported as."""
+"""Python module of each tracker."""
 
 
 def check_trackers(config: TrainingConfig) -> None:
-    """Import the trackers of the config: here, and not in their threads, for workers that are forked while a thread
-    imports could wait for its locks for ever.
+    """Imports the trackers of the config.
 
-    Raises ConfigError where one cannot be imported, with what installs it.
+    They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
+    locks for ever.
+
+    Raises:
+        ConfigError: a tracker cannot be imported; the message says how to install it.
     """
     missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
     if missing:
@@ -38,13 +41,13 @@ def check_trackers(config: TrainingConfig) -> None:
 def _import_error(module: str) -> Exception | None:
     try:
         importlib.import_module(module)
-    except Exception as error:  # of a broken installation it may be any
+    except Exception as error:  # a broken installation may raise anything
         return error
     return None
 
 
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
-    """A sink for each name in ``track.to``; of a run that is resumed, after its logs were cut to the checkpoint."""
+    """Returns a sink for each name in ``track.to``. On resuming, call it after the logs were cut to the checkpoint."""
     track = config.track
     steps = _steps_done(folder / METRICS) if track.to and resumed else 0
     sinks: list[Sink] = []
@@ -59,7 +62,7 @@ def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[
 
 
 def _steps_done(metrics: Path) -> int:
-    """Epochs of all hosts in the rounds that are done. Raises ConfigError where they are not to be found."""
+    """Returns the epochs of all hosts in completed rounds. Raises ConfigError if ``metrics`` cannot be read."""
     try:
         return sum(done.epochs for done in read_metrics(metrics))
     except (OSError, ValueError) as error:

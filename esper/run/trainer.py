@@ -1,4 +1,4 @@
-"""What a run does with its rounds: show a controller beside hosts left alone, or let an agent learn."""
+"""The rounds of a run: a controller paired with hosts left alone, or an agent that learns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Round:
-    """One round as it was played; test accuracies pp [E] where they were measured."""
+    """Result of one round; test accuracies [E] in pp if they were measured."""
 
     played: Played
     test: Floats | None = None
@@ -43,30 +43,30 @@ class Round:
 
 
 class Rounds(ABC):
-    """A round is played, which an interrupt may end at any moment, and then taken in, which is never cut short."""
+    """Base class for the rounds of a run: :meth:`play` may be interrupted at any time, :meth:`take` never is."""
 
     def __init__(self, maker: EnvMaker, emit: Emit) -> None:
         self.maker, self.config = maker, maker.config
         self.env = maker.make(emit=emit)
         self.games: list[Game] = []
-        """Of the round under way, in the order in which they are played: those that have begun."""
+        """Games of the current round that have begun, in playing order."""
         self.whole = True
-        """Whether all is as between two steps, so that it can be written down."""
+        """Whether the state is consistent and may be saved: no step or load is in progress."""
         self.practised = True
-        """Whether what comes before the first round was done."""
+        """Whether practice before the first round is done."""
 
     @property
     def policy(self) -> Policy | None:
-        """What has been learned, by this run or by the one whose checkpoint it plays."""
+        """The learned policy of this run, or of the checkpoint that it plays; None if there is none."""
         return None
 
     @property
     def envs(self) -> list[SlotVectorEnv]:
-        """All that is played in."""
+        """All envs that are played."""
         return [self.env]
 
     def prepare(self, baseline: Baseline | None) -> Baseline | None:
-        """Share one baseline among all envs; None measures it."""
+        """Shares one baseline among all envs, measuring it if ``baseline`` is None."""
         self.env.baseline = baseline or self.env.baseline
         self.env.prepare()
         for env in self.envs:
@@ -74,15 +74,18 @@ class Rounds(ABC):
         return self.env.baseline
 
     def practise(self, emit: Emit) -> None:  # noqa: B027  most rounds need none
-        """Whatever comes before the first round."""
+        """Practises before the first round; does nothing by default."""
 
     @abstractmethod
     def seats(self) -> list[Game]:
-        """The games of a round, none of which has begun."""
+        """Returns the games of a new round, none of them begun."""
 
     def play(self, between_steps: Callable[[], None]) -> Round:
-        """The next episode of every env, or what is left of the one under way. An interrupt waits for the end of a
-        step, and a second one does not."""
+        """Plays the next episode of every env, or the rest of the current one.
+
+        ``between_steps`` is called before each step. A first interrupt takes effect at the end of a step, a second one
+        at once.
+        """
         for place, seat in enumerate(self.seats()):
             if place == len(self.games):
                 with self._as_a_whole():
@@ -104,20 +107,22 @@ class Rounds(ABC):
 
     @abstractmethod
     def played(self) -> Round:
-        """What came of the round whose games are over."""
+        """Returns the result of the round whose games are over."""
 
     def take(self, number: int, played: Round) -> list[Event]:
-        """Keep or learn from a round; what there is to report of it."""
+        """Records a round or learns from it, and returns the events to report."""
         self.games.clear()
         return []
 
     @abstractmethod
     def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
-        """The run's controller, first, and what it is compared with, on the same hosts; ``keep`` is called whenever
-        something has been measured that is in the state now."""
+        """Returns the arm of the run's controller, then those that it is compared with, all on the same hosts.
+
+        ``keep`` is called after each measurement that has become part of the state.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that what is still to be played depends on."""
+        """Returns all state needed to resume."""
         parts = self.maker.parts
         return {
             "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
@@ -126,7 +131,7 @@ class Rounds(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From :meth:`state_dict`."""
+        """Restores the result of :meth:`state_dict`."""
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
             env.episode_numbers[:] = numbers.numpy()
         if self.maker.parts is not None and state["micro_batches"] is not None:
@@ -141,15 +146,15 @@ class Rounds(ABC):
 
 
 class PairedRounds(Rounds):
-    """A controller that does not learn: every round is played again by hosts left alone, and every pair is evidence.
+    """Rounds of a controller that does not learn; each round is repeated by the same hosts left alone.
 
     Args:
-        follows: the controller's name with what it follows, a schedule or a checkpoint, at another place.
+        follows: the controller's name, with the path of the schedule or checkpoint that it actually follows.
     """
 
     def __init__(self, maker: EnvMaker, emit: Emit, follows: str) -> None:
         super().__init__(maker, emit)
-        # The same hosts left alone: same run seed, env indices and episode numbers, so the same weights and batches.
+        # Paired controls: same run seed, env indices and episode numbers, so the same initial weights and batches.
         self.twins = maker.make()
         self.name = maker.config.run.controller
         try:
@@ -171,7 +176,7 @@ class PairedRounds(Rounds):
     def prepare(self, baseline: Baseline | None) -> Baseline | None:
         measured = super().prepare(baseline)
         if self.policy is not None:
-            for env in self.envs:  # it may have learned from the hosts of this very seed
+            for env in self.envs:  # the policy may have learned on the hosts of this seed
                 env.run_seed += HELD_OUT
         return measured
 
@@ -196,7 +201,7 @@ class PairedRounds(Rounds):
         return [Arm(self.name, test, parameters, fossils), Arm("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
-        # One tensor [rounds, E] each: a tensor by itself takes 250 bytes of a file, whatever it holds.
+        # One tensor [rounds, E] per column: each tensor adds 250 bytes to the file, whatever its size.
         columns = {name: torch.from_numpy(np.array(column)) for name, column in self.columns.items()}
         memory = {"player": self.player.memory_state(), "alone": self.alone.memory_state()}
         return {**super().state_dict(), "columns": columns, **memory}
@@ -211,14 +216,14 @@ class PairedRounds(Rounds):
 
 
 class LearningRounds(Rounds):
-    """An agent that learns from every round; in the end it plays hosts that it never saw, beside each baseline."""
+    """Rounds of an agent that learns from each of them; at the end, the agent and each baseline play held-out hosts."""
 
     def __init__(self, maker: EnvMaker, emit: Emit) -> None:
         _check_learning(maker.config)
         super().__init__(maker, emit)
         env, config = self.env, maker.config
         device = torch.device(config.ppo.device)
-        # Planted hosts are simulated themselves. After practice little is left to explore.
+        # The planted task needs no practice, being simulated itself. After practice, little is left to explore.
         self.practised = maker.task is None or config.ppo.practice_steps == 0
         explored = {} if self.practised else {"entropy_start": config.ppo.entropy_end}
         settings = config.ppo.model_copy(update=explored)
@@ -226,16 +231,16 @@ class LearningRounds(Rounds):
         shipped = ["schedule"] if schedule_ships(config.task.name) else []
         self.baselines = ["none", "random", "heuristic", *shipped]
         for name in self.baselines:
-            make_player(name, config, env, config.run.seed)  # one that does not fit the host is an error now, not then
+            make_player(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.env_steps = 0
         self.compared: dict[str, dict[int, list[HostResult]]] = {
             name: {} for name in [config.run.controller, *self.baselines]
         }
-        """By controller and round, what has been played of the comparison in the end."""
+        """Results of the final comparison so far, by controller and round."""
 
     def practise(self, emit: Emit) -> None:
-        """On simulated hosts that look like the real ones."""
+        """Practises on simulated hosts that resemble the real ones."""
         practised = practise(self.env, self.config, lambda number, of, mean: emit(PracticeRound(number, of, mean)))
         self.agent.inherit(practised)
         self.practised = True
@@ -264,7 +269,7 @@ class LearningRounds(Rounds):
         return [told, *detector.look(told)]
 
     def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
-        """Plays ``run.evaluation_pairs`` hosts; actions are the likeliest ones."""
+        """Compares the agent with each baseline on ``run.evaluation_pairs`` hosts; the agent acts greedily."""
         config = self.config
         seed = config.run.seed + HELD_OUT
 
@@ -307,7 +312,7 @@ class LearningRounds(Rounds):
 
 
 def _check_learning(config: TrainingConfig) -> None:
-    """Raises ConfigError for values that fit one another in no run of an agent."""
+    """Raises ConfigError for values that contradict each other in any run of an agent."""
     if config.ppo.gamma != config.reward.gamma:
         raise ConfigError(
             f"ppo.gamma is {config.ppo.gamma} and reward.gamma {config.reward.gamma}: they must be the same, or the "

@@ -1,8 +1,8 @@
-"""Paired statistics: did A do better than B, and may one say so?
+"""Paired statistics: is A better than B, and does the evidence support saying so?
 
-Element i of both arms must share everything but the thing compared: the seed, the data, the host. Arms run on
-different seeds say nothing here, whatever their averages. Values are "higher is better" (accuracies in pp); a winner is
-named only on evidence.
+Element i of both arms must share everything but what is compared: the seed, the data, the host. Arms run on different
+seeds cannot be compared, whatever their averages. Higher values are better (accuracies in pp); a winner is named only
+on evidence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from esper.stats.samples import Floats, Interval, check_resamples, finite_values
 from esper.stats.unpaired import cliffs_delta, mann_whitney
 
 MIN_PAIRS = 10
-"""With fewer pairs no winner is named."""
+"""Min pairs needed to name a winner."""
 
 EXACT_PAIRS = 16
-"""Up to this many pairs the sign-flip test enumerates every assignment (2^15 at most, the first sign is fixed)."""
+"""Max pairs for which the sign-flip test enumerates every assignment (at most 2^15: the last sign is fixed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class PairedComparison:
 
     ``difference_std`` is the sample standard deviation (n - 1), ``effect_size`` is ``difference / difference_std``
     (Cohen's d_z); both are NaN for one pair. ``p_value`` is the sign-flip test's. ``mann_whitney_u``, its p and
-    ``cliffs_delta`` ignore the pairing and are shown beside it, the verdict does not use them. Wins, ties and losses
-    are those of ``a``, by exact comparison.
+    ``cliffs_delta`` ignore the pairing; they are only displayed, and the verdict does not use them. Wins, ties and
+    losses are those of ``a``, by exact comparison.
     """
 
     name_a: str
@@ -53,10 +53,10 @@ class PairedComparison:
     losses: int
 
     def winner(self, alpha: float = 0.05, p_value: float | None = None) -> str | None:
-        """Name of the better arm, or None without evidence.
+        """Returns the name of the better arm, or None without evidence.
 
-        It takes ``MIN_PAIRS`` pairs, p < ``alpha`` and an interval that excludes zero. ``p_value`` replaces the
-        comparison's own p when it is one of several: pass its entry of :func:`holm_adjusted`.
+        Evidence requires ``MIN_PAIRS`` pairs, p < ``alpha`` and an interval that excludes zero. ``p_value`` replaces
+        the comparison's own p if it is one of several: pass its entry of :func:`holm_adjusted`.
         """
         p = self.p_value if p_value is None else p_value
         if self.pairs < MIN_PAIRS or not p < alpha or not self.interval.excludes(0.0):
@@ -64,7 +64,7 @@ class PairedComparison:
         return self.name_a if self.difference > 0 else self.name_b
 
     def verdict(self, alpha: float = 0.05, p_value: float | None = None) -> str:
-        """One sentence for a person; arguments as in :meth:`winner`."""
+        """Returns the verdict as one sentence; arguments as in :meth:`winner`."""
         if self.pairs < MIN_PAIRS:
             return f"inconclusive: fewer than {MIN_PAIRS} pairs"
         winner = self.winner(alpha, p_value)
@@ -89,17 +89,18 @@ def compare_pairs(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> PairedComparison:
-    """Compare two arms pair by pair.
+    """Compares two arms pair by pair.
 
     Args:
         a, b: results of the arms, shape [n] each, higher is better; ``a[i]`` and ``b[i]`` are one pair.
         level: confidence level of the interval of the mean difference, in (0, 1).
-        resamples: bootstrap resamples, and sign assignments drawn when there are too many pairs to enumerate.
-        seed: of both resamplings; the same input and seed give the same answer.
+        resamples: number of bootstrap resamples, and of sign assignments drawn if there are too many pairs to
+            enumerate.
+        seed: seed of both resamplings; the same input and seed give the same result.
 
     Raises:
-        ValueError: unequal lengths, no pairs, or a value that is not finite (an arm that diverged has to be given the
-            result it really reached, or the pair left out on both sides).
+        ValueError: unequal lengths, no pairs, or a value that is not finite (for an arm that diverged, pass the result
+            it actually reached, or leave out the pair on both sides).
     """
     left, right = finite_values(a, name_a), finite_values(b, name_b)
     if len(left) != len(right):
@@ -134,17 +135,17 @@ def paired_bootstrap_interval(
 ) -> Interval:
     """Bootstrap interval of the mean of paired differences, shape [n]; memory grows with n * resamples.
 
-    Percentile bootstrap, its two percentiles moved out so that for normal data the interval reaches as far as the t
-    interval (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval). For
-    10 pairs the plain percentiles cover 90 % instead of 95 %; so does BCa, which is also undefined where differences
-    are nearly equal.
+    Percentile bootstrap with its two percentiles moved outwards, so that for normal data the interval is as wide as the
+    t interval (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval). For
+    10 pairs, the plain percentiles cover 90 % instead of 95 %; so does BCa, which is also undefined if differences are
+    nearly equal.
 
-    One pair says nothing about the spread: the interval is (-inf, inf). Differences that are all equal give the
-    interval of that one point, since no resample can differ; there only the sign-flip test keeps few pairs from
-    convincing.
+    One pair carries no information about the spread: the interval is (-inf, inf). If all differences are equal, the
+    interval is that single point, since no resample can differ; only the sign-flip test then guards against naming a
+    winner on few pairs.
 
     Raises:
-        ValueError: no values, one that is not finite, a level outside (0, 1), or no resamples.
+        ValueError: no values, a value that is not finite, a level outside (0, 1), or no resamples.
     """
     values = finite_values(differences, "differences")
     check_resamples(resamples)
@@ -154,19 +155,19 @@ def paired_bootstrap_interval(
 
 
 def sign_flip_test(differences: Sequence[float] | Floats, resamples: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p of the mean of paired differences, shape [n], when each sign could as well have been the other.
+    """Two-sided p value of the mean of paired differences, shape [n], under the hypothesis that signs are random.
 
     Exact for n <= ``EXACT_PAIRS``: the share of the 2^n sign assignments whose |mean| reaches the observed one, so
-    never below 2^(1-n). Above, (1 + hits) / (1 + resamples) over random assignments (Phipson and Smyth 2010).
+    never below 2^(1-n). For larger n, (1 + hits) / (1 + resamples) over random assignments (Phipson and Smyth 2010).
 
     Raises:
-        ValueError: no values, one that is not finite, or no resamples.
+        ValueError: no values, a value that is not finite, or no resamples.
     """
     values = finite_values(differences, "differences")
     check_resamples(resamples)
     n = len(values)
     if n <= EXACT_PAIRS:
-        # The last sign stays +: an assignment and its mirror have the same |sum|, so half of them are enough.
+        # The last sign stays +: an assignment and its negation have the same |sum|, so half of them suffice.
         bits = (np.arange(2 ** (n - 1))[:, None] >> np.arange(n)) & 1
         return float(_reaches_observed(bits, values).mean())
     bits = np.random.default_rng(seed).integers(0, 2, size=(resamples, n))
@@ -174,10 +175,10 @@ def sign_flip_test(differences: Sequence[float] | Floats, resamples: int = 10_00
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979): adjusted p values in the order given, for all comparisons made together.
+    """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together.
 
     Raises:
-        ValueError: a p value that is not in [0, 1].
+        ValueError: a p value is not in [0, 1].
     """
     for index, p in enumerate(p_values):
         if not 0 <= p <= 1:
@@ -191,14 +192,14 @@ def holm_adjusted(p_values: Sequence[float]) -> list[float]:
 
 
 def _reaches_observed(bits: npt.NDArray[np.int64], values: Floats) -> npt.NDArray[np.bool_]:
-    """Which rows of sign bits [m, n] give a |sum| of at least the observed one: [m]."""
-    # Equal sums added in another order differ in the last bits; without the tolerance the identity may miss itself.
+    """Returns which rows of sign bits [m, n] give at least the observed |sum|, shape [m]."""
+    # Equal sums added in another order differ in the last bits: the observed assignment must still match itself.
     tolerance = 1e-12 * np.abs(values).sum()
     return np.asarray(np.abs((1.0 - 2.0 * bits) @ values) >= abs(values.sum()) - tolerance)
 
 
 def _effect_size(mean: float, std: float) -> float:
-    """mean / std; without spread it is 0 for a zero mean, else infinite; NaN where std is."""
+    """Returns mean / std. Without spread, it is 0 for a zero mean, otherwise infinite; NaN if std is NaN."""
     if std == 0:
         return math.copysign(math.inf, mean) if mean else 0.0
     return mean / std

@@ -1,4 +1,4 @@
-"""Samples of numbers: checked, with their spread, and intervals from resampling them."""
+"""Samples of numbers: validation, spread, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Interval(NamedTuple):
     high: float
 
     def excludes(self, value: float) -> bool:
-        """True when ``value`` lies strictly outside."""
+        """Whether ``value`` lies strictly outside."""
         return value < self.low or value > self.high
 
 
 def finite_values(values: Sequence[float] | Floats, name: str) -> Floats:
-    """The values as float64 [n]. Raises ValueError unless they have one dimension, are at least one, and finite."""
+    """Returns ``values`` as float64 [n]. Raises ValueError if they are not one-dimensional, not finite, or empty."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
@@ -38,26 +38,26 @@ def finite_values(values: Sequence[float] | Floats, name: str) -> Floats:
 
 
 def check_resamples(resamples: int) -> None:
-    """Raises ValueError where there are none."""
+    """Raises ValueError if ``resamples`` is less than 1."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
 
 
 def sample_std(values: Floats) -> float:
-    """Standard deviation over n - 1: NaN for one value, exactly 0 for equal ones, whose mean may round off them."""
+    """Standard deviation over n - 1: NaN for one value, exactly 0 for equal ones, whose mean may be rounded."""
     if len(values) == 1:
         return math.nan
     return 0.0 if (values == values[0]).all() else float(values.std(ddof=1))
 
 
 def percentile_interval(values: Floats, resampled: Floats, level: float) -> Interval:
-    """The interval that a statistic of ``values`` [n] has by its value in each resample, ``resampled`` [R].
+    """Returns the bootstrap interval of a statistic of ``values`` [n], from its values ``resampled`` [R].
 
-    Its two percentiles are moved out so that for the mean of normal data it reaches as far as the t interval
-    (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval): the tail of
-    the normal distribution as far out as the t quantile of n - 1 degrees of freedom, times sqrt(n / (n - 1)), since
-    resamples vary by the standard deviation over n. One value says nothing about the spread, (-inf, inf); equal ones
-    give the interval of that one point, since no resample can differ.
+    The two percentiles are moved outwards, so that the interval of the mean of normal data is as wide as the t interval
+    (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval): the tail is
+    that of the normal distribution at the t quantile with n - 1 degrees of freedom, times sqrt(n / (n - 1)), since
+    resamples vary by the standard deviation over n. One value carries no information about the spread and gives (-inf,
+    inf); equal values give that single point, since no resample can differ.
 
     Raises:
         ValueError: a level outside (0, 1).

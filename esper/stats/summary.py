@@ -1,4 +1,4 @@
-"""What one arm's values come to: mean, interquartile mean, and intervals of both."""
+"""Summary of one arm's values: mean, interquartile mean, and intervals of both."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from esper.stats.samples import (
 )
 
 Statistic = Callable[[Floats], Floats]
-"""Of values [..., n] along the last axis: [...]."""
+"""Maps values [..., n] to their statistic along the last axis, [...]."""
 
 
 def iqm(values: npt.ArrayLike) -> Floats:
-    """The interquartile mean along the last axis, [..., n] to [...]: the mean of what is left without the
-    floor(n / 4) smallest and the floor(n / 4) largest, ``scipy.stats.trim_mean(values, 0.25)``.
+    """Interquartile mean along the last axis, [..., n] to [...].
 
-    A single host that went wrong does not move it, and it wastes less than the median (Agarwal et al. 2021, "Deep
-    Reinforcement Learning at the Edge of the Statistical Precipice").
+    It is the mean without the floor(n / 4) smallest and the floor(n / 4) largest values,
+    ``scipy.stats.trim_mean(values, 0.25)``. A single outlier does not move it, and it is statistically more efficient
+    than the median (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice").
     """
     return np.asarray(stats.trim_mean(values, 0.25, axis=-1))
 
@@ -44,14 +44,17 @@ def stratified_bootstrap_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Bootstrap interval of a statistic of values [n] (Agarwal et al. 2021, 4.2): every resample draws from each
-    stratum, with replacement, as many values as that has, so that none gains or loses weight by chance.
+    """Bootstrap interval of a statistic of values [n] (Agarwal et al. 2021, 4.2).
 
-    Percentiles are those of :func:`percentile_interval`. ``strata`` [n] says which stratum a value is of, such as its
-    task; None: one for all. Memory grows with n * resamples.
+    Each resample draws from each stratum, with replacement, as many values as it has, so that no stratum gains or loses
+    weight by chance. Percentiles are those of :func:`percentile_interval`. Memory grows with n * resamples.
+
+    Args:
+        strata: stratum of each value, such as its task, shape [n]; None: a single stratum.
 
     Raises:
-        ValueError: no values, one that is not finite, strata of another length, a level outside (0, 1), no resamples.
+        ValueError: no values, a value that is not finite, strata of another length, a level outside (0, 1), or no
+            resamples.
     """
     array = finite_values(values, "values")
     labels = np.zeros(len(array), dtype=np.int64) if strata is None else np.asarray(strata)
@@ -68,7 +71,7 @@ def stratified_bootstrap_interval(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One arm's values of one metric; ``std`` over n - 1, NaN for one value. Intervals are at 95 %."""
+    """One arm's values of one metric; ``std`` is over n - 1, NaN for one value. Intervals are at 95 %."""
 
     mean: float
     std: float
@@ -78,7 +81,7 @@ class Summary:
 
 
 def summarise(values: Sequence[float] | Floats) -> Summary:
-    """Raises ValueError: no values, or one that is not finite."""
+    """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite."""
     array = finite_values(values, "values")
     return Summary(
         mean=float(array.mean()),

@@ -1,7 +1,7 @@
-"""What is wrong with how an agent learns, found in the figures of one update, and what to try.
+"""Detection of learning anomalies in the figures of one update, with advice.
 
-Looking changes nothing: an update is judged by its event alone, so a run that is resumed, or a log that is read again,
-gives the same answers.
+Detection has no state: it depends only on the update's event, so a resumed run or a log that is read again gives the
+same results.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ KINDS = MappingProxyType(
         "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
     }
 )
-"""Every kind, and what to try."""
+"""Advice for every kind of anomaly."""
 
 Finding = tuple[str, str | None, float, float, str]
-"""Kind, head, measured, threshold, what was found."""
+"""Kind, head, measured value, threshold, description."""
 
 
 @dataclass(frozen=True)
 class AnomalyDetector:
-    """Judges updates.
+    """Checks updates for anomalies.
 
     Args:
-        limits: when something is worth a warning.
-        max_grad_norm: what gradients are clipped to, ``ppo.max_grad_norm``.
-        rounds: rounds of the whole run, by which it is early or late.
+        limits: thresholds of the warnings.
+        max_grad_norm: norm that gradients are clipped to, ``ppo.max_grad_norm``.
+        rounds: rounds of the whole run, which define what is early or late.
     """
 
     limits: AnomalyConfig
@@ -50,7 +50,7 @@ class AnomalyDetector:
     rounds: int
 
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
-        """What is wrong with one update, each thing once. Figures that an older log does not have are not judged."""
+        """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""
         return [
             AnomalyDetected(update.round, kind, head, measured, threshold, found, KINDS[kind])
             for part in (self._not_finite, self._ratio, self._entropy, self._value, self._gradient)
@@ -112,5 +112,5 @@ class AnomalyDetector:
             yield "gradient_exploded", None, update.gradient_norm, large, words
 
     def _too_few(self, update: PolicyUpdated) -> bool:
-        """Whether the rollout is too short to prove anything by means over it."""
+        """Whether the rollout is too short for conclusions from its means."""
         return update.head_choices.get("op", 0) < self.limits.least_choices

@@ -1,4 +1,4 @@
-"""The run as plain lines: readable in a terminal, in a file and in a CI log."""
+"""The run as plain lines for a terminal, a file or a CI log."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from esper.telemetry.event import (
 
 
 class TerminalConsole(Console):
-    """A reader that goes away (`esper run | head`) ends the printing and not the program."""
+    """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError("nobody reads the output any more")
 
 
 class ConsoleSink:
-    """Prints a header when the run starts, the baseline, then a line per round, rollback, cut seed and warning; ASCII
-    only.
+    """Prints a header, the baseline, and a line per round, rollback, cut seed and warning; ASCII only.
 
-    The time left is the mean duration of the rounds seen so far, times the rounds to come.
+    The time left is the mean duration of the rounds seen so far, times the number of remaining rounds.
     """
 
     def __init__(self, console: Console) -> None:
@@ -83,7 +82,7 @@ class ConsoleSink:
                 )
 
     def close(self) -> None:
-        """Nothing is pending: every line is printed when its event comes."""
+        """Does nothing: each line is printed when its event arrives."""
 
     def _print_header(self, event: RunStarted) -> None:
         self._print(f"task {event.task}, controller {event.controller}, seed {event.seed}")
@@ -116,7 +115,7 @@ class ConsoleSink:
         )
 
     def _print_practice(self, event: PracticeRound) -> None:
-        """About four lines in all."""
+        """Prints about four lines in total."""
         if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
             self._print(
                 f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
@@ -129,13 +128,16 @@ class ConsoleSink:
         )
 
     def _print(self, line: str) -> None:
-        # As it is: a slot or a path in brackets is no markup, and a long line is not broken where there is no terminal.
+        # Verbatim: a slot or a path in brackets is not markup, and long lines are not wrapped without a terminal.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def accuracies(event: RoundCompleted) -> str:
-    """The grown hosts beside those left alone: on test images, or in a round that is learned from beside the
-    baseline's validation curve."""
+    """Formats the accuracy of grown hosts beside hosts left alone.
+
+    They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
+    the baseline's curve.
+    """
     if event.test_accuracy is None or event.alone_test_accuracy is None:
         grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
     else:
@@ -148,7 +150,7 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
+    """Formats whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:
         return f"{rest}s"

@@ -1,4 +1,4 @@
-"""The metrics table: one CSV row a round, for a spreadsheet or a plot."""
+"""The metrics table: one CSV row per round, for spreadsheets and plots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COLUMNS = PLAIN_COLUMNS + tuple(f"phase/{phase}" for phase in PHASES)
 
 
 class MetricsCsvSink:
-    """Appends one row per `RoundCompleted` to ``path``, on disk before the next event; the folder must exist.
+    """Appends one row per `RoundCompleted` to ``path``, flushed before the next event; the folder must exist.
 
     A phase that the round did not report is an empty cell.
 
     Raises:
-        ValueError: ``path`` holds a table with other columns; or, from `handle`, a phase that is not in ``PHASES`` of
+        ValueError: ``path`` holds a table with other columns; or, from `handle`, a phase is not in ``PHASES`` of
             `esper.telemetry.span`.
     """
 
@@ -53,7 +53,7 @@ class MetricsCsvSink:
 
 
 def _first_row(path: Path) -> list[str] | None:
-    """The header of an existing table, None where there is none yet."""
+    """Returns the header of an existing table, or None if there is none yet."""
     if not path.exists():
         return None
     with path.open(encoding="utf-8", newline="") as file:
