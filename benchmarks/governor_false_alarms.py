@@ -110,7 +110,7 @@ def page(watches: list[Watch], command: str) -> str:
     lines = [
         "# False alarms of the governor",
         "",
-        "Healthy hosts, default config, nothing injected; all controllers play the same hosts.",
+        "Healthy hosts, default config, no injected faults; all controllers play the same hosts.",
         "",
         f"    {command}",
         "",
@@ -129,8 +129,8 @@ def page(watches: list[Watch], command: str) -> str:
     if alarms:
         lines += [
             "",
-            f"Every alarm, losses in units of chance (the last {BEFORE}, then the one that was judged), and what was",
-            f"done to blended seeds in the {SHORTLY} epochs before:",
+            f"Every alarm, with losses in units of chance (the last {BEFORE}, then the one that triggered it), and the",
+            f"changes to blended seeds in the {SHORTLY} epochs before:",
             "",
             "| controller | env | episode | epoch | alarm | losses | blended seeds |",
             "|" + "---|" * 7,
