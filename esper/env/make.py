@@ -30,7 +30,7 @@ class EnvMaker:
     task: Task | None
     """The task; None for simulated hosts."""
     parts: Parts | None = field(default=None, compare=False)
-    """The micro-batches of all hosts of the run; None leaves them to each env."""
+    """The micro-batches that all hosts of the run share; None: each env has its own."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
     """Copies of the task on the other devices of ``config.run.device``."""
 
