@@ -108,7 +108,7 @@ class ParallelEnvState:
             own.copy_(first)  # including non-persistent buffers
         named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
         self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
-        """Names of buffers that are finite at first, so that only a bad host makes them non-finite; not a mask of −inf."""
+        """Names of buffers that are finite at first, so that only a bad host makes them non-finite (no −inf masks)."""
         self.host_group.optimizer.zero_momentum()
         self.arithmetic.reset()
         self.order.manual_seed(self._seed(Purpose.DATA))
