@@ -18,7 +18,7 @@ LONG = 150
 PLATEAU = 0.005
 """An accuracy that rises by less than this in 1/150 of an episode is on a plateau."""
 STABLE_IMPROVEMENT = 0.03
-"""A loss that falls by less than this share in 1/150 of an episode has settled."""
+"""A loss that falls by less than this fraction in 1/150 of an episode has settled."""
 DROP = 0.02
 """A seed that costs more accuracy than this since its birth is pruned."""
 WORTH_KEEPING = 0.05

@@ -152,7 +152,7 @@ class SharedBatchIterator:
         """Yields ``steps`` lists with one (x, y) per env.
 
         Starting an epoch ends an unfinished earlier one. Raises SharedBatchError if a stream returns invalid rows, if
-        rows cannot be read, if a worker has died, and for reads after the end of the epoch or :meth:`close`.
+        rows cannot be read, if a worker has died, or if a newer epoch or :meth:`close` has ended this one.
         """
         if self._loader is None:
             raise SharedBatchError("the batches are closed")

@@ -1,4 +1,4 @@
-"""A task: a host, three disjoint splits of data, and the sizes that suit them."""
+"""A task: a host, three disjoint splits of data, and default sizes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples resident in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
+    """Samples in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
 
-    With a ``table``, float32 [C, 256], inputs are images of bytes, x uint8 [N, H, W, C], and networks see
+    With a ``table``, float32 [C, 256], inputs are images stored as bytes, x uint8 [N, H, W, C], and networks see
     ``table[c, pixel]`` as float32 [B, C, H, W] in channels_last.
     """
 

@@ -42,6 +42,8 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Best:
+    """The best schedule found."""
+
     schedule: Schedule
     discounted: float
     """Σ γ^t r_t."""

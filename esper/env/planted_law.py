@@ -33,6 +33,8 @@ CHANCE = math.log(10)
 
 @dataclass(frozen=True)
 class Law:
+    """Parameters of the law; see the module's docstring. Raises ValueError for lengths that do not match."""
+
     slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")
     blueprints: tuple[str, ...] = ("moss", "fern", "oak", "ivy")
     worth: tuple[tuple[float, ...], ...] = ((3.0, 8.0, -4.0, -3.0), (-3.0, 3.0, 9.0, -5.0), (7.0, -4.0, -5.0, 3.0))

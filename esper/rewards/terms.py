@@ -77,6 +77,8 @@ class RewardState:
 
 @dataclass(frozen=True)
 class Transition:
+    """One step of envs: the states before and after it, the executed ops and their outcome."""
+
     before: RewardState
     after: RewardState
     op: Count

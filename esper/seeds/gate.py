@@ -26,6 +26,8 @@ class Check:
 
 @dataclass(frozen=True)
 class GateResult:
+    """The checks of one gate, and whether all of them hold."""
+
     gate: str
     checks: tuple[Check, ...]
 

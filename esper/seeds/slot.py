@@ -26,6 +26,8 @@ class SlotSite:
 
 @dataclass(frozen=True)
 class StageChange:
+    """A stage transition of a slot, passed to ``on_change``."""
+
     slot: str
     blueprint: str | None
     before: SeedStage

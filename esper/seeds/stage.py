@@ -45,7 +45,7 @@ COOLDOWN = frozenset({S.PRUNED, S.EMBARGOED, S.RESETTING})
 ADVANCES: Mapping[SeedStage, SeedStage] = MappingProxyType(
     {S.GERMINATED: S.TRAINING, S.TRAINING: S.BLENDING, S.BLENDING: S.HOLDING}
 )
-"""The next stage of ADVANCE."""
+"""The stage to which ADVANCE leads, by the current stage."""
 
 
 class IllegalTransition(ValueError):

@@ -32,6 +32,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Entry:
+    """One entry of the observation."""
+
     name: str
     kind: Kind
     meaning: str

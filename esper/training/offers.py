@@ -17,6 +17,8 @@ from esper.training.precision import multiplies_bfloat16
 
 @dataclass(frozen=True)
 class Offer:
+    """The tiers and the automatic number format of one device."""
+
     device: str
     bfloat16: bool
     """Whether the device has instructions for bfloat16, so that ``auto`` chooses it."""
