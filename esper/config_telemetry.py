@@ -45,7 +45,7 @@ class AnomalyConfig(Section):
     """Warn if a head's mean normalised entropy, over the steps in which it has a choice, is below this: it is nearly
     certain."""
     entropy_until: Fraction = 0.5
-    """First fraction of all rounds in which low entropy is reported; later it may be normal."""
+    """Low entropy is reported only in this first fraction of all rounds; later it may be normal."""
     least_choices: Count = 32
     """Min choices in a rollout for a warning: of a head for its entropy, of the op for the critic and the gradient."""
     critic_after: Annotated[int, Field(ge=0, strict=True)] = 3

@@ -193,7 +193,7 @@ class ParallelEnvState:
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:
-        """Runs the host's training pass; a network that draws from the process's generators seeds and locks them."""
+        """Runs the host's training pass; if it draws from the process's generators, these are seeded and locked."""
         if not self.draws_globally:
             yield
             return

@@ -14,7 +14,7 @@ from esper import _host
 
 
 class HasPlace(Protocol):
-    """Work on a lane has a position, which error messages contain."""
+    """An object that runs on a lane; error messages contain its position."""
 
     @property
     def index(self) -> int: ...
