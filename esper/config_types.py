@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of: its base, and the kinds of number in it."""
+"""The base class of the configuration's sections, and the types of their numbers."""
 
 from __future__ import annotations
 

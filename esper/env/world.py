@@ -1,4 +1,4 @@
-"""What all envs of one vector env share."""
+"""The objects that all envs of one vector env share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.telemetry.event import Event
 
 @dataclass(frozen=True)
 class World:
-    """Read-only."""
+    """Read-only objects shared by all envs."""
 
     config: TrainingConfig
     spec: ActionSpec

@@ -1,4 +1,4 @@
-"""Gates: the measured conditions of a stage transition. Not measured is not passed.
+"""Gates: the measured conditions of stage transitions. A value that was not measured fails its check.
 
 Accuracies and contributions are in percentage points (pp).
 """
@@ -16,7 +16,7 @@ from esper.seeds.stage import SeedStage
 
 @dataclass(frozen=True)
 class Check:
-    """One condition; ``value`` is None where nothing was measured."""
+    """One condition of a gate; ``value`` is None if it was not measured."""
 
     name: str
     held: bool
@@ -26,6 +26,8 @@ class Check:
 
 @dataclass(frozen=True)
 class GateResult:
+    """The checks of one gate, and whether all of them hold."""
+
     gate: str
     checks: tuple[Check, ...]
 
@@ -35,12 +37,12 @@ class GateResult:
 
     @property
     def score(self) -> float:
-        """Fraction of the checks that held."""
+        """Fraction of the checks that hold."""
         return sum(check.held for check in self.checks) / len(self.checks)
 
     @property
     def reason(self) -> str:
-        """The checks that failed, in words; empty when the gate passed."""
+        """Describes the failed checks; empty if the gate passed."""
         return "; ".join(
             f"{check.name} is {_shown(check.value)}, wanted {check.threshold:g}"
             for check in self.checks
@@ -54,31 +56,31 @@ def _shown(value: float | None) -> str:
 
 @dataclass
 class SeedMeasurements:
-    """What the last epochs measured of one seed; None until measured."""
+    """Measurements of one seed over the last epochs; None until measured."""
 
     gradient_norm: float | None = None
     gradient_ratio: float | None = None
     """(‖g_seed‖/√n_seed) / (‖g_host‖/√n_host + 1e-8), EMA over epochs."""
     gradient_health: float | None = None
     vanishing: float | None = None
-    """Fraction of gradient tensors that vanish, mean over the epoch's batches."""
+    """Fraction of vanishing gradient tensors, averaged over the epoch's batches."""
     exploding: float | None = None
     trial: float | None = None
-    """Accuracy with this incubating seed at its target alpha minus accuracy without it, same images, pp."""
+    """Accuracy with this incubating seed at its target alpha minus accuracy without it, on the same samples, pp."""
     trial_error: float | None = None
     """Paired standard error of ``trial``, pp."""
     contribution: float | None = None
-    """Accuracy with everything on minus accuracy with this seed's alpha at 0, same images, pp."""
+    """Accuracy with everything on minus accuracy with this seed's alpha at 0, on the same samples, pp."""
     contribution_error: float | None = None
     contribution_change: float = 0.0
     interaction: float = 0.0
-    """Sum over the other blended seeds of the pairwise interaction, pp."""
+    """Sum of the pairwise interactions with the other blended seeds, pp."""
     epochs_since_measured: int = 0
 
 
 @dataclass(frozen=True)
 class GateEvidence:
-    """All that a gate may look at."""
+    """Everything that a gate may read."""
 
     stage: SeedStage
     epochs_in_stage: int
@@ -97,7 +99,7 @@ def _training(evidence: GateEvidence, _config: GateConfig, _durations: Durations
 
 def _blending(evidence: GateEvidence, config: GateConfig, durations: Durations) -> list[Check]:
     measured, strict = evidence.measured, config.level == "strict"
-    # Not measured stays None, and a check on None never holds.
+    # A value that was not measured stays None, and a check on None never holds.
     slack = None if measured.trial_error is None else config.trial_standard_errors * measured.trial_error
     tolerated = 0.0 if strict else -(slack or 0.0)
     checks = [
@@ -146,17 +148,17 @@ GATES: Mapping[SeedStage, tuple[str, Rule]] = MappingProxyType(
         SeedStage.FOSSILIZED: ("G5", _fossilized),
     }
 )
-"""Stage to enter: its gate. G0 (germination) asks about the slot and the registry: :func:`germination_gate`."""
+"""Gates by the stage to enter. G0 (germination) depends on the slot and the registry: :func:`germination_gate`."""
 
 
 def evaluate_gate(target: SeedStage, evidence: GateEvidence, config: GateConfig, durations: Durations) -> GateResult:
-    """The gate in front of ``target``, with every check measured."""
+    """Evaluates every check of the gate in front of ``target``. Raises KeyError for a stage without a gate."""
     name, rule = GATES[target]
     return GateResult(name, tuple(rule(evidence, config, durations)))
 
 
 def germination_gate(known: bool, empty: bool, seeds_left: int) -> GateResult:
-    """G0: the blueprint is known for this topology, the slot is empty, the seed cap is not reached."""
+    """Evaluates G0: the blueprint is known for this topology, the slot is empty, the seed cap is not reached."""
     return GateResult(
         "G0",
         (
