@@ -1,7 +1,7 @@
 """Compile every CUDA kernel without building a module, so that they cannot rot on machines without a GPU.
 
-Works beside a CPU torch: the kernels use torch's stable headers, which are the same in every build of torch. Each file is
-compiled in every C++ standard that a supported torch asks for, and for every architecture in one call.
+Works beside a CPU torch: the kernels use torch's stable headers, which are the same in every build of torch. Each file
+is compiled in every C++ standard that a supported torch asks for, and for every architecture in one call.
 
     python build_support/check_cuda_compiles.py
 

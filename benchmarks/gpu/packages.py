@@ -77,7 +77,7 @@ def download_command(needs: list[Requirement]) -> str:
 
 
 def wheels_to_install(folder: Path, needs: list[Requirement]) -> list[Path]:
-    """The newest wheel in the folder of each package that is not installed or that does not meet a need; never torch."""
+    """The newest wheel of each package that is not installed or does not meet a need; never torch."""
     unmet = {canonicalize_name(need.name) for need in needs}
     newest: dict[str, Path] = {}
     for wheel in sorted(folder.glob("*.whl"), key=lambda path: parse_wheel_filename(path.name)[1]):
@@ -124,9 +124,7 @@ def main() -> int:
     if not lacking:
         print("every package is there")
         return 0
-    print(
-        "Packages are missing, and steps that need them are skipped. On a machine with network, of the same kind, type:"
-    )
+    print("Packages are missing, and steps that need them are skipped. On a machine of this kind with network, type:")
     print(f"    {download_command(lacking)}")
     print("and here, with the folder that it makes:")
     print("    benchmarks/gpu_check.sh --wheels wheels")

@@ -44,12 +44,12 @@ def kernel_files() -> list[str]:
 
 def lane_selections() -> list[list[str]]:
     """Tests of lanes, a few a process, so that a fault in one of them takes few others along."""
-    selections = []
+    selections: list[list[str]] = []
     for name in LANE_FILES:
         tree = ast.parse((ROOT / "tests/cuda" / name).read_text())
         tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-        for first in range(0, len(tests), SELECTION):
-            selections.append([f"tests/cuda/{name}::{test}" for test in tests[first : first + SELECTION]])
+        names = [f"tests/cuda/{name}::{test}" for test in tests]
+        selections += [names[first : first + SELECTION] for first in range(0, len(names), SELECTION)]
     return selections
 
 

@@ -17,8 +17,8 @@ SKIP = 77  # the exit status of a command that cannot run here, as in automake; 
 GRACE = 5.0  # seconds between SIGINT and SIGKILL, in which pytest writes its report
 SHORTEST = 1.0  # a step with less time than this is not started
 
-# A line of verbose pytest: the test, and its outcome unless the test is still running. A dump of a timeout or of a crash
-# may follow on the line of the test.
+# A line of verbose pytest: the test, and its outcome unless the test is still running. A dump of a timeout or of a
+# crash may follow on the line of the test.
 _TEST = re.compile(r"^(\S+\.py::.+?)(?:\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(.*))?$", re.MULTILINE)
 _DUMP = re.compile(r"\s*(?:Timeout \(|Fatal Python error).*")
 # What compute-sanitizer says of a GPU that it cannot watch, and of a program that it never got hold of.
@@ -97,7 +97,7 @@ def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], 
         blocked = obstacle(step, results)
         if blocked:
             results.append(Result(step.name, "skipped", 0.0, blocked))
-        elif allowed < min(SHORTEST, step.limit):
+        elif allowed < min(SHORTEST, step.limit / 2):
             results.append(Result(step.name, "failed", 0.0, f"no time left after {deadline - start:.0f} s"))
         else:
             began = time.monotonic()
@@ -123,7 +123,7 @@ def obstacle(step: Step, results: list[Result]) -> str | None:
 
 def run(step: Step, allowed: float, folder: Path) -> Result:
     """Run one step for at most ``allowed`` seconds, writing its output to ``NAME.log`` in ``folder``."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | step.environment
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "250"} | step.environment  # pytest cuts reasons
     start = time.monotonic()
     with open(folder / f"{step.name}.log", "wb") as log:
         try:
@@ -202,14 +202,14 @@ def judge_tests(name: str, log: str, status: int | None, ended: str | None) -> R
     if verdict == "ok" and not passed:
         verdict, parts = ("skipped", [reason or parts[0]]) if skipped else ("failed", ["no test was run"])
     elif not (passed or failed or skipped or running or ended):
-        problem = re.findall(r"^(?:E  +)?((?:\w+Error|ERROR)\b.*)$", log, re.MULTILINE)
+        problem = re.findall(r"^E  +(\w+Error\b.*)$", log, re.MULTILINE)
         parts = [f"no test was run (pytest ended with status {status}){': ' + problem[0] if problem else ''}"]
     return Result(name, verdict, 0.0, "; ".join(parts), passed, failed, skipped)
 
 
 def judge_report(result: Result, log: str, report: Path) -> Result:
     """Add what compute-sanitizer reports; a tool that cannot watch this GPU is skipped, one that saw nothing failed."""
-    text = (report.read_text(errors="replace") if report.is_file() else "") + log
+    text = f"{report.read_text(errors='replace') if report.is_file() else ''}\n{log}"
     refusal, unwatched, found = UNSUPPORTED.search(text), UNWATCHED.search(text), _REPORT.findall(text)
     if refusal:
         result.status, result.says = "skipped", f"compute-sanitizer: {refusal[0]}"
