@@ -56,14 +56,10 @@ def missing(requirements: list[Requirement]) -> list[Requirement]:
         name = canonicalize_name(need.name)
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
-        try:
-            installed = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            found.setdefault(name, need)
-            continue
-        if not need.specifier.contains(installed.version, prereleases=True):
-            found.setdefault(name, need)
-        if name not in seen and name != "torch":
+        installed = distribution(name)
+        if installed is None or not need.specifier.contains(installed.version, prereleases=True):
+            found.setdefault(name, need).specifier &= need.specifier
+        if installed is not None and name not in seen and name != "torch":
             waiting += [Requirement(line) for line in installed.requires or []]
         seen.add(name)
     return [found[name] for name in sorted(found)]
@@ -82,18 +78,17 @@ def wheels_to_install(folder: Path, needs: list[Requirement]) -> list[Path]:
     newest: dict[str, Path] = {}
     for wheel in sorted(folder.glob("*.whl"), key=lambda path: parse_wheel_filename(path.name)[1]):
         name = parse_wheel_filename(wheel.name)[0]
-        if name != "torch" and (name in unmet or not is_installed(name)):
+        if name != "torch" and (name in unmet or distribution(name) is None):
             newest[name] = wheel
     return [newest[name] for name in sorted(newest)]
 
 
-def is_installed(name: str) -> bool:
-    """Whether a distribution of that name can be found."""
+def distribution(name: str) -> metadata.Distribution | None:
+    """The installed package of that name, or None."""
     try:
-        metadata.distribution(name)
+        return metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def install(wheels: list[Path], target: Path) -> int:
