@@ -34,8 +34,9 @@ from pathlib import Path
 from benchmarks.gpu.__main__ import check
 from benchmarks.gpu.runner import Step
 folder = Path(sys.argv[1])
-steps = [Step(name, 60, ["bash", "-c", script]) for name, script in
-         (("first", "echo done"), ("second", "echo working; sleep 60"), ("third", "true"))]
+hang = f"echo $$ > {folder}/pid; echo working; exec sleep 60"
+scripts = {"first": "echo done", "second": hang, "third": "true"}
+steps = [Step(name, 60, ["bash", "-c", script]) for name, script in scripts.items()]
 sys.exit(check(steps, folder, folder / "gpu_check.tar.gz"))
 """
 
@@ -169,7 +170,8 @@ def test_a_step_that_is_deaf_ends_with_its_children_and_a_step_without_time_has_
     deaf = f"trap '' INT; sleep 60 & echo $! > {tmp_path}/child; wait"
     found = run_fakes(tmp_path, shell("deaf", deaf, limit=1), shell("late", "true", limit=1))
     assert found["deaf"].says.startswith("stopped after 1 s")
-    assert (found["late"].status, found["late"].says) == ("failed", "no time left after 2 s")
+    assert found["late"].status == "failed"
+    assert found["late"].says.startswith("no time left after ")
     child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
     assert not child.exists() or " Z " in child.read_text()  # nobody in this container may have waited for it
 
@@ -271,9 +273,7 @@ def test_an_ended_check_leaves_a_summary_and_an_archive(tmp_path: Path, number: 
     assert steps[0] == ("first", "ok", "done")
     if number == signal.SIGKILL:
         assert len(steps) == 1
-        pid = subprocess.run(["pgrep", "-f", "echo working; sleep 60"], capture_output=True, text=True).stdout.split()
-        for left in pid:
-            os.kill(int(left), signal.SIGKILL)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # nobody else is left to end it
         return
     assert run.returncode == 128 + number
     assert steps[1:] == [

@@ -88,7 +88,7 @@ def _imports() -> list[Step]:
     """Two steps: what tests of kernels need is less than what hosts in training need."""
     return [
         Step(f"import-{kind}", LIMITS[f"import-{kind}"], [*MODULE, "benchmarks.gpu.imports", kind], needs)
-        for kind, needs in (("kernels", ("build",)), ("runs", ("packages", "build", "import-kernels")))
+        for kind, needs in (("kernels", ("build",)), ("runs", ("import-kernels",)))
     ]
 
 

@@ -89,27 +89,27 @@ def run_all(steps: Sequence[Step], folder: Path, tell: Callable[[list[Result]], 
     Raises Stopped, after the running step has ended and the rest are recorded as skipped.
     """
     results: list[Result] = []
-    start = time.monotonic()
-    deadline = start
+    deadline = start = time.monotonic()
     for i, step in enumerate(steps):
         deadline += step.limit
-        allowed = min(deadline - time.monotonic(), 2 * step.limit)
+        began = time.monotonic()
+        allowed = min(deadline - began, 2 * step.limit)
         blocked = obstacle(step, results)
-        if blocked:
-            results.append(Result(step.name, "skipped", 0.0, blocked))
-        elif allowed < min(SHORTEST, step.limit / 2):
-            results.append(Result(step.name, "failed", 0.0, f"no time left after {deadline - start:.0f} s"))
-        else:
-            began = time.monotonic()
-            try:
+        try:
+            if blocked:
+                results.append(Result(step.name, "skipped", 0.0, blocked))
+            elif allowed < min(SHORTEST, step.limit / 2):
+                results.append(Result(step.name, "failed", 0.0, f"no time left after {began - start:.0f} s"))
+            else:
                 results.append(run(step, allowed, folder))
-            except Stopped as stopped:
+            tell(results)
+        except Stopped as stopped:
+            if len(results) == i:
                 results.append(judge_log(step, folder, None, f"stopped by {stopped}"))
                 results[-1].seconds = time.monotonic() - began
-                results += [Result(later.name, "skipped", 0.0, f"stopped by {stopped}") for later in steps[i + 1 :]]
-                tell(results)
-                raise
-        tell(results)
+            results += [Result(later.name, "skipped", 0.0, f"stopped by {stopped}") for later in steps[i + 1 :]]
+            tell(results)
+            raise
     return results
 
 
@@ -167,7 +167,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def judge_log(step: Step, folder: Path, status: int | None, ended: str | None) -> Result:
     """Judge a step by its log, its exit status and, if it was ended early, the words for that."""
-    log = (folder / f"{step.name}.log").read_text(errors="replace")
+    file = folder / f"{step.name}.log"
+    log = file.read_text(errors="replace") if file.is_file() else ""
     if ended is None and status is not None and status < 0:
         ended = f"killed by {signal.Signals(-status).name}"
     if step.tests:

@@ -72,10 +72,9 @@ def page(results: list[Result], folder: Path) -> str:
 
 
 def tail(log: Path) -> list[str]:
-    """Last lines of a log, not longer than a screen is wide."""
-    if not log.is_file():
-        return []
-    return [line[:200] for line in log.read_text(errors="replace").rstrip().splitlines()[-TAIL:]]
+    """Last lines of a log, cut to 200 characters; none if the log is one line, which a step's result says anyway."""
+    lines = log.read_text(errors="replace").rstrip().splitlines() if log.is_file() else []
+    return [line[:200] for line in lines[-TAIL:]] if len(lines) > 1 else []
 
 
 def clean(text: str) -> str:
