@@ -176,6 +176,17 @@ def test_a_step_that_is_deaf_ends_with_its_children_and_a_step_without_time_has_
     assert not child.exists() or " Z " in child.read_text()  # nobody in this container may have waited for it
 
 
+def test_a_step_leaves_no_process_behind(tmp_path: Path) -> None:
+    found = run_fakes(tmp_path, shell("leaves", f"sleep 60 & echo $! > {tmp_path}/child"))
+    assert found["leaves"].status == "ok"
+    child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    for _ in range(100):  # a killed process ends within a moment; a zombie waits for the machine's init
+        if not child.exists() or " Z " in child.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the child still runs")
+
+
 def test_time_that_a_step_saves_serves_later_ones_up_to_twice_their_limit(tmp_path: Path) -> None:
     found = run_fakes(
         tmp_path,
