@@ -32,7 +32,7 @@ bench:
 	esper-bench
 
 gpu-check:  ## everything that only a GPU can show
-	benchmarks/gpu_check.sh
+	PYTHON=$(PYTHON) benchmarks/gpu_check.sh
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from esper.bench.request import Request
@@ -88,12 +90,16 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
-    results = measure_all(modules, request, rounds, seconds, bool(cases), console)
+
+    def save(results: list[Result]) -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
+        if markdown_file is not None:
+            markdown_file.write_text(table.markdown(results, heading))
+
+    results = measure_all(modules, request, rounds, seconds, bool(cases), console, save)
+    save(results)  # also if there are none
     table.print_results(results, console)
-    if json_file is not None:
-        json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
-    if markdown_file is not None:
-        markdown_file.write_text(table.markdown(results, heading))
     if trace_file is not None:
         trace_all([case for case in modules if any(r.case.startswith(case) for r in results)], request, trace_file)
 
@@ -131,11 +137,13 @@ def measure_all(
     seconds: float,
     named: bool,
     console: Console,
+    save: Callable[[list[Result]], None],
 ) -> list[Result]:
     """Measures all comparisons of all cases, printing a line for each as it is done.
 
     A case that cannot be measured here, because its baseline is not installed, is skipped with a message. If the cases
-    were ``named`` and nothing of one can be measured, that is an error.
+    were ``named`` and nothing of one can be measured, that is an error. ``save`` gets all results so far after each
+    comparison, so that an interrupt loses none of them.
 
     Raises:
         click.ClickException: nothing of a named case can be measured.
@@ -150,6 +158,7 @@ def measure_all(
             for comparison in module.comparisons(request):
                 result = runner.measure(comparison, rounds, most_seconds=seconds)
                 results.append(result)
+                save(results)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
         except ConfigError as error:  # the baseline is not installed
             if named and len(results) == first:
