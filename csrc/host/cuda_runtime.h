@@ -61,7 +61,9 @@ class CudaRuntime {
     int launch(Handle graph, Handle stream) const;
     std::string explain(int code) const;
 
-    // Makes `device` the one of this thread for as long as it lives.
+    // Makes `device` the current one of this thread for as long as it lives. Since CUDA 12 cudaSetDevice makes a context
+    // on the device that it is given (several hundred megabytes of its memory). So it is not called for a device that is
+    // current already, and `device` stays current if the one before it has no context; PyTorch's guards do the same.
     class OnDevice {
      public:
         OnDevice(const CudaRuntime& runtime, int device);
@@ -71,13 +73,16 @@ class CudaRuntime {
 
      private:
         const CudaRuntime& runtime_;
+        const int device_;
         int before_ = 0;
     };
 
  private:
     int note(int code) const;
     void check(int code, const char* function) const;
+    bool has_context(int device) const;
 
+    void* library_ = nullptr;  // never closed
     CudaFunctions call_{};
     std::string path_;
     std::set<Handle> streams_, events_;  // created here; the GIL guards them
