@@ -37,6 +37,13 @@ class LaneError(RuntimeError):
         """The errors of all envs that failed, this one's first."""
 
 
+class DeviceFailed(RuntimeError):
+    """A device failed outside the work of any one env; the cause is chained.
+
+    CUDA reports an error of a kernel with a later call, often one that is about another env or about none.
+    """
+
+
 class Cancelled(RuntimeError):
     """Work was cancelled. Raised by work that sees ``Lanes.cancelled`` and stops, and then by ``Lanes.run``."""
 

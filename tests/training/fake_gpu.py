@@ -30,7 +30,11 @@ class FakeCaptured:
     keeps: tuple[object, ...]
     times: int = 0
 
+    dead: bool = False
+    """Whether torch took from it the memory of cuBLAS, as the end of another graph of its stream does."""
+
     def replay(self) -> None:
+        assert not self.dead, "a capture on its stream failed and was given back"
         assert self.gpu.current == self.stream, "captured work belongs to its stream"
         assert self.pool in self.gpu.pools, "its memory was given back"
         self.times += 1
@@ -60,8 +64,12 @@ class FakeGpu:
         self.streams = 0
         self.waiting = False
         """Whether all work waits for results."""
-        self.refusal: Exception | None = None
+        self.refusal: BaseException | None = None
         """What a capture raises."""
+        self.broken: RuntimeError | None = None
+        """What everything raises that asks the device."""
+        self.failed: list[FakeStream] = []
+        """Streams of captures that failed and were not given back."""
         self.fail_at: tuple[int, int] | None = None
         """(lane, step) of the next launch that fails."""
         self.before_launch: Callable[[int, int], object] = lambda _lane, _step: None
@@ -77,10 +85,12 @@ class FakeGpu:
     def fork(self, streams: Sequence[FakeStream]) -> None:
         assert self.current is None
         self.calls.append(f"fork {[stream.number for stream in streams]}")
+        self._ask()
 
     def join(self, streams: Sequence[FakeStream]) -> None:
         assert self.current is None
         self.calls.append(f"join {[stream.number for stream in streams]}")
+        self._ask()
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
@@ -100,6 +110,7 @@ class FakeGpu:
         assert self.current == stream, "what warmed up and what is captured are on the same stream"
         self.calls.append(f"capture {stream.number}")
         if self.refusal is not None:
+            self.failed.append(stream)
             raise self.refusal
         self.captured.append(FakeCaptured(self, work, stream, pool, keeps))
         return self.captured[-1]
@@ -132,9 +143,18 @@ class FakeGpu:
 
     def synchronize(self) -> None:
         self.calls.append("synchronize")
+        self._ask()
 
     def give_back(self) -> None:
         self.calls.append("give back")
+        for one in self.captured:
+            one.dead |= one.stream in self.failed
+        self.failed.clear()
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     @contextmanager
     def device_only(self) -> Iterator[None]:
