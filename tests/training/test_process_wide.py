@@ -54,19 +54,31 @@ def side_by_side(first: Callable[[], bool], second: Callable[[], bool]) -> tuple
 
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_each_of_two_devices_has_its_own_verdict_and_the_mode_is_put_back(sync: SyncMode, waiting: int) -> None:
-    inside = [threading.Event(), threading.Event()]
+    """Without turns, the second begins while the first is inside, and ends after it."""
+    inside, left = [threading.Event(), threading.Event()], threading.Event()
 
-    def work(own: int) -> Callable[[], None]:
-        def do() -> None:
-            inside[own].set()
-            inside[1 - own].wait(A_WHILE)
-            if own == waiting:
-                sync.wait()
+    def first() -> None:
+        inside[0].set()
+        inside[1].wait(A_WHILE)
+        if waiting == 0:
+            sync.wait()
 
-        return do
+    def second() -> None:
+        inside[1].set()
+        left.wait(A_WHILE)
+        if waiting == 1:
+            sync.wait()
 
-    verdicts = side_by_side(lambda: waits(work(0)), lambda: waits(work(1)))
-    assert verdicts == (waiting == 0, waiting == 1)
+    def watch_first() -> bool:
+        found = waits(first)
+        left.set()
+        return found
+
+    def watch_second() -> bool:
+        assert inside[0].wait(20)
+        return waits(second)
+
+    assert side_by_side(watch_first, watch_second) == (waiting == 0, waiting == 1)
     assert sync.mode == 0
 
 
