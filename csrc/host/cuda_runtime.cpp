@@ -85,6 +85,7 @@ CudaRuntime::CudaRuntime(const std::string& path) {
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
     };
 #define ESPER_FIND(name) find(call_.name, #name)
+    ESPER_FIND(cudaDriverGetVersion);
     ESPER_FIND(cudaGetDevice);
     ESPER_FIND(cudaSetDevice);
     ESPER_FIND(cudaGetLastError);
@@ -144,6 +145,12 @@ CudaRuntime::OnDevice::OnDevice(const CudaRuntime& runtime, int device) : runtim
 
 CudaRuntime::OnDevice::~OnDevice() {
     if (before_ != device_ && runtime_.has_context(before_)) runtime_.note(runtime_.call_.cudaSetDevice(before_));
+}
+
+int CudaRuntime::driver_version() const {
+    int version = 0;
+    check(call_.cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+    return version;
 }
 
 Handle CudaRuntime::create_stream(int device) {
@@ -219,6 +226,8 @@ Streams, events and graphs are the integers that torch gives for them too: `Stre
 of a call.)")
         .def(py::init<const std::string&>(), py::arg("path") = "")
         .def_property_readonly("path", &CudaRuntime::path, "The library's file.")
+        .def("driver_version", &CudaRuntime::driver_version,
+             "The newest CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.")
         .def("create_stream", &CudaRuntime::create_stream, py::arg("device"),
              "A new stream that does not wait for the default stream. It lives until it is destroyed.")
         .def("destroy_stream", &CudaRuntime::destroy_stream, py::arg("stream"), "End a stream that was created here.")

@@ -18,6 +18,7 @@ using Handle = std::uintptr_t;  // a cudaStream_t, a cudaEvent_t or a cudaGraphE
 
 // The runtime's own declarations, without its headers: cudaError_t is an int, and the handles are pointers.
 struct CudaFunctions {
+    int (*cudaDriverGetVersion)(int*);
     int (*cudaGetDevice)(int*);
     int (*cudaSetDevice)(int);
     int (*cudaGetLastError)();
@@ -41,6 +42,9 @@ class CudaRuntime {
     CudaRuntime& operator=(const CudaRuntime&) = delete;
 
     const std::string& path() const { return path_; }
+
+    // The newest CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.
+    int driver_version() const;
 
     // Streams that do not wait for the default stream, and events without times. Each of them is a new one, unlike
     // torch's, where every 33rd stream is one of the first 32 again. They live until they are destroyed here: not even

@@ -93,13 +93,15 @@ def command(
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the error is told by its message alone: of a host in training, of its data, of a disk, of memory. A
+    """Whether the error is told by its message alone: of a host in training, a GPU, data, a disk, or memory. A
     traceback would say no more to who runs Esper; that of any other error is for who repairs it."""
     from esper.data.shared_batches import SharedBatchError, worker_died
-    from esper.training.lanes import LaneError
+    from esper.training.lanes import DeviceFailed, LaneError
     from esper.training.memory import ran_out
 
-    return isinstance(error, LaneError | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
+    return (
+        isinstance(error, LaneError | DeviceFailed | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
+    )
 
 
 def task_again(task: str) -> str:

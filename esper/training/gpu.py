@@ -133,9 +133,9 @@ class Gpu:
         """Free memory that nothing lies in, also that of pools without work and of captures that failed.
 
         Nothing that was captured on the stream of a failed capture may be launched afterwards: from PyTorch 2.12 on,
-        ``reset`` also frees the workspaces of cuBLAS on that stream, which graphs captured there use. If ``capture_end``
-        succeeded, ``reset`` releases the graph's pool in every version; if it raised, in 2.15, while 2.11 to 2.14 keep
-        the pool until the process ends.
+        ``reset`` also frees the workspaces of cuBLAS on that stream, which graphs captured there use. ``reset``
+        releases the pool of a graph whose ``capture_end`` succeeded. If it raised, PyTorch 2.15 releases the pool, and
+        earlier versions keep it until the process ends.
         """
         # Emptying the cache visits all devices, and the allocator of one that captures must be left alone.
         with PROCESS_WIDE, torch.cuda.device(self.device):

@@ -119,7 +119,7 @@ class GpuLanes:
         self._stop.set()
 
     def close(self) -> None:
-        """Wait for what was queued, and drop what was captured, even if the GPU has failed; a second call does nothing."""
+        """Wait for what was queued and drop what was captured, even on a broken GPU; a second call does nothing."""
         with ExitStack() as closed:
             for cache in self._caches.values():
                 closed.callback(cache.clear)

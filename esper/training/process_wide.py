@@ -65,7 +65,7 @@ def waits(work: Callable[[], object]) -> bool:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Turn automatic garbage collection off: the garbage may hold CUDA graphs, which cannot be destroyed in a capture."""
+    """Turn automatic garbage collection off: garbage may hold CUDA graphs, which cannot be destroyed in a capture."""
     with PROCESS_WIDE:
         enabled = gc.isenabled()
         gc.disable()

@@ -20,6 +20,7 @@ struct call fake_calls[ROOM];
 int fake_launch_count, fake_call_count, fake_last_error;
 intptr_t fake_bad_graph, fake_bad_stream;
 int fake_bad_step, fake_code;
+int fake_driver_version = 13000;
 int fake_context_bits; /* bit d: device d has a context */
 int fake_delay_us;
 volatile int fake_gate_closed, fake_somebody_waits;
@@ -35,6 +36,11 @@ static int remember(int code) {
 
 static void note(int name, intptr_t first, intptr_t second) {
     fake_calls[fake_call_count++] = (struct call){name, device, first, second};
+}
+
+int cudaDriverGetVersion(int *version) {
+    *version = fake_driver_version;
+    return SUCCESS;
 }
 
 int cudaGetDevice(int *current) {

@@ -79,6 +79,13 @@ def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: Cu
     assert fake.contexts == {0, 1}
 
 
+@pytest.mark.parametrize("version", [0, 12000, 13020])
+def test_the_driver_says_which_cuda_it_serves(fake: Fake, runtime: CudaRuntime, version: int) -> None:
+    fake.driver_version = version
+    assert runtime.driver_version() == version
+    assert fake.contexts == set()
+
+
 def test_streams_and_events_are_destroyed_once_and_only_our_own(fake: Fake, runtime: CudaRuntime) -> None:
     stream, event = runtime.create_stream(0), runtime.create_event(0)
     runtime.record_event(event, stream)
