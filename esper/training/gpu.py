@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,10 @@ _CUT_OFF: list[torch.cuda.CUDAGraph] = []
 """Captures that CUDA cut off, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
 takes back the function by which the allocator recognises the capture's stream, and that function refers to the graph:
 if the graph were freed, a later allocation would read freed memory. These graphs hold no captured work."""
+
+_IDLE: dict[int, list[torch.cuda.Stream]] = {}
+"""By device number, streams of lanes that were closed, for the next lanes. PyTorch keeps memory by stream, and cuBLAS's
+workspaces, too: those of a stream that is not used again would be lost."""
 
 
 @dataclass
@@ -37,8 +41,8 @@ class Captured:
 
 
 class Gpu:
-    """What lanes need of a CUDA device. Streams live as long as the process: torch may hold memory that belongs to one,
-    and memory of streams that come and go is stranded.
+    """What lanes need of a CUDA device. Streams live as long as the process, and lanes that are closed leave theirs to
+    the next lanes.
 
     Every method makes the device current while it runs. With another device current, PyTorch and the CUDA runtime would
     have to switch back to that one, and since CUDA 12 switching to a device makes a context on it.
@@ -52,10 +56,19 @@ class Gpu:
         """Captures that failed since the last call of :meth:`give_back`, which have ended."""
 
     def stream(self) -> torch.cuda.Stream:
-        """A new stream that waits for no other; torch's own are 32, and the 33rd is the first again."""
+        """A stream that nobody else has and that waits for no other; PyTorch's own are 32, and the 33rd is the first
+        again."""
+        try:
+            return _IDLE[self.number].pop()
+        except (KeyError, IndexError):
+            pass
         with torch.cuda.device(self.device):
             handle = self._runtime.create_stream(self.number)
             return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
+
+    def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
+        """Leave ``streams``, on which all work is done and nothing captured is left, to the next lanes."""
+        _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
 
     def pool(self) -> Any:
         """Memory for captured work that is never launched at the same time. It serves until the last such work is

@@ -126,6 +126,8 @@ class GpuLanes:
             closed.callback(self.release, list(self._adopted.values()))
             if self._streams:
                 self.gpu.synchronize()
+        self.gpu.reuse(self._streams.values())
+        self._streams.clear()
 
     def __enter__(self) -> GpuLanes:
         return self

@@ -1,6 +1,6 @@
 """Memory that cuBLAS works in, bounded over the lanes of a GPU.
 
-PyTorch gives cuBLAS a workspace for each thread and stream, and every lane is a stream. Up to version 2.14 the workspace
+PyTorch gives cuBLAS a workspace for each thread and stream, and every lane is a stream. Up to version 2.14 that one
 stays; 2.15 allocates one for each operation, out of memory that stays with the stream. By PyTorch's sources a workspace
 has 32 MiB on GPUs of compute capability 9 (newer versions: 9 to 12) and 8.125 MiB on others: 1.25 GiB for 40 lanes.
 

@@ -201,7 +201,7 @@ def test_a_runtime_that_lacks_functions_is_named(tmp_path: Path) -> None:
     old = compile_fake(tmp_path, "libold.so", "-DOLD")
     with pytest.raises(RuntimeError, match=r"libold\.so lacks cudaGraphLaunch, which those of CUDA 12 and 13 have"):
         CudaRuntime(str(old))
-    with pytest.raises(RuntimeError, match=r"lacks cudaGetDevice, cudaSetDevice, .*cudaGraphLaunch"):
+    with pytest.raises(RuntimeError, match=r"lacks cudaDriverGetVersion, cudaGetDevice, .*cudaGraphLaunch"):
         CudaRuntime("libc.so.6")
     with pytest.raises(RuntimeError, match=r"no CUDA runtime can be loaded: .*nowhere\.so"):
         CudaRuntime(str(tmp_path / "nowhere.so"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -62,6 +62,8 @@ class FakeGpu:
         self.calls: list[str] = []
         self.current: FakeStream | None = None
         self.streams = 0
+        self.idle: list[FakeStream] = []
+        """Streams that closed lanes left."""
         self.waiting = False
         """Whether all work waits for results."""
         self.refusal: BaseException | None = None
@@ -77,6 +79,9 @@ class FakeGpu:
     def stream(self) -> FakeStream:
         self.streams += 1
         return FakeStream(self.streams)
+
+    def reuse(self, streams: Iterable[FakeStream]) -> None:
+        self.idle += streams
 
     def pool(self) -> object:
         self.pools.append(object())

@@ -238,6 +238,22 @@ def test_no_more_devices_than_hosts_are_used() -> None:
     alone.close()
 
 
+def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 2}}))
+    assert isinstance(env, GrowthVectorEnv)
+    close, closed = env.lanes.close, []
+
+    def fail() -> None:
+        close()
+        raise RuntimeError("a sticky fault")
+
+    monkeypatch.setattr(env.lanes, "close", fail)
+    monkeypatch.setattr(env.trainer, "close", lambda: closed.append("trainer"))
+    with pytest.raises(RuntimeError, match="a sticky fault"):
+        env.close()
+    assert closed == ["trainer"]
+
+
 def test_other_hosts_are_other_hosts_everywhere() -> None:
     config = TrainingConfig.parse({"run": {"device": "cpu,cpu"}})
     maker = EnvMaker.of(config).with_hosts(float_images().build_host)

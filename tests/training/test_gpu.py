@@ -121,6 +121,7 @@ def cuda(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> TorchCuda:
     monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
     monkeypatch.setattr(module, "CudaRuntime", partial(CudaRuntime, str(fake.path)))
     monkeypatch.setattr(module, "_CUT_OFF", [])
+    monkeypatch.setattr(module, "_IDLE", {})
     return cuda
 
 
@@ -233,3 +234,15 @@ def test_the_current_device_is_as_before_if_it_is_used(cuda: TorchCuda, fake: Fa
 def test_a_device_without_a_number_is_the_current_one(cuda: TorchCuda, fake: Fake) -> None:
     fake.library.cudaSetDevice(1)
     assert Gpu(torch.device("cuda")).device == torch.device("cuda", 1)
+
+
+def test_streams_of_closed_lanes_serve_the_next_lanes_on_the_device(cuda: TorchCuda) -> None:
+    """Each stream once, though it was the stream of two lanes."""
+    first = gpu(1)
+    one, two = first.stream(), first.stream()
+    first.reuse([one, two, one])
+    other, second = gpu(0), gpu(1)
+    assert other.stream().cuda_stream not in (one.cuda_stream, two.cuda_stream)
+    again = [second.stream().cuda_stream for _ in range(3)]
+    assert {one.cuda_stream, two.cuda_stream} < set(again)
+    assert len(set(again)) == 3

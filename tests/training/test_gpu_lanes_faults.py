@@ -117,6 +117,7 @@ def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_
         made.lanes.close()
         made.lanes.close()
         assert "synchronize" in gpu.calls
+        assert [stream.number for stream in gpu.idle] == [1, 2], "for the next lanes"
         made.validate()
         made.validate()
         made.validate()
@@ -248,6 +249,7 @@ def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
         with pytest.raises(RuntimeError, match="illegal memory access"):
             lanes.close()
         assert (lanes._caches, lanes._adopted) == ({}, {})  # type: ignore[union-attr]
+        assert gpu.idle == [], "work may still be under way on its streams"
         gpu.broken = None
         made.validate()
         made.validate()
