@@ -65,9 +65,10 @@ class CudaRuntime {
     int launch(Handle graph, Handle stream) const;
     std::string explain(int code) const;
 
-    // Makes `device` the current one of this thread for as long as it lives. Since CUDA 12 cudaSetDevice makes a context
-    // on the device that it is given (several hundred megabytes of its memory). So it is not called for a device that is
-    // current already, and `device` stays current if the one before it has no context; PyTorch's guards do the same.
+    // Makes `device` the current one of this thread for as long as it lives. Since CUDA 12 cudaSetDevice makes a
+    // context on the device that it is given (several hundred megabytes of its memory). So it is not called for a
+    // device that is current already, and `device` stays current if the one before it has no context; PyTorch's guards
+    // do the same.
     class OnDevice {
      public:
         OnDevice(const CudaRuntime& runtime, int device);
