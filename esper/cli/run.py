@@ -95,14 +95,16 @@ def command(
 def is_expected(error: Exception) -> bool:
     """Whether the error's message says enough without a traceback.
 
-    These are errors of a host in training, its data, a disk or memory. Any other error needs a traceback for whoever
+    These are errors of a host in training, a GPU, data, a disk or memory. Any other error needs a traceback for whoever
     fixes it.
     """
     from esper.data.shared_batches import SharedBatchError, worker_died
-    from esper.training.lanes import LaneError
+    from esper.training.lanes import DeviceFailed, LaneError
     from esper.training.memory import ran_out
 
-    return isinstance(error, LaneError | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
+    return (
+        isinstance(error, LaneError | DeviceFailed | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
+    )
 
 
 def task_again(task: str) -> str:

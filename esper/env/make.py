@@ -19,6 +19,7 @@ from esper.hosts.host import Host
 from esper.telemetry.event import Event
 from esper.training.device_lanes import devices_of
 from esper.training.memory import Parts
+from esper.training.workspaces import WORKSPACES, lanes_of
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,10 @@ class EnvMaker:
             return cls(planted.resolve(config), None)
         else:
             task = load_task(config.task.name, DataOptions.of(config.task))
-        task, *elsewhere = (task.to(device) for device in devices_of(config.run.device))
-        config = resolve(config, task)
+        config, devices = resolve(config, task), devices_of(config.run.device)
+        if any(device.type == "cuda" for device in devices):
+            WORKSPACES.bound(lanes_of(config, len(devices)))  # before anything uses cuBLAS
+        task, *elsewhere = (task.to(device) for device in devices)
         return cls(config, task, Parts(config), tuple(elsewhere))
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:

@@ -230,8 +230,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         return accuracy
 
     def close_extras(self, **_kwargs: Any) -> None:
-        self.lanes.close()
-        self.trainer.close()
+        try:
+            self.lanes.close()
+        finally:  # a GPU that failed
+            self.trainer.close()
 
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):

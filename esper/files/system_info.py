@@ -12,6 +12,7 @@ import torch
 from esper import _host
 from esper.config import ConfigError
 from esper.ops import _native
+from esper.training import driver, workspaces
 from esper.training.offers import offers
 
 PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
@@ -19,6 +20,7 @@ PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "py
 
 def describe_environment() -> dict[str, Any]:
     """Returns versions, hardware and compiled modules, ready for JSON."""
+    serves = driver.version()
     return {
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
@@ -28,7 +30,14 @@ def describe_environment() -> dict[str, Any]:
         "instruction_sets": [name for name, there in sorted(_host.cpu_features().items()) if there],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "cuda": torch.version.cuda,
+        "driver": None if serves is None else f"CUDA {driver.written(serves)}",
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus_lack": {
+            f"cuda:{i}": lack
+            for i in range(torch.cuda.device_count())
+            if (lack := driver.missing(serves, torch.cuda.get_device_capability(i))) is not None
+        },
+        "cublas_workspace": workspaces.describe(),
         "steps": {offer.device: str(offer) for offer in offers()},
         "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
         "built_with": _native.built_with(),
@@ -47,7 +56,10 @@ def summary_lines(paths: bool = True) -> list[str]:
     return [
         f"Python {facts['python']}; {packages}",
         f"{hardware}; {', '.join(facts['instruction_sets']) or platform.machine()}",
-        f"CUDA {facts['cuda'] or 'not in this torch'}; GPUs: {', '.join(facts['gpus']) or 'none'}",
+        f"CUDA {facts['cuda'] or 'not in this torch'}; driver: {facts['driver'] or 'none'}; "
+        f"GPUs: {', '.join(facts['gpus']) or 'none'}",
+        *(f"  {gpu:14s} {lack}" for gpu, lack in facts["gpus_lack"].items()),
+        *([f"cuBLAS workspaces: {facts['cublas_workspace']}"] if facts["cublas_workspace"] else []),
         *(f"  {device:14s} {offer}" for device, offer in facts["steps"].items()),
         f"Built with: {facts['built_with']}",
         *(f"  {name:14s} {where}" for name, where in modules.items()),

@@ -36,6 +36,7 @@ from esper.telemetry.event import (
 )
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.sinks.jsonl import being_written
+from esper.training import workspaces
 
 
 class Experiment:
@@ -184,7 +185,8 @@ class Experiment:
         self._open_hub()
         sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
         epochs = self.rounds.games[-1].steps if self.rounds.games else 0
-        self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings), epochs))
+        workspace = workspaces.of_run(self.config.run.device)
+        self._emit(RunResumed(*sizes, *self._tier(), time.time(), tuple(warnings), epochs, workspace))
         self.rounds.whole = True
         self._practise()
 
@@ -220,6 +222,7 @@ class Experiment:
                 tier_refused=refused,
                 time=time.time(),
                 folder=str(self.folder),
+                cublas_workspace=workspaces.of_run(config.run.device),
             )
         )
 

@@ -47,6 +47,8 @@ class RunStarted(Event):
     """Why that is not the tier of the config; may name files."""
     time: float = volatile()
     folder: str = volatile()
+    cublas_workspace: str | None = None
+    """Memory that cuBLAS has for each lane, and who chose it, which its results may depend on; None without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class RunResumed(Event):
     """What was wrong with files of the run folder, and was passed over."""
     epochs: int = 0
     """That were done of the round under way, in each of its hosts whose episode had not ended; 0 between two rounds."""
+    cublas_workspace: str | None = None
+    """As in RunStarted: here, now."""
 
 
 @dataclass(frozen=True, slots=True)

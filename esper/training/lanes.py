@@ -37,6 +37,13 @@ class LaneError(RuntimeError):
         """The errors of all envs that failed, starting with this one."""
 
 
+class DeviceFailed(RuntimeError):
+    """A device failed outside the work of any one env; the cause is chained.
+
+    CUDA reports an error of a kernel with a later call, often one that is about another env or about none.
+    """
+
+
 class Cancelled(RuntimeError):
     """Raised by work that stops because of ``Lanes.cancelled``, and then by ``Lanes.run``."""
 

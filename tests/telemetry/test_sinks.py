@@ -330,6 +330,14 @@ def test_console_tells_what_was_learned_and_compared_and_that_a_run_was_resumed(
     ]
 
 
+def test_console_tells_what_cublas_has_for_each_lane() -> None:
+    size = "up to 8.125 MiB a lane (CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, set by Esper)"
+    assert f"cuBLAS workspaces: {size}" in printed(started(cublas_workspace=size))
+    resumed = RunResumed(3, 10, 8, 30, None, None, 0.0, cublas_workspace=size)
+    assert f"cuBLAS workspaces: {size}" in printed(resumed)
+    assert not any("cuBLAS" in line for line in printed(started()))
+
+
 def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
     assert "steps: graph, bfloat16" in printed(started())
     why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))

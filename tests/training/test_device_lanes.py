@@ -18,7 +18,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.telemetry.event import Event, stable_record
 from esper.training.device_lanes import DeviceLanes, place_of
-from esper.training.lanes import Cancelled, LaneError, Lanes
+from esper.training.lanes import Cancelled, DeviceFailed, LaneError, Lanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
@@ -79,6 +79,64 @@ def test_what_is_no_error_of_a_lane_comes_first() -> None:
 
     with three() as lanes, pytest.raises(TypeError, match="ours"):
         lanes.everywhere([Env(i) for i in range(3)], breaks)
+
+
+def test_an_error_that_is_none_of_a_lane_names_the_others() -> None:
+    def breaks(lanes: Any, mine: list[Env]) -> None:
+        if mine[0].index == 2:
+            raise DeviceFailed("the second")
+        raise LaneError(mine[0], ArithmeticError("a host's"))
+
+    with three() as lanes, pytest.raises(DeviceFailed, match="the second") as caught:
+        lanes.everywhere([Env(i) for i in range(3)], breaks)
+    assert [f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)] == [True, True]
+
+
+def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
+    """Also when there is none for the devices before it."""
+    places: dict[int, set[str]] = {}
+
+    def on_device(_lanes: Any, mine: list[Env]) -> None:
+        for env in mine:
+            places.setdefault(env.index % 3, set()).add(threading.current_thread().name)
+
+    with three() as lanes:
+        for indices in ([0, 1, 2], [2], [1, 2], [2, 0], [1]):
+            lanes.everywhere([Env(i) for i in indices], on_device)
+    assert [len(names) for names in places.values()] == [1, 1, 1]
+    assert len(set.union(*places.values())) == 3
+
+
+class Closing:
+    """Lanes of a device that write down on which thread they work and are closed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.threads: list[threading.Thread] = []
+
+    def run(self, _work: Any, _envs: Any) -> None:
+        self.threads.append(threading.current_thread())
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread())
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a sticky fault")])
+def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception | None) -> None:
+    devices: list[Any] = [Closing(), Closing(error), Closing()]
+    lanes = DeviceLanes(devices)
+    lanes.run(lambda _env: None, [Env(i) for i in range(3)])
+    if error is None:
+        lanes.close()
+    else:
+        with pytest.raises(RuntimeError, match="a sticky fault"):
+            lanes.close()
+    lanes.close()  # does nothing
+    assert [len(device.threads) for device in devices] == [2, 2, 2]
+    assert all(worked is closed for worked, closed in (device.threads for device in devices))
+    assert not any(thread.is_alive() for device in devices for thread in device.threads)
 
 
 def test_cancelling_reaches_all_devices() -> None:
@@ -178,6 +236,22 @@ def test_no_more_devices_than_hosts_are_used() -> None:
     assert isinstance(alone, GrowthVectorEnv)
     assert isinstance(alone.lanes, Lanes)
     alone.close()
+
+
+def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 2}}))
+    assert isinstance(env, GrowthVectorEnv)
+    close, closed = env.lanes.close, []
+
+    def fail() -> None:
+        close()
+        raise RuntimeError("a sticky fault")
+
+    monkeypatch.setattr(env.lanes, "close", fail)
+    monkeypatch.setattr(env.trainer, "close", lambda: closed.append("trainer"))
+    with pytest.raises(RuntimeError, match="a sticky fault"):
+        env.close()
+    assert closed == ["trainer"]
 
 
 def test_other_hosts_are_other_hosts_everywhere() -> None:

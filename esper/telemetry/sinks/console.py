@@ -101,6 +101,8 @@ class ConsoleSink:
         if event.tier is not None:
             why = "" if event.tier_refused is None else f", because: {event.tier_refused}"
             self._print(f"steps: {event.tier}{precision}{why}")
+        if event.cublas_workspace is not None:
+            self._print(f"cuBLAS workspaces: {event.cublas_workspace}")
 
     def _print_round(self, event: RoundCompleted) -> None:
         self._rounds_seen += 1
