@@ -6,6 +6,7 @@ A subclass keeps the state, applies actions and moves time; what a controller se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
+from esper.training.placement import HostCopy
 from esper.training.tiers import Tier
 
 Float32s = NDArray[np.float32]
@@ -112,6 +114,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """[E] int64, counted from the first episode under the run seed; -1 before it."""
         self.tier: Tier | None = None
         """How steps of hosts are carried out; None where hosts are simulated."""
+        self.pinned: tuple[HostCopy, ...] = ()
+        """Copies of hosts that lie in pinned CPU memory, to keep a limit on those in a GPU's."""
         self.spans = Spans(marks=config.run.mark_phases)
         """Times the phases of steps, and whatever else of its run the env's owner puts under a phase."""
 
@@ -119,6 +123,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def phase_seconds(self) -> dict[str, float]:
         """Wall seconds by phase (``esper.telemetry.span.PHASES``) since the env was made; a copy."""
         return dict(self.spans.seconds)
+
+    def copies_held(self) -> list[Counter[str]]:
+        """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        return []
 
     def prepare(self) -> None:
         """Get ready what the first reset needs; it does this itself where it was not done before."""

@@ -35,7 +35,9 @@ from esper.telemetry.event import (
     RunStarted,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
+from esper.telemetry.memory import memory_used
 from esper.telemetry.sinks.jsonl import being_written
+from esper.training.device_lanes import devices_of
 
 
 class Experiment:
@@ -218,6 +220,7 @@ class Experiment:
                 tier_refused=refused,
                 time=time.time(),
                 folder=str(self.folder),
+                pinned_copies=tuple(copy.value for copy in self.env.pinned),
             )
         )
 
@@ -271,7 +274,13 @@ class Experiment:
             epochs_per_second=epochs / here.seconds,
             images_per_second=samples / here.seconds,
             phase_seconds=phase_seconds,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes in use, with those of hosts left alone."""
+        copies = [host for env in self.rounds.envs for host in env.copies_held()]
+        return memory_used(copies, devices_of(self.config.run.device))
 
     def _samples_per_epoch(self) -> int:
         """Samples that one epoch really trains on: full batches only; 0 where hosts are simulated."""
