@@ -43,9 +43,10 @@ class TrainingTime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for timer in self._timers:
-            timer.__exit__(kind, error, trace)
-        self._queued = perf_counter() - self._began
+        if self._timers:
+            for timer in self._timers:
+                timer.__exit__(kind, error, trace)
+            self._queued = perf_counter() - self._began
 
     def settle(self) -> None:
         """Move the seconds that GPUs trained on after the block, at most what "validate" took since it began; to be

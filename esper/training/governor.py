@@ -63,8 +63,6 @@ class Governor:
         self.rollbacks = 0
         self._rolled_back_at: int | None = None
         self._captured = 0
-        if self._generations[0].pinned != self._pins_newest:
-            self._generations.reverse()
 
     def state_dict(self) -> dict[str, Any]:
         """Histories and snapshots of the episode under way, as plain values and CPU tensors."""
