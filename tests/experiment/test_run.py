@@ -34,7 +34,6 @@ from esper.telemetry.event import (
     RunStarted,
     record,
 )
-from esper.telemetry.memory import by_kind
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch
 from esper.training.randomness import seeded
@@ -125,22 +124,6 @@ def test_metrics_csv_has_one_row_a_round(finished: Finished) -> None:
     assert [row["round"] for row in rows] == ["1", "2"]
     assert [float(row["committed_accuracy"]) for row in rows] == [event.committed_accuracy for event in rounds]
     assert [int(row["samples"]) for row in rows] == [2 * 4 * 128] * 2
-
-
-def test_a_round_tells_the_memory_of_its_hosts_and_of_those_left_alone(finished: Finished) -> None:
-    """Two hosts that grow and two twins; each has two snapshots and the start of an epoch, of at least its weights and
-    their momentum."""
-    _, summary, recorder = finished
-    for event, row in zip(
-        [event for event in recorder.events if isinstance(event, RoundCompleted)], metrics(summary.folder), strict=True
-    ):
-        assert set(event.memory) == {"copies/cpu", "copies_per_host/cpu", "resident/cpu"}
-        least = 3 * 2 * 4 * 277
-        assert event.memory["copies_per_host/cpu"] >= least
-        assert 4 * least <= event.memory["copies/cpu"] <= 4 * event.memory["copies_per_host/cpu"]
-        assert event.memory["resident/cpu"] > 50 * 2**20
-        for kind, held in by_kind(event.memory).items():
-            assert int(row[f"memory/{kind}"]) == held
 
 
 def test_baseline_json_is_the_baseline_that_rewards_were_measured_against(finished: Finished) -> None:
