@@ -20,6 +20,7 @@ from esper.config_files import toml_text
 from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
 from esper.config_types import Count, Finite, Fraction, Multiples, NonNegative, Positive, Section
+from esper.config_types import describe_fields as describe_fields
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
@@ -54,6 +55,11 @@ class RunConfig(Section):
     stays eager, and the run reports the reason."""
     lanes: Count | None = None
     """Number of envs that train at the same time; None: one per physical core. Results do not depend on it."""
+    max_device_copies_mib: Positive | None = None
+    """Max memory of one GPU, in MiB, for the copies that an env keeps of all its hosts there: two snapshots each for
+    rollbacks, and the start of the epoch in case memory runs out. If they are estimated to take more, the older snapshots
+    move to pinned CPU memory, then the starts of epochs, then the newest snapshots. None: no limit. Results do not depend
+    on it; it has no effect on a CPU, where both are ordinary memory."""
     mark_phases: bool = False
     """Mark the phases of a step in profiler traces, as ranges of torch.profiler and, with CUDA, of NVTX."""
 
@@ -386,15 +392,3 @@ def _shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with too many digits, or too deep nesting
         return f"this {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-
-
-def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Returns (dotted name, default, docstring) of every value in the config, for display."""
-    rows: list[tuple[str, str, str]] = []
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            rows += describe_fields(field.annotation, f"{prefix}{name}.")
-        else:
-            default = "from the task or the horizon" if field.default is None else str(field.default)
-            rows.append((f"{prefix}{name}", default, (field.description or "").replace("\n", " ")))
-    return rows

@@ -1,4 +1,4 @@
-"""The base class of the configuration's sections, and the types of their numbers."""
+"""The base class of the config sections, the types of their numbers, and the manual made from their docstrings."""
 
 from __future__ import annotations
 
@@ -16,3 +16,15 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
+    """(dotted name, default, docstring) of every value in the config, for people."""
+    rows: list[tuple[str, str, str]] = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            rows += describe_fields(field.annotation, f"{prefix}{name}.")
+        else:
+            default = "from the task or the horizon" if field.default is None else str(field.default)
+            rows.append((f"{prefix}{name}", default, (field.description or "").replace("\n", " ")))
+    return rows

@@ -13,9 +13,10 @@ import torch
 from esper.bench.synthetic import growth_env, image_task
 from esper.config import ConfigError
 from esper.rollout.threads import one_thread
+from esper.telemetry.memory import STATUS, resident
 
 BATCHES = 4
-_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,13 @@ def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
         ConfigError: the system does not report the memory of a process.
         RuntimeError: the process failed.
     """
-    if not _STATUS.exists():
-        raise ConfigError(f"the memory of a process is read from {_STATUS}, which this system does not have")
+    if not STATUS.exists():
+        raise ConfigError(f"the memory of a process is read from {STATUS}, which this system does not have")
     command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), device]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         raise RuntimeError(f"measuring memory failed: {found.stderr.strip()}")
     return Peak(**json.loads(found.stdout.splitlines()[-1]))
-
-
-def resident(field: str) -> int:
-    """Returns VmRSS, the current memory of the process, or VmHWM, its peak since the last reset, in bytes.
-
-    ``ru_maxrss`` is not used because a process inherits it from its parent.
-    """
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Episode:
         self.world = world
         self.slots = [training.slot_by_name[name] for name in world.spec.slots]
         """Slots in row-major order, as in actions and observations."""
-        self.governor = Governor(world.config.governor, training.durations, training.task.classes)
+        self.governor = Governor(world.config.governor, training.durations, training.task.classes, world.pinned)
         self.counterfactual = CounterfactualHelper()
         self.signals = SignalTracker()
         self.done = True

@@ -6,6 +6,7 @@ A subclass keeps the state, applies actions and advances time; this class comput
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
+from esper.training.placement import HostCopy
 from esper.training.tiers import Tier
 
 Float32s = NDArray[np.float32]
@@ -112,6 +114,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Number of the current episode of each env, int64 [E]: 0 for the first under the run seed, -1 before it."""
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
+        self.pinned: tuple[HostCopy, ...] = ()
+        """Copies of hosts that lie in pinned CPU memory, so that a limit on GPU memory holds."""
         self.spans = Spans(marks=config.run.mark_phases)
         """Times the phases of steps, and other parts of the run that the env's owner assigns to a phase."""
 
@@ -119,6 +123,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def phase_seconds(self) -> dict[str, float]:
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
+
+    def copies_held(self) -> list[Counter[str]]:
+        """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        return []
 
     def prepare(self) -> None:
         """Prepares the first reset, such as by measuring the baseline; optional, since the reset does it if needed."""

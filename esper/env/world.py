@@ -10,6 +10,7 @@ from esper.env.baseline import Baseline
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.spaces.action import ActionSpec
 from esper.telemetry.event import Event
+from esper.training.placement import HostCopy
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,5 @@ class World:
     blueprints: BlueprintRegistry
     baseline: Baseline
     emit: Callable[[Event], None]
+    pinned: tuple[HostCopy, ...] = ()
+    """Copies of hosts that lie in pinned CPU memory where hosts are on a GPU."""

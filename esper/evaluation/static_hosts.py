@@ -20,6 +20,7 @@ from esper.spaces.action import Action, ActionSpec, Op
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
+from esper.training.placement import copies_to_pin
 from esper.training.randomness import seeded
 from esper.training.tiers import make_lanes
 from esper.training.totals import make_totals
@@ -54,10 +55,13 @@ def train_fixed(
     )
     training = [ParallelEnvState(i, host.task, host.config, totals[i]) for i, host in enumerate(hosts)]
     unknown = Baseline((), (), 1.0, 0)  # not used here: there are no rewards and no reports
-    episodes = [Episode(env, World(env.config, spec, blueprints, unknown, lambda _event: None)) for env in training]
+    pinned = copies_to_pin(config.run, training)
+    episodes = [
+        Episode(env, World(env.config, spec, blueprints, unknown, lambda _event: None, pinned)) for env in training
+    ]
     meters = [ComputeMeter(host.task, host.config, blueprints) for host in hosts]
     with make_lanes(config.run, task.device) as lanes:
-        trainer = HostTrainer(task, training, lanes)
+        trainer = HostTrainer(task, training, lanes, pinned=pinned)
         try:
             _play(episodes, run_seed, episode, trainer, meters, Action.decode(spec.encode(Op.WAIT)))
         finally:

@@ -11,6 +11,7 @@ from esper.report.read import Run
 from esper.report.svg import Ids, drawable
 from esper.report.text import number
 from esper.telemetry.event import RoundCompleted
+from esper.telemetry.memory import MEMORY, size
 
 REST = "the rest"
 MEANINGS = {
@@ -72,7 +73,25 @@ def time_section(ids: Ids, runs: Sequence[Run]) -> str:
         figures(*charts),
         table(heads, rows, "Seconds by phase, all rounds"),
         table(["run", "epochs a second", "samples a second", "seconds a round"], rates, "Rates, mean over rounds"),
+        memory_table(told),
     )
+
+
+def memory_table(runs: Sequence[Run]) -> str:
+    """Memory in use at the end of each run's last round, by kind and place."""
+    used = [run.of(RoundCompleted)[-1].memory for run in runs]
+    names = list(dict.fromkeys(name for memory in used for name in memory))
+    rows = [
+        [_memory_meaning(name), *(size(memory[name]) if name in memory else "" for memory in used)] for name in names
+    ]
+    heads = ["memory", *(run.name for run in runs)] if len(runs) > 1 else ["memory", "in use"]
+    return table(heads, rows, "Memory at the end of the last round")
+
+
+def _memory_meaning(name: str) -> str:
+    kind, _, place = name.partition("/")
+    told = kind.replace("_", " ") + (f", {place}" if place else "")
+    return f"{told}: {MEMORY[kind]}" if kind in MEMORY else told
 
 
 def _rounds(ids: Ids, run: Run, order: Sequence[str], names: Sequence[tuple[str, str]], named: bool) -> str:

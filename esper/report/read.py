@@ -254,12 +254,15 @@ def read_metrics(path: Path) -> list[RoundCompleted]:
 
 
 def _round(row: dict[str, str], number: int) -> RoundCompleted:
-    fields: dict[str, Any] = {"phase_seconds": {}}
+    fields: dict[str, Any] = {"phase_seconds": {}, "memory": {}}
     try:
         for name, cell in row.items():
             if name.startswith("phase/"):
                 if cell:
                     fields["phase_seconds"][name.removeprefix("phase/")] = float(cell)
+            elif name.startswith("memory/"):
+                if cell:
+                    fields["memory"][name.removeprefix("memory/")] = int(cell)
             else:
                 fields[name] = _cell(cell)
         found: RoundCompleted = build(RoundCompleted, fields)

@@ -25,6 +25,7 @@ from esper.telemetry.event import (
     SeedCut,
     StageChanged,
 )
+from esper.telemetry.memory import memory_words
 from esper.telemetry.sinks.console import accuracies, duration
 
 HEADS = 13
@@ -48,6 +49,7 @@ def short_form(run: Run, width: int | None = None) -> str:
         ("policy", _policy(run)),
         ("warnings", _warnings(run)),
         ("time", _time(run)),
+        ("memory", _memory(run)),
         ("last events", _last_events(run)),
         ("not read", run.all_problems()),
     ):
@@ -241,6 +243,12 @@ def _time(run: Run) -> list[str]:
     ranked = sorted(parts.items(), key=lambda item: -item[1])
     told = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in ranked if seconds / total >= 0.005)
     return [f"round {last.round}: {_duration(last.seconds)}: {told}"]
+
+
+def _memory(run: Run) -> list[str]:
+    """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
+    last = run.last(RoundCompleted)
+    return [] if last is None else memory_words(last.memory)
 
 
 def _last_events(run: Run) -> list[str]:

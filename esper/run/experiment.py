@@ -35,8 +35,10 @@ from esper.telemetry.event import (
     RunStarted,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
+from esper.telemetry.memory import memory_used
 from esper.telemetry.sinks.jsonl import being_written
 from esper.training import workspaces
+from esper.training.device_lanes import devices_of
 
 
 class Experiment:
@@ -223,6 +225,7 @@ class Experiment:
                 time=time.time(),
                 folder=str(self.folder),
                 cublas_workspace=workspaces.of_run(config.run.device),
+                pinned_copies=tuple(copy.value for copy in self.env.pinned),
             )
         )
 
@@ -276,7 +279,13 @@ class Experiment:
             epochs_per_second=epochs / here.seconds,
             images_per_second=samples / here.seconds,
             phase_seconds=phase_seconds,
+            memory=self._memory(),
         )
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes in use, with those of hosts left alone."""
+        copies = [host for env in self.rounds.envs for host in env.copies_held()]
+        return memory_used(copies, devices_of(self.config.run.device))
 
     def _samples_per_epoch(self) -> int:
         """Number of samples that one epoch trains on, full batches only; 0 if hosts are simulated."""

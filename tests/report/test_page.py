@@ -39,6 +39,8 @@ def test_a_report_has_all_its_parts(learned: Path) -> None:
         "KL divergence",
         "practice",
         "Seconds of each round",
+        "Memory at the end of the last round",
+        "copies per host, cpu: copies of the host that has most of them there",
         "The whole configuration",
     ):
         assert title in page.text, title

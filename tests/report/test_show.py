@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +29,8 @@ def test_the_short_form_tells_what_a_person_asks_first(learned: Path) -> None:
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    known = ["run", "state", "accuracy", "verdict", "slots", "blueprints", "policy", "time", "last events"]
-    assert heads == known
+    known = ["run", "state", "accuracy", "verdict", "slots", "blueprints", "policy", "time"]
+    assert heads == [*known, "memory", "last events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text
     update, completed, last = run.last(PolicyUpdated), run.last(RunCompleted), run.last(RoundCompleted)
@@ -43,6 +44,8 @@ def test_the_short_form_tells_what_a_person_asks_first(learned: Path) -> None:
         assert comparison.verdict.partition(" (")[0] in text
     for host in range(2):
         assert sum(line.startswith(f"{'':13s}host {host} ") for line in lines) == 1
+    (memory,) = [line for line in lines if line.startswith("memory ")]
+    assert re.fullmatch(r"memory +cpu: copies [\d.]+ KiB, copies per host [\d.]+ KiB, resident [\d.]+ [MG]iB", memory)
 
 
 def test_a_long_line_is_folded_below_itself_where_there_is_a_width(learned: Path) -> None:

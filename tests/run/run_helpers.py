@@ -135,9 +135,9 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 
 def stable_metrics(folder: Path) -> list[dict[str, str]]:
-    """The metrics table without clock columns."""
+    """The metrics table without the columns of clocks and memory."""
     return [
-        {name: cell for name, cell in row.items() if name not in CLOCKS and not name.startswith("phase/")}
+        {name: cell for name, cell in row.items() if name not in CLOCKS and not name.startswith(("phase/", "memory/"))}
         for row in metrics(folder)
     ]
 

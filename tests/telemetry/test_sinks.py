@@ -24,6 +24,7 @@ from esper.telemetry.event import (
     StepsNotCaptured,
     record,
 )
+from esper.telemetry.memory import MEMORY
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.sinks.jsonl import JsonlSink, read_events
 from esper.telemetry.sinks.metrics_csv import COLUMNS, MetricsCsvSink
@@ -226,6 +227,26 @@ def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path:
     assert row["phase/update"] == ""
 
 
+def test_metrics_have_a_column_for_each_kind_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = MetricsCsvSink(path)
+    memory = {"reserved/cuda:0": 100, "reserved/cuda:1": 20, "copies/cuda:0": 3, "copies/pinned": 4, "resident/cpu": 5}
+    sink.handle(completed(1, memory=memory))
+    with pytest.raises(ValueError, match="unknown kinds of memory lunch; known: allocated, reserved, peak_allocated"):
+        sink.handle(completed(2, memory={"lunch/cpu": 1}))
+    sink.close()
+    (row,) = rows(path)
+    assert {name: row[f"memory/{name}"] for name in MEMORY} == {
+        "allocated": "",
+        "reserved": "120",
+        "peak_allocated": "",
+        "peak_reserved": "",
+        "copies": "7",
+        "copies_per_host": "",
+        "resident": "5",
+    }
+
+
 # --- console
 
 
@@ -351,6 +372,11 @@ def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
         "resumed after round 3/10, 5 epochs into the next one",
         "  warning: a/checkpoint.pt is not a checkpoint",
     ]
+
+
+def test_console_tells_which_copies_are_in_pinned_memory() -> None:
+    (line,) = set(printed(started(pinned_copies=("older snapshots", "starts of epochs")))) - set(printed(started()))
+    assert line == "copies of hosts in pinned memory: older snapshots, starts of epochs"
 
 
 def test_finding_l4_console_tells_that_batches_are_computed_in_parts() -> None:

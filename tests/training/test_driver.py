@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.experiment import environment
+from esper.files import system_info as environment
 from esper.training import driver
 from tests.host.fake_cudart import Fake, compile_fake
 

@@ -95,6 +95,8 @@ class ConsoleSink:
             self._print(
                 f"batches are computed in {event.micro_batches} parts; BatchNorm's statistics are those of a part"
             )
+        if event.pinned_copies:
+            self._print(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
         self._print(f"run folder: {event.folder}")
 
     def _print_tier(self, event: RunStarted | RunResumed, precision: str = "") -> None:

@@ -73,7 +73,8 @@ class Scalars:
     def _round(self, event: RoundCompleted) -> dict[str, float]:
         length = {"charts/episodic_length": event.epochs / event.episodes} if event.episodes else {}
         phases = {f"seconds/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
-        return {**_fields(event, ROUND), **length, **phases}
+        memory = {f"memory/{name}": float(held) for name, held in event.memory.items()}
+        return {**_fields(event, ROUND), **length, **phases, **memory}
 
 
 def _fields(event: Event, names: dict[str, str]) -> dict[str, float]:
