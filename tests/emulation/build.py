@@ -1,0 +1,172 @@
+"""Build of the emulated kernels: translate ``csrc/cuda``, compile what has changed, link a shared library.
+
+Everything lies in ``build/emulation``, which git ignores, under names that are digests of what it was made from.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch.utils import cpp_extension
+
+from build_support.extensions import TORCH_TARGET
+from tests.emulation.translate import operators, translate
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+OWN = Path(__file__).resolve().parent
+FOLDER = ROOT / "build" / "emulation"
+
+COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-g1", "-Wall", "-Wextra", "-Werror")
+# The handlers of these two checks are in bounds.cpp.
+CHECKED = ("-O1", "-fsanitize=alignment,bounds")
+SANITIZED = (
+    "-O1",
+    "-DEMULATED_SANITIZERS",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=vptr",  # torch's classes are no business of these tests
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+)
+WARNINGS_OFF = ("-Wno-unknown-pragmas", "-Wno-maybe-uninitialized", "-Wno-array-bounds")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a source before it is compiled: ``old`` occurs exactly once in ``csrc/<file>``."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class EmulatedLibrary:
+    """A shared library that registers operators for the CPU under its own namespace."""
+
+    path: Path
+    namespace: str
+    operators: tuple[str, ...]
+
+
+def compiler() -> str:
+    """The C++ compiler: ``$CXX``, or g++.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    name = os.environ.get("CXX", "g++")
+    if shutil.which(name) is None:
+        raise RuntimeError(f"the emulated CUDA kernels need a C++ compiler, and {name} is not on the PATH; set CXX")
+    return name
+
+
+@cache
+def _compiler_version(name: str) -> str:
+    return subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _edited(sources: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
+    sources = dict(sources)
+    for edit in edits:
+        count = sources[edit.file].count(edit.old)
+        if count != 1:
+            raise ValueError(f"the text to replace occurs {count} times in csrc/{edit.file}, not once: {edit.old!r}")
+        sources[edit.file] = sources[edit.file].replace(edit.old, edit.new)
+    return sources
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+
+
+def _run(command: list[str]) -> None:
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
+
+
+def _compile(source: Path, flags: Sequence[str], digest: str) -> Path:
+    """The object file of one source; made unless one with this digest is there."""
+    made = FOLDER / "objects" / f"{source.stem}-{digest}.o"
+    if not made.is_file():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        new = made.with_suffix(f".{os.getpid()}")
+        _run([compiler(), *flags, "-c", str(source), "-o", str(new)])
+        new.replace(made)
+    return made
+
+
+def build(
+    units: Sequence[str] = (),
+    *,
+    namespace: str = "esper_emulated",
+    edits: Sequence[Edit] = (),
+    sanitizers: bool = False,
+    extra: dict[str, str] | None = None,
+) -> EmulatedLibrary:
+    """Compile kernels for the CPU, or find what an earlier call compiled.
+
+    Args:
+        units: names of ``csrc/cuda/*.cu`` without suffix; all of them if empty.
+        namespace: of the operators that the library registers.
+        edits: changes of the sources.
+        sanitizers: whether address and undefined-behaviour sanitizers take the place of the emulator's own checks; the
+            process must then have libasan preloaded.
+        extra: sources to compile beside those of ``csrc``, by path.
+
+    Raises:
+        RuntimeError: no compiler, or an error of the compiler, with its output.
+        ValueError: an edit does not fit its file, or a source has syntax that is not translated.
+    """
+    paths = [*CSRC.glob("*.h"), *CSRC.glob("cuda/*.cu"), *CSRC.glob("cuda/*.cuh"), *CSRC.glob("cuda/*.h")]
+    sources = {path.relative_to(CSRC).as_posix(): path.read_text() for path in sorted(paths)} | (extra or {})
+    sources = _edited(sources, edits)
+    units = units or sorted(Path(name).stem for name in sources if name.endswith(".cu"))
+    translated = {
+        name.replace(".cu", ".cpp") if name.endswith(".cu") else name: translate(text, f"csrc/{name}", namespace)
+        for name, text in sources.items()
+    }
+    headers = _digest(*(part for name, text in translated.items() if not name.endswith(".cpp") for part in (name, text)))
+    own = _digest(*(path.read_text() for path in sorted(OWN.rglob("*.h"))))
+    flags = [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF]
+    made_with = [*flags, _compiler_version(compiler()), torch.__version__]
+    folder = FOLDER / f"source-{_digest(headers, namespace)}"
+    _write(folder, translated)
+
+    flags += [TORCH_TARGET, f"-I{OWN / 'include'}", *(f"-isystem{path}" for path in cpp_extension.include_paths())]
+    runtime_flags = [flag for flag in flags if not flag.startswith(("-fsanitize", "-isystem")) and flag != "-O1"]
+    jobs = [
+        (folder / "cuda" / f"{unit}.cpp", flags, _digest(translated[f"cuda/{unit}.cpp"], headers, own, *made_with))
+        for unit in units
+    ]
+    for name in ("runtime.cpp", "bounds.cpp"):
+        jobs.append((OWN / name, [*runtime_flags, "-O2"], _digest((OWN / name).read_text(), own, *made_with)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda job: _compile(*job), jobs))
+
+    library = FOLDER / f"{namespace}-{_digest(*(path.name for path in objects))}.so"
+    if not library.is_file():
+        new = library.with_suffix(f".{os.getpid()}")
+        torch_libraries = cpp_extension.library_paths()[0]
+        sanitizer = [flag for flag in flags if flag.startswith("-fsanitize")] if sanitizers else []
+        links = [f"-L{torch_libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_libraries}", "-Wl,-Bsymbolic"]
+        _run([compiler(), "-shared", *sanitizer, *map(str, objects), *links, "-o", str(new)])
+        new.replace(library)
+    names = [name for unit in units for name in operators(sources[f"cuda/{unit}.cu"])]
+    return EmulatedLibrary(library, namespace, tuple(names))
