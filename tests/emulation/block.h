@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,7 +61,7 @@ struct Variable {
 
 struct Block {
     uint3 index{};
-    std::vector<std::unique_ptr<Thread>> threads;  // the first `size` take part
+    std::deque<Thread> threads;  // the first `size` take part
     std::vector<Warp> warps;
     std::vector<Variable> variables;
     size_t size = 0;

@@ -77,6 +77,14 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
+def _cuda_sources() -> list[Path]:
+    return sorted([*CSRC.glob("*.h"), *(path for path in CSRC.glob("cuda/*") if path.suffix in (".cu", ".cuh", ".h"))])
+
+
+def _cpp_name(name: str) -> str:
+    return f"{name.removesuffix('.cu')}.cpp" if name.endswith(".cu") else name
+
+
 def _edited(sources: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
     sources = dict(sources)
     for edit in edits:
@@ -118,7 +126,7 @@ def build(
     namespace: str = "esper_emulated",
     edits: Sequence[Edit] = (),
     sanitizers: bool = False,
-    extra: dict[str, str] | None = None,
+    extra: Sequence[Path] = (),
 ) -> EmulatedLibrary:
     """Compile kernels for the CPU, or find what an earlier call compiled.
 
@@ -128,21 +136,22 @@ def build(
         edits: changes of the sources.
         sanitizers: whether address and undefined-behaviour sanitizers take the place of the emulator's own checks; the
             process must then have libasan preloaded.
-        extra: sources to compile beside those of ``csrc``, by path.
+        extra: CUDA sources that lie elsewhere; ``units`` then names those to compile.
 
     Raises:
         RuntimeError: no compiler, or an error of the compiler, with its output.
         ValueError: an edit does not fit its file, or a source has syntax that is not translated.
     """
-    paths = [*CSRC.glob("*.h"), *CSRC.glob("cuda/*.cu"), *CSRC.glob("cuda/*.cuh"), *CSRC.glob("cuda/*.h")]
-    sources = {path.relative_to(CSRC).as_posix(): path.read_text() for path in sorted(paths)} | (extra or {})
-    sources = _edited(sources, edits)
-    units = units or sorted(Path(name).stem for name in sources if name.endswith(".cu"))
-    translated = {
-        name.replace(".cu", ".cpp") if name.endswith(".cu") else name: translate(text, f"csrc/{name}", namespace)
-        for name, text in sources.items()
-    }
-    headers = _digest(*(part for name, text in translated.items() if not name.endswith(".cpp") for part in (name, text)))
+    sources = _edited({path.relative_to(CSRC).as_posix(): path.read_text() for path in _cuda_sources()}, edits)
+    units = units or [Path(name).stem for name in sources if name.endswith(".cu")]
+    translated = {_cpp_name(name): translate(text, f"csrc/{name}", namespace) for name, text in sources.items()}
+    for path in extra:
+        sources[f"cuda/{path.name}"] = path.read_text()
+        shown = path.relative_to(ROOT).as_posix()
+        translated[f"cuda/{path.stem}.cpp"] = translate(path.read_text(), shown, namespace)
+    headers = _digest(
+        *(part for name, text in translated.items() if not name.endswith(".cpp") for part in (name, text))
+    )
     own = _digest(*(path.read_text() for path in sorted(OWN.rglob("*.h"))))
     flags = [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF]
     made_with = [*flags, _compiler_version(compiler()), torch.__version__]

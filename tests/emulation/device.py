@@ -3,12 +3,12 @@
 import contextlib
 import ctypes
 import importlib
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.emulation.build import EmulatedLibrary
 
@@ -112,8 +112,12 @@ class Emulator(KernelDevice):
 
     def _override(self) -> None:
         self._overrides = torch.library.Library("esper", "IMPL")
-        for name in self.library.operators:
-            self._overrides.impl(name, _operator(self.library.namespace, name), "CPU")
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Warning only once for all operators,  other operators may also be overrid"
+            )
+            for name in self.library.operators:
+                self._overrides.impl(name, _operator(self.library.namespace, name), "CPU")
 
     def _restore(self) -> None:
         assert self._overrides is not None

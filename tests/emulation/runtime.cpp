@@ -46,8 +46,13 @@ std::vector<Thread*> ready;
 Thread* current = nullptr;
 std::string error;
 
+// Even enough for small bounds, without a division.
 size_t below(size_t bound) {
-    return dice() % bound;
+    return static_cast<size_t>((dice() >> 32) * bound >> 32);
+}
+
+bool same_place(const char* a, const char* b) {
+    return a == b || std::strcmp(a, b) == 0;
 }
 
 unsigned char garbage() {
@@ -65,7 +70,7 @@ std::string what_they_wait_for() {
     std::map<std::string, std::pair<size_t, const Thread*>> places;
     for (const Block& block : blocks) {
         for (size_t i = 0; i < block.size; ++i) {
-            const Thread& thread = *block.threads[i];
+            const Thread& thread = block.threads[i];
             std::string place = std::string(thread.state == State::kAtBarrier ? "at the barrier " : "at the shuffle ");
             place = thread.state == State::kEnded ? "have ended" : "wait " + place + thread.where;
             auto& entry = places.try_emplace("of block " + text_of(block.index) + " " + place, 0, &thread).first->second;
@@ -115,13 +120,13 @@ void start(Block& block, uint64_t number) {
     block.size = static_cast<size_t>(shape.x) * shape.y * shape.z;
     block.waiting = block.ended = block.shared_bytes = 0;
     block.warps.assign((block.size + kWarp - 1) / kWarp, Warp{});
-    while (block.threads.size() < block.size) block.threads.push_back(std::make_unique<Thread>());
+    while (block.threads.size() < block.size) block.threads.emplace_back();
     if (launch->shared_bytes > 0) {
         block.add_variable(nullptr, "the dynamic shared memory", launch->shared_bytes, garbage());
     }
     const size_t first = ready.size();
     for (unsigned int i = 0; i < block.size; ++i) {
-        Thread& thread = *block.threads[i];
+        Thread& thread = block.threads[i];
         thread.block = &block;
         thread.number = i;
         thread.index = {i % shape.x, i / shape.x % shape.y, i / (shape.x * shape.y)};
@@ -250,7 +255,7 @@ void check_alignment(const void* at, size_t bytes, const char* where) {
 
 void sync_threads(const char* where) {
     Block& block = *current->block;
-    if (block.waiting > 0 && std::strcmp(block.barrier, where) != 0) {
+    if (block.waiting > 0 && !same_place(block.barrier, where)) {
         fail(std::string("a barrier is not for all threads of the block: this one comes to ") + where +
              ", others wait at " + block.barrier);
     }
@@ -258,7 +263,7 @@ void sync_threads(const char* where) {
     if (++block.waiting < block.size) return wait(State::kAtBarrier, where);
     block.waiting = 0;
     for (size_t i = 0; i < block.size; ++i) {
-        if (block.threads[i]->state == State::kAtBarrier) wake(*block.threads[i]);
+        if (block.threads[i].state == State::kAtBarrier) wake(block.threads[i]);
     }
 }
 
@@ -271,7 +276,7 @@ uint64_t shuffle_down(unsigned int mask, uint64_t mine, unsigned int offset, con
         fail(std::string("lane ") + std::to_string(lane) + " or the lane that it reads is not in the mask of the shuffle " +
              where);
     }
-    if (warp.arrived != 0 && (warp.mask != mask || warp.offset != offset || std::strcmp(warp.where, where) != 0)) {
+    if (warp.arrived != 0 && (warp.mask != mask || warp.offset != offset || !same_place(warp.where, where))) {
         fail(std::string("the lanes of a warp are at different shuffles: this one at ") + where + " by " +
              std::to_string(offset) + ", others at " + warp.where + " by " + std::to_string(warp.offset));
     }
@@ -287,8 +292,8 @@ uint64_t shuffle_down(unsigned int mask, uint64_t mine, unsigned int offset, con
         warp.arrived = 0;
         ++warp.generation;
         const size_t first = current->number - lane;
-        for (size_t i = first; i < std::min<size_t>(first + kWarp, block.size); ++i) {
-            if (block.threads[i]->state == State::kAtShuffle) wake(*block.threads[i]);
+        for (unsigned int i = 0; i < kWarp; ++i) {
+            if (i != lane && (mask >> i & 1) != 0) wake(block.threads[first + i]);
         }
     }
     return warp.values[generation % 2][source];

@@ -29,7 +29,8 @@ _OPERATOR = re.compile(r'm\.impl\("([\w.]+)"')
 def _launch(match: re.Match[str]) -> str:
     kernel, configuration, arguments = match.groups()
     name = " ".join(kernel.split())
-    call = f'emulated::Launch("{name}", EMULATED_HERE, {configuration})({name}, {arguments});'
+    passed = f"{name}, {arguments}" if arguments.strip() else name
+    call = f'emulated::Launch("{name}", EMULATED_HERE, {configuration})({passed});'
     return call + "\n" * (match.group().count("\n") - call.count("\n"))
 
 
@@ -71,7 +72,9 @@ def translate(text: str, name: str, namespace: str) -> str:
     for number, line in enumerate(text.splitlines(), start=1):
         left = _NOT_TRANSLATED.search(_COMMENT.sub("", line))
         if left:
-            raise ValueError(f"{name}:{number}: no rule of translate.py covers this use of {left.group()}: {line.strip()}")
+            raise ValueError(
+                f"{name}:{number}: no rule of translate.py covers this use of {left.group()}: {line.strip()}"
+            )
     return f'#line 1 "{name}"\n{text}'
 
 

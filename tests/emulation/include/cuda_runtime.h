@@ -57,10 +57,11 @@ struct Launch {
 
     // Copies the arguments, as a CUDA launch does, and runs the kernel or adds it to the capture.
     template <typename... Parameters, typename... Arguments>
-    void operator()(void (*function)(Parameters...), const Arguments&... arguments) const {
+    void operator()(void (*function)(Parameters...), Arguments&&... arguments) const {
         static_assert((std::is_trivially_copyable_v<std::decay_t<Parameters>> && ...));
         static_assert((sizeof(std::decay_t<Parameters>) + ... + 0) <= kMaxParameterBytes);
-        auto copies = std::make_shared<const std::tuple<std::decay_t<Parameters>...>>(arguments...);
+        auto copies = std::make_shared<const std::tuple<std::decay_t<Parameters>...>>(
+            static_cast<std::decay_t<Parameters>>(arguments)...);
         enqueue([function, copies] { std::apply(function, *copies); });
     }
 
