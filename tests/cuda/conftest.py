@@ -4,6 +4,7 @@ The kernel files take the fixture ``device`` and so run on a GPU, if there is on
 marked ``cuda`` need a GPU with Esper's CUDA module and say why they are skipped where it is missing.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from esper.ops import _native
 from tests.emulation.build import build
-from tests.emulation.device import GPU, SEEDS, Emulator, KernelDevice
+from tests.emulation.device import GPU, SANITIZERS, SEEDS, Emulator, KernelDevice
 
 _EMULATED = [pytest.param(seed, id=f"emulated-{seed}") for seed in SEEDS]
 _ON_GPU = [pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else []
@@ -29,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def emulator() -> Emulator:
-    return Emulator(build())
+    return Emulator(build(sanitizers=SANITIZERS in os.environ))
 
 
 @pytest.fixture(params=[*_ON_GPU, *_EMULATED])

@@ -142,40 +142,48 @@ def build(
         RuntimeError: no compiler, or an error of the compiler, with its output.
         ValueError: an edit does not fit its file, or a source has syntax that is not translated.
     """
-    sources = _edited({path.relative_to(CSRC).as_posix(): path.read_text() for path in _cuda_sources()}, edits)
-    units = units or [Path(name).stem for name in sources if name.endswith(".cu")]
-    translated = {_cpp_name(name): translate(text, f"csrc/{name}", namespace) for name, text in sources.items()}
+    sources = {path.relative_to(CSRC).as_posix(): path.read_text() for path in _cuda_sources()}
+    shown = {name: f"csrc/{name}" for name in sources}
     for path in extra:
         sources[f"cuda/{path.name}"] = path.read_text()
-        shown = path.relative_to(ROOT).as_posix()
-        translated[f"cuda/{path.stem}.cpp"] = translate(path.read_text(), shown, namespace)
-    headers = _digest(
-        *(part for name, text in translated.items() if not name.endswith(".cpp") for part in (name, text))
-    )
-    own = _digest(*(path.read_text() for path in sorted(OWN.rglob("*.h"))))
-    flags = [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF]
-    made_with = [*flags, _compiler_version(compiler()), torch.__version__]
-    folder = FOLDER / f"source-{_digest(headers, namespace)}"
-    _write(folder, translated)
-
-    flags += [TORCH_TARGET, f"-I{OWN / 'include'}", *(f"-isystem{path}" for path in cpp_extension.include_paths())]
-    runtime_flags = [flag for flag in flags if not flag.startswith(("-fsanitize", "-isystem")) and flag != "-O1"]
-    jobs = [
-        (folder / "cuda" / f"{unit}.cpp", flags, _digest(translated[f"cuda/{unit}.cpp"], headers, own, *made_with))
-        for unit in units
-    ]
-    for name in ("runtime.cpp", "bounds.cpp"):
-        jobs.append((OWN / name, [*runtime_flags, "-O2"], _digest((OWN / name).read_text(), own, *made_with)))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda job: _compile(*job), jobs))
-
+        shown[f"cuda/{path.name}"] = path.relative_to(ROOT).as_posix()
+    sources = _edited(sources, edits)
+    units = units or [Path(name).stem for name in sources if name.endswith(".cu")]
+    translated = {_cpp_name(name): translate(text, shown[name], namespace) for name, text in sources.items()}
+    objects = _compile_all(translated, units, [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF])
     library = FOLDER / f"{namespace}-{_digest(*(path.name for path in objects))}.so"
     if not library.is_file():
-        new = library.with_suffix(f".{os.getpid()}")
-        torch_libraries = cpp_extension.library_paths()[0]
-        sanitizer = [flag for flag in flags if flag.startswith("-fsanitize")] if sanitizers else []
-        links = [f"-L{torch_libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_libraries}", "-Wl,-Bsymbolic"]
-        _run([compiler(), "-shared", *sanitizer, *map(str, objects), *links, "-o", str(new)])
-        new.replace(library)
+        _link(objects, library, sanitizers)
     names = [name for unit in units for name in operators(sources[f"cuda/{unit}.cu"])]
     return EmulatedLibrary(library, namespace, tuple(names))
+
+
+def _compile_all(translated: dict[str, str], units: Sequence[str], flags: list[str]) -> list[Path]:
+    """Objects of the units and of the emulator, on all cores."""
+    headers = [text for name, text in sorted(translated.items()) if not name.endswith(".cpp")]
+    own_headers = [path.read_text() for path in sorted(OWN.rglob("*.h"))]
+    made_with = [*own_headers, *flags, _compiler_version(compiler()), torch.__version__]
+    folder = FOLDER / f"source-{_digest(*translated, *translated.values())}"
+    _write(folder, translated)
+    includes = [f"-I{OWN / 'include'}", *(f"-isystem{path}" for path in cpp_extension.include_paths())]
+    # The emulator itself is not checked: it reads the stacks and the memory of others.
+    plain = [flag for flag in flags if not flag.startswith(("-fsanitize", "-O"))]
+    jobs = [
+        (source, [*flags, TORCH_TARGET, *includes], _digest(source.read_text(), *headers, *made_with))
+        for source in (folder / "cuda" / f"{unit}.cpp" for unit in units)
+    ]
+    jobs += [
+        (source, [*plain, "-O2", *includes], _digest(source.read_text(), *made_with))
+        for source in (OWN / "runtime.cpp", OWN / "bounds.cpp")
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda job: _compile(*job), jobs))
+
+
+def _link(objects: Sequence[Path], library: Path, sanitizers: bool) -> None:
+    new = library.with_suffix(f".{os.getpid()}")
+    folder = cpp_extension.library_paths()[0]
+    links = [f"-L{folder}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}", "-Wl,-Bsymbolic"]
+    checks = [flag for flag in SANITIZED if flag.startswith("-fsanitize")] if sanitizers else []
+    _run([compiler(), "-shared", *checks, *map(str, objects), *links, "-o", str(new)])
+    new.replace(library)

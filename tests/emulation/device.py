@@ -12,6 +12,7 @@ import torch
 
 from tests.emulation.build import EmulatedLibrary
 
+SANITIZERS = "ESPER_EMULATION_SANITIZERS"  # a variable that test_sanitizers.py sets for its processes
 SEEDS = (0, 1)  # one of each kind of order, see runtime.cpp
 
 

@@ -43,7 +43,7 @@ def error_of(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Callable[[
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("too many threads", r"a block has 1 to 1024 threads, .* and this one has 1025"),
+        ("too many threads", r"a block has 1 to 1024 threads, .* and this one has \(1025, 1, 1\)"),
         ("too deep a block", r"at most 64 deep, and this one has \(1, 1, 65\)"),
         ("no blocks", r"a grid has at least one block .* and this one has \(0, 1, 1\)"),
         ("too high a grid", r"at most \(2147483647, 65535, 65535\), and this one has \(1, 65536, 1\)"),
