@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all bench gpu-check cuda-compiles clean
+.PHONY: all install format lint type test test-all bench gpu-check cuda-compiles emulation-sanitizers clean
 
 all: lint type test
 
@@ -36,6 +36,9 @@ gpu-check:  ## everything that only a GPU can show
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py
+
+emulation-sanitizers:  ## the CUDA kernels on the CPU under address and undefined-behaviour sanitizers
+	$(PYTHON) -m pytest -m slow tests/emulation/test_sanitizers.py
 
 clean:
 	rm -rf build dist *.egg-info esper/*.so esper/_build_info.json

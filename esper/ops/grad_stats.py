@@ -197,9 +197,14 @@ def grad_stats(
 
 
 def _make_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Allocates zeroed scratch memory, float64 ``[R, 6]``, for these gradients; R is 0 for the CPU kernel."""
+    """Scratch memory for these gradients; the CPU kernel needs none and gets ``[0, 6]``."""
+    return _zeroed_scratch(gradients if device.type == "cuda" else None, device)
+
+
+def _zeroed_scratch(gradients: Sequence[Tensor] | None, device: torch.device) -> Tensor:
+    """Zeroed scratch memory ``[R, 6]`` float64 of the CUDA kernel for these gradients; R = 0 for None."""
     rows = 0
-    if device.type == "cuda":
+    if gradients is not None:
         rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
     return torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=device)
 
