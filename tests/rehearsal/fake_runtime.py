@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 NAME = "libcudart.so.13"
 
@@ -14,19 +14,24 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_long)
 _kept: list[object] = []
 """Callbacks, which C knows by their address only."""
 
-_short.rehearsal_submit.argtypes = (ctypes.c_void_p, ctypes.c_long)
-_short.rehearsal_block.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-_short.rehearsal_block.restype = ctypes.c_ulong
+_short.rehearsal_submit.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+)
 _short.rehearsal_is_pinned.argtypes = (ctypes.c_void_p,)
-_short.rehearsal_is_capturing.argtypes = (ctypes.c_void_p,)
-_short.rehearsal_order.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_short.rehearsal_is_capturing.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_short.rehearsal_order.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _short.rehearsal_context.restype = ctypes.c_char_p
 _short.rehearsal_count.restype = ctypes.c_long
 _short.rehearsal_count.argtypes = (ctypes.c_char_p,)
-_long.rehearsal_drain.argtypes = (ctypes.c_void_p,)
+_long.rehearsal_drain.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
-Stream = int
-"""A ``cudaStream_t``; 0 is the default stream of the current device."""
+Place = tuple[int, int]
+"""A stream: its device, and its ``cudaStream_t``, which is 0 for the device's default stream."""
 
 
 def set_callback(run: Callable[[int], None]) -> None:
@@ -41,14 +46,22 @@ def seed(number: int) -> None:
     _short.rehearsal_seed(number)
 
 
-def submit(stream: Stream, number: int) -> int:
-    """Queue an action on ``stream``, or put it into the stream's capture; returns a CUDA error code."""
-    return int(_short.rehearsal_submit(stream, number))
+def submit(place: Place, number: int, addresses: Sequence[int], across: bool) -> int:
+    """Queue an action, or put it into the stream's capture; returns a CUDA error code.
+
+    Args:
+        place: the stream.
+        number: of the action.
+        addresses: device memory that the action touches, which must still be allocated when it runs.
+        across: whether memory of several devices is meant.
+    """
+    array = (ctypes.c_void_p * len(addresses))(*addresses)
+    return int(_short.rehearsal_submit(*place, number, array, len(addresses), across))
 
 
-def drain(stream: Stream) -> None:
-    """Do all that ``stream`` has been given."""
-    _long.rehearsal_drain(stream)
+def drain(place: Place) -> None:
+    """Do all that the stream has been given."""
+    _long.rehearsal_drain(*place)
 
 
 def drain_all() -> None:
@@ -56,14 +69,14 @@ def drain_all() -> None:
     _long.rehearsal_drain_all()
 
 
-def order(before: Stream, after: Stream) -> None:
-    """Let what comes later on ``after`` wait for all that ``before`` has been given."""
-    _short.rehearsal_order(before, after)
+def order(before: Place, after: Place) -> None:
+    """Let what comes later on the stream ``after`` wait for all that ``before`` has been given."""
+    _short.rehearsal_order(*before, *after)
 
 
-def is_capturing(stream: Stream) -> bool:
-    """Whether a capture of ``stream`` is under way."""
-    return bool(_short.rehearsal_is_capturing(stream))
+def is_capturing(place: Place) -> bool:
+    """Whether a capture of the stream is under way."""
+    return bool(_short.rehearsal_is_capturing(*place))
 
 
 def is_pinned(address: int) -> bool:
@@ -71,20 +84,13 @@ def is_pinned(address: int) -> bool:
     return bool(_short.rehearsal_is_pinned(address))
 
 
-def block(address: int) -> tuple[int, int]:
-    """(serial number, device) of the allocation at ``address``; the number is 0 if there is none."""
-    device = ctypes.c_int(-1)
-    serial = _short.rehearsal_block(address, ctypes.byref(device))
-    return int(serial), device.value
-
-
 def begin_operator() -> None:
     """From here on, launches and copies of this thread have no effect of their own."""
     _short.rehearsal_begin_operator()
 
 
-def end_operator() -> tuple[int, Stream]:
-    """(number of streams that the operator used, the first of them)."""
+def end_operator() -> tuple[int, int]:
+    """(number of streams that the operator used, the handle of the first)."""
     stream = ctypes.c_void_p()
     count = _short.rehearsal_end_operator(ctypes.byref(stream))
     return int(count), stream.value or 0

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.rehearsal import fake_runtime
-
 WORD = 2**63
 
 
@@ -19,52 +17,28 @@ class NotModelledError(NotImplementedError):
     """The rehearsal has no twin for this."""
 
 
-@lru_cache(maxsize=8192)
-def _storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
-    if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+@lru_cache(maxsize=16384)
+def _base(address: int, nbytes: int, dtype: torch.dtype) -> Tensor:
+    """All of an allocation as a tensor of the CPU, [elements]."""
     buffer = (ctypes.c_char * nbytes).from_address(address)
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    with torch.inference_mode(False):
+        return torch.frombuffer(buffer, dtype=dtype, count=nbytes // dtype.itemsize)
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
     """A CPU tensor in the memory of a CUDA tensor, which it knows by the address and does not keep."""
     storage = tensor.untyped_storage()
-    with torch.inference_mode(False), torch.no_grad():
-        twin = torch.empty(0, dtype=tensor.dtype)
-        twin.set_(
-            _storage_at(storage.data_ptr(), storage.nbytes()), tensor.storage_offset(), tensor.size(), tensor.stride()
-        )
-    return twin
+    nbytes = storage.nbytes()
+    if nbytes == 0:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    base = _base(storage.data_ptr(), nbytes, tensor.dtype)
+    return base.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Memory that a twin will touch, to see that it is not freed before."""
-
-    address: int
-    serial: int
-
-    def check(self) -> None:
-        """Raise RuntimeError if the memory was freed."""
-        if fake_runtime.block(self.address)[0] != self.serial:
-            raise RuntimeError("reads or writes memory of the device that has been freed")
-
-
-def memory_of(tensors: list[Tensor], device: int | None) -> list[Memory]:
-    """The memory of CUDA tensors, all on ``device`` if it is given. Raises RuntimeError for any other memory."""
-    found = []
-    for tensor in tensors:
-        address = tensor.untyped_storage().data_ptr()
-        if address == 0:
-            continue
-        serial, place = fake_runtime.block(address)
-        if serial == 0:
-            raise RuntimeError("a CUDA tensor lies in memory that no device has")
-        if device is not None and place != device:
-            raise RuntimeError(f"an operator on GPU {device} is given memory of GPU {place}")
-        found.append(Memory(address, serial))
-    return found
+def addresses_of(tensors: list[Tensor]) -> list[int]:
+    """Where CUDA tensors lie; those without memory are left out."""
+    found = (tensor.untyped_storage().data_ptr() for tensor in tensors)
+    return [address for address in found if address != 0]
 
 
 @dataclass(frozen=True)
@@ -76,12 +50,8 @@ class Philox:
     offset: int
 
     @classmethod
-    def of(cls, func: torch._ops.OpOverload, leaves: list[Any], device: int, capturing: bool) -> Philox | None:
-        """Where ``func`` will draw from; None if it does not draw. Raises NotModelledError in a capture."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return None
-        if capturing:
-            raise NotModelledError(f"{func} draws in a capture")
+    def of(cls, leaves: list[Any], device: int) -> Philox:
+        """Where an operator with these arguments will draw from."""
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
         generator = given[0] if given else torch.cuda.default_generators[device]
         return cls(generator, generator.initial_seed(), generator.get_offset())

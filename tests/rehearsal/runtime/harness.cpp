@@ -11,15 +11,51 @@ namespace {
 using Callback = void (*)(long);
 Callback callback = nullptr;
 
-// The number of an action of the harness. When no queue and no graph holds it any more it is told as released.
+using Memory = std::vector<std::pair<const void*, std::uint64_t>>;  // addresses with the serial numbers of their blocks
+
+// An action of the harness. When no queue and no graph holds it any more its number is given back as released.
 struct Ticket {
-    explicit Ticket(long number) : number(number) {}
+    Ticket(long number, Memory memory) : number(number), memory(std::move(memory)) {}
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
     ~Ticket() { state().released.push_back(number); }  // queues and graphs are changed under the lock only
 
     const long number;
+    const Memory memory;
 };
+
+// The blocks of memory that an action touches, which complains about those of another device, and of none.
+Memory find_memory(const void* const* addresses, int count, int device) {
+    Memory memory;
+    for (int i = 0; i < count; ++i) {
+        const Block* const block = find_block(addresses[i]);
+        if (block == nullptr) {
+            complain("an operator is given a CUDA tensor in memory that no device has");
+            continue;
+        }
+        if (device >= 0 && block->device != device) {
+            complain("an operator on GPU " + std::to_string(device) + " is given memory of GPU " +
+                     std::to_string(block->device));
+        }
+        memory.emplace_back(addresses[i], block->serial);
+    }
+    return memory;
+}
+
+bool is_alive(const Memory& memory) {
+    Lock lock(state().mutex);
+    for (const auto& [address, serial] : memory) {
+        const Block* const block = find_block(address);
+        if (block != nullptr && block->serial == serial) continue;
+        complain("an operator reads or writes memory that has been freed");
+        return false;
+    }
+    return true;
+}
+
+void perform(const Ticket& ticket) {
+    if (is_alive(ticket.memory)) callback(ticket.number);
+}
 
 }  // namespace
 
@@ -34,26 +70,27 @@ void rehearsal_seed(unsigned seed) {
     state().dice.seed(seed);
 }
 
-// Queues the action with this number on the stream, or puts it into the stream's capture. Returns a CUDA error.
-int rehearsal_submit(cudaStream_t handle, long number) {
+// Queues an action on a stream of `device`, or puts it into the stream's capture. It touches memory at `count` addresses,
+// which must be of that device, or of any if `across`, and still be allocated when the action runs. Returns a CUDA error.
+int rehearsal_submit(int device, cudaStream_t handle, long number, const void* const* addresses, int count, int across) {
     Lock lock(state().mutex);
-    Stream* const stream = find_stream(handle);
+    Stream* const stream = find_stream(handle, device);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
     ++state().counts["operators"];
-    auto ticket = std::make_shared<Ticket>(number);
-    return submit(*stream, [ticket] { callback(ticket->number); }, "an operator");
+    auto ticket = std::make_shared<Ticket>(number, find_memory(addresses, count, across != 0 ? -1 : device));
+    return submit(*stream, [ticket] { perform(*ticket); }, "an operator");
 }
 
-void rehearsal_drain(cudaStream_t handle) {
+void rehearsal_drain(int device, cudaStream_t handle) {
     Lock lock(state().mutex);
-    drain(*find_stream(handle), lock);
+    drain(*find_stream(handle, device), lock);
 }
 
-// What comes later on `after` waits for all that `before` has been given.
-void rehearsal_order(cudaStream_t before, cudaStream_t after) {
+// What comes later on the stream `after` waits for all that `before` has been given.
+void rehearsal_order(int device_before, cudaStream_t before, int device_after, cudaStream_t after) {
     Lock lock(state().mutex);
-    Stream* const first = find_stream(before);
-    Stream* const second = find_stream(after);
+    Stream* const first = find_stream(before, device_before);
+    Stream* const second = find_stream(after, device_after);
     const auto event = std::make_shared<Event>();
     first->queue.push_back({.record = event, .number = 1});
     ++first->queued;
@@ -66,17 +103,9 @@ void rehearsal_drain_all() {
     for (int device = 0; device < state().devices; ++device) drain_device(device, lock);
 }
 
-int rehearsal_is_capturing(cudaStream_t handle) {
+int rehearsal_is_capturing(int device, cudaStream_t handle) {
     Lock lock(state().mutex);
-    return find_stream(handle)->capture != nullptr;
-}
-
-// The serial number of the allocation at the address, 0 if it is not memory of a device.
-unsigned long rehearsal_block(const void* address, int* device) {
-    Lock lock(state().mutex);
-    const Block* const block = find_block(address);
-    if (block != nullptr) *device = block->device;
-    return block == nullptr ? 0 : block->serial;
+    return find_stream(handle, device)->capture != nullptr;
 }
 
 int rehearsal_is_pinned(const void* address) {

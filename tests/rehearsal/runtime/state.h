@@ -114,8 +114,8 @@ cudaError_t fail(cudaError_t code, const std::string& why);
 void complain(const std::string& what);
 
 // --- streams.cpp
-// The stream of a handle, nullptr if there is none; 0 and cudaStreamLegacy are the current device's default stream.
-Stream* find_stream(cudaStream_t handle);
+// The stream of a handle, nullptr if there is none; 0 and cudaStreamLegacy are the device's default stream.
+Stream* find_stream(cudaStream_t handle, int device = current_device());
 std::vector<Stream*> all_streams();
 // Puts an action on a stream or into its capture.
 cudaError_t submit(Stream& stream, Action run, const char* call);

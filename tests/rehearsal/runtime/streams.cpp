@@ -5,10 +5,10 @@
 
 namespace rehearsal {
 
-Stream* find_stream(cudaStream_t handle) {
+Stream* find_stream(cudaStream_t handle, int device) {
     if (handle == nullptr || handle == cudaStreamLegacy) {
-        auto& stream = state().default_stream[current_device()];
-        if (stream == nullptr) stream.reset(new Stream{.device = current_device()});
+        auto& stream = state().default_stream[device];
+        if (stream == nullptr) stream.reset(new Stream{.device = device});
         return stream.get();
     }
     const auto found = state().streams.find(handle);
