@@ -1,6 +1,6 @@
 """Compile the fake libraries that are loaded before those of CUDA.
 
-    python tests/rehearsal/build_fakes.py FOLDER          with a CUDA build of torch: all of them
+python tests/rehearsal/build_fakes.py FOLDER          with a CUDA build of torch: all of them
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def compile_runtime(folder: Path, include: Path, options: Iterable[str] = ("-O1"
             continue
         command = ["g++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fPIC", *options, f"-I{include}", "-c"]
         running.append(subprocess.Popen([*command, str(source), "-o", str(made)]))
-    if any([process.wait() for process in running]):
+    statuses = [process.wait() for process in running]
+    if any(statuses):
         raise SystemExit("the fake runtime does not compile")
     return objects
 

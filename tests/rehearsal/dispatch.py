@@ -1,8 +1,8 @@
 """A dispatch mode that lets torch launch every operator on the fake GPU, and queues the operator's CPU twin.
 
 torch's own CUDA code runs: it allocates, picks streams, launches, waits and warns. Its kernels do nothing. The twin of
-an operator is the same operator for the CPU on the same memory; it is put on the stream that torch launched on, and runs
-when the fake runtime comes to it.
+an operator is the same operator for the CPU on the same memory. It is put on the stream that torch launched on, and it
+runs when the fake runtime comes to it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 
@@ -45,15 +46,9 @@ def noticed(result: steps.Result) -> bool:
 def written(rehearsals: list[Rehearsal], seconds: float) -> str:
     """The whole page."""
     parts = [HEAD, *(_section(rehearsal) for rehearsal in rehearsals)]
-    machine = f"{platform.machine()}, {_cores()} cores"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     parts.append(f"{machine}; {seconds:.0f} s in all, with what had to be built.\n")
     return "\n".join(parts)
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1
 
 
 def _section(rehearsal: Rehearsal) -> str:

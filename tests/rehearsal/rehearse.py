@@ -1,9 +1,9 @@
 """Rehearse Esper's CUDA side without a GPU: ``python tests/rehearsal/rehearse.py``, or ``make gpu-rehearsal``.
 
-For each torch: an environment with its CUDA build, Esper with its CUDA module, and a fake CUDA runtime; then the tests of
-lanes and devices with several interleavings of streams, runs on one and two fake GPUs, and planted faults that the tests
-must notice. What came out is written to benchmarks/results/gpu_rehearsal.md. Everything else lies below build/rehearsal
-and is used again.
+For each torch: an environment with its CUDA build, Esper with its CUDA module, and a fake CUDA runtime; then the tests
+of lanes and devices with several interleavings of streams, runs on one and two fake GPUs, and planted faults that the
+tests must notice. The result is written to benchmarks/results/gpu_rehearsal.md. Everything else lies below
+build/rehearsal and is used again.
 
 Exit status: 0 if everything passed and every fault was noticed.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.rehearsal import record, steps  # noqa: E402  # found only after the line above
-from tests.rehearsal.faults import FAULTS, Fault  # noqa: E402
-from tests.rehearsal.workplace import ROOT, Workplace  # noqa: E402
+from tests.rehearsal import record, steps  # found only after the line above
+from tests.rehearsal.faults import FAULTS, Fault
+from tests.rehearsal.workplace import ROOT, Workplace
 
 VERSIONS = ("2.11.0", "2.15.0")
 """The oldest torch that Esper supports, and the newest."""
@@ -96,7 +96,8 @@ def rehearse(place: Workplace, seeds: list[int], faults: tuple[Fault, ...]) -> r
 
 def said(place: Workplace, result: steps.Result) -> steps.Result:
     """Print how the step went, and return it."""
-    print(f"torch {place.torch}: {result.name}: status {result.status}, {result.seconds:.0f} s: {result.last_line}", flush=True)
+    how = f"status {result.status}, {result.seconds:.0f} s: {result.last_line}"
+    print(f"torch {place.torch}: {result.name}: {how}", flush=True)
     return result
 
 

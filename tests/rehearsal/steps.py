@@ -18,8 +18,8 @@ TIMED_OUT = -1
 class Result:
     """What a command did.
 
-    ``status`` is its exit status, TIMED_OUT after its limit; ``tests`` are outcomes by test, with the reason of each that
-    did not pass.
+    ``status`` is its exit status, TIMED_OUT after its limit; ``tests`` are outcomes by test, with the reason of each
+    that did not pass.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Result:
 def run(
     name: str, command: list[str], *, folder: Path, log: Path, limit: float, environment: Mapping[str, str]
 ) -> Result:
-    """Run ``command`` in ``folder`` with its output in ``log``. After ``limit`` seconds it gets SIGINT, then SIGKILL."""
+    """Run ``command`` in ``folder``, with output to ``log``; after ``limit`` seconds it gets SIGINT, then SIGKILL."""
     begin = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:

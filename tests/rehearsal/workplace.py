@@ -1,8 +1,9 @@
-"""Where the rehearsal of one torch takes place: an environment, a copy of the tree built in it, and the fake libraries."""
+"""Where the rehearsal of one torch takes place: an environment, a built copy of the tree, and the fake libraries."""
 
 from __future__ import annotations
 
 import filecmp
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.rehearsal import steps
-from tests.rehearsal.build_fakes import LIBRARIES
+from tests.rehearsal.build_fakes import LIBRARIES, find_toolkit
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "rehearsal"
@@ -22,7 +23,7 @@ BUILD_LIMIT = 1800.0
 
 @dataclass(frozen=True)
 class Workplace:
-    """``torch``: the version. ``python``: its interpreter. ``source``: the copy of the tree. ``fakes``: the libraries."""
+    """``torch`` is the version, ``python`` its interpreter, ``source`` a copy of the tree, ``fakes`` the libraries."""
 
     torch: str
     python: Path
@@ -95,31 +96,25 @@ class Workplace:
         found = self.ask("import torch; print(torch.__version__.split('+')[0], torch.version.cuda)")
         version, cuda = found.split()
         if version != self.torch or cuda == "None":
-            raise SystemExit(f"{self.python} has torch {version} for CUDA {cuda}, and torch {self.torch} with CUDA is needed")
+            raise SystemExit(
+                f"{self.python} has torch {version} for CUDA {cuda}, and torch {self.torch} with CUDA is needed"
+            )
 
     def _must(self, name: str, command: list[str]) -> None:
         environment = {
             "ESPER_CUDA": "1",
             "TORCH_CUDA_ARCH_LIST": "9.0",
             "PYTHONPATH": str(self.source),
-            "PATH": f"{self.python.parent}:/usr/local/cuda/bin:{_path()}",
+            "PATH": f"{self.python.parent}:{find_toolkit() / 'bin'}:{os.environ['PATH']}",
         }
         log = self.logs / f"{name}.log"
-        result = steps.run(
-            name, command, folder=self.source, log=log, limit=BUILD_LIMIT, environment=environment
-        )
+        result = steps.run(name, command, folder=self.source, log=log, limit=BUILD_LIMIT, environment=environment)
         if result.status != 0:
             raise SystemExit(f"torch {self.torch}: {name} failed, see {log}: {result.last_line}")
 
 
-def _path() -> str:
-    import os
-
-    return os.environ["PATH"]
-
-
 def copy_tree(to: Path) -> None:
-    """Copy what git tracks or would track; files that are the same keep their times, so that builds go on from there."""
+    """Copy what git tracks or would track; files that are equal keep their times, so that builds go on from there."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -84,7 +84,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
         return fail(cudaErrorStreamCaptureUnsupported, "the default stream cannot be captured");
     }
     if (stream->capture != nullptr) return fail(cudaErrorIllegalState, "the stream is being captured already");
-    stream->capture = std::make_shared<Capture>(Capture{.id = ++captures, .mode = mode, .thread = std::this_thread::get_id()});
+    stream->capture =
+        std::make_shared<Capture>(Capture{.id = ++captures, .mode = mode, .thread = std::this_thread::get_id()});
     ++state().counts["captures"];
     return cudaSuccess;
 }

@@ -64,17 +64,27 @@ namespace {
 
 int attribute(cudaDeviceAttr which) {
     switch (which) {
-        case cudaDevAttrComputeCapabilityMajor: return 9;
-        case cudaDevAttrMultiProcessorCount: return 132;
-        case cudaDevAttrMaxThreadsPerBlock: return 1024;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
-        case cudaDevAttrMaxSharedMemoryPerBlock: return 49152;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: return 232448;
-        case cudaDevAttrWarpSize: return 32;
-        case cudaDevAttrMaxGridDimX: return 2147483647;
+        case cudaDevAttrComputeCapabilityMajor:
+            return 9;
+        case cudaDevAttrMultiProcessorCount:
+            return 132;
+        case cudaDevAttrMaxThreadsPerBlock:
+            return 1024;
+        case cudaDevAttrMaxThreadsPerMultiProcessor:
+            return 2048;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            return 49152;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            return 232448;
+        case cudaDevAttrWarpSize:
+            return 32;
+        case cudaDevAttrMaxGridDimX:
+            return 2147483647;
         case cudaDevAttrMaxGridDimY:
-        case cudaDevAttrMaxGridDimZ: return 65535;
-        default: return 0;
+        case cudaDevAttrMaxGridDimZ:
+            return 65535;
+        default:
+            return 0;
     }
 }
 
@@ -172,10 +182,14 @@ const char* cudaGetErrorName(cudaError_t code) {
 
 const char* cudaGetErrorString(cudaError_t code) {
     switch (code) {
-        case cudaErrorMemoryAllocation: return "out of memory";
-        case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-        case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-        default: return cudaGetErrorName(code);
+        case cudaErrorMemoryAllocation:
+            return "out of memory";
+        case cudaErrorStreamCaptureUnsupported:
+            return "operation not permitted when stream is capturing";
+        case cudaErrorStreamCaptureInvalidated:
+            return "operation failed due to a previous error during capture";
+        default:
+            return cudaGetErrorName(code);
     }
 }
 

@@ -40,7 +40,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
     if (prohibited("cudaGraphExecDestroy")) {
         return fail(cudaErrorStreamCaptureUnsupported, "cudaGraphExecDestroy is not permitted in a capture");
     }
-    return state().executables.erase(executable) == 1 ? cudaSuccess : fail(cudaErrorInvalidValue, "cudaGraphExecDestroy");
+    return state().executables.erase(executable) == 1 ? cudaSuccess
+                                                      : fail(cudaErrorInvalidValue, "cudaGraphExecDestroy");
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {

@@ -70,9 +70,11 @@ void rehearsal_seed(unsigned seed) {
     state().dice.seed(seed);
 }
 
-// Queues an action on a stream of `device`, or puts it into the stream's capture. It touches memory at `count` addresses,
-// which must be of that device, or of any if `across`, and still be allocated when the action runs. Returns a CUDA error.
-int rehearsal_submit(int device, cudaStream_t handle, long number, const void* const* addresses, int count, int across) {
+// Queues an action on a stream of `device`, or puts it into the stream's capture. It touches memory at `count`
+// addresses, which must be of that device, or of any if `across`, and still be allocated when the action runs. Returns
+// a CUDA error.
+int rehearsal_submit(int device, cudaStream_t handle, long number, const void* const* addresses, int count,
+                     int across) {
     Lock lock(state().mutex);
     Stream* const stream = find_stream(handle, device);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;

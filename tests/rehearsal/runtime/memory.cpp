@@ -125,7 +125,8 @@ cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
 cudaError_t cudaFreeHost(void* address) {
     Lock lock(state().mutex);
     if (prohibited("cudaFreeHost")) return capture_unsupported("cudaFreeHost");
-    if (state().pinned_memory.erase(static_cast<char*>(address)) == 0) return fail(cudaErrorInvalidValue, "cudaFreeHost");
+    if (state().pinned_memory.erase(static_cast<char*>(address)) == 0)
+        return fail(cudaErrorInvalidValue, "cudaFreeHost");
     std::free(address);
     return cudaSuccess;
 }
@@ -142,7 +143,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
     Lock lock(state().mutex);
     *attributes = {};
     const Block* const block = find_block(address);
-    attributes->type = block != nullptr      ? cudaMemoryTypeDevice
+    attributes->type = block != nullptr     ? cudaMemoryTypeDevice
                        : is_pinned(address) ? cudaMemoryTypeHost
                                             : cudaMemoryTypeUnregistered;
     attributes->device = block != nullptr ? block->device : current_device();

@@ -1,8 +1,8 @@
 // State of the fake CUDA runtime: streams, events, captures, graphs and memory of all devices, guarded by one lock.
 //
 // Device memory is host memory and kernels do nothing. A stream is a queue whose entries are done late, by whichever
-// thread waits for something, in an order that is random within the rules of CUDA. What an operator does to memory comes
-// from the dispatch mode in dispatch.py, which queues it through harness.cpp.
+// thread waits for something, in an order that is random within the rules of CUDA. What an operator does to memory
+// comes from the dispatch mode in dispatch.py, which queues it through harness.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
