@@ -2,7 +2,11 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
+<<<<<<< HEAD
 .PHONY: all install format lint type test test-all bench gpu-check cuda-compiles emulation-sanitizers clean
+=======
+.PHONY: all install format lint type test test-all bench gpu-check gpu-rehearsal cuda-compiles clean
+>>>>>>> w_rehearsal
 
 all: lint type test
 
@@ -33,6 +37,9 @@ bench:
 
 gpu-check:  ## everything that only a GPU can show
 	PYTHON=$(PYTHON) benchmarks/gpu_check.sh
+
+gpu-rehearsal:  ## the CUDA side on fake GPUs, under the CUDA builds of the oldest and the newest torch
+	$(PYTHON) tests/rehearsal/rehearse.py
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py

@@ -1,0 +1,77 @@
+"""Faults planted in a copy of the sources, each of which must make the rehearsal's tests fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An edit of one file, whose old text must be there exactly once, and tests that must notice it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    """An expression for ``pytest -k``, among tests/cuda/test_gpu_lanes.py."""
+
+    def plant(self, root: Path) -> None:
+        """Edit the file below ``root``. Raises ValueError if the old text is not there exactly once."""
+        path = root / self.file
+        text = path.read_text()
+        found = text.count(self.old)
+        if found != 1:
+            raise ValueError(f"{self.file} must have this once, and has it {found} times: {self.old}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+LAST_BIT = "last_bit and bytes and not micro"
+
+FAULTS = (
+    Fault(
+        "lanes begin without waiting for the stream before them",
+        "esper/training/gpu.py",
+        "stream.wait_event(event)",
+        "event.query()",
+        "finding_c1",
+    ),
+    Fault(
+        "lanes are not waited for",
+        "esper/training/gpu.py",
+        "current.wait_stream(stream)",
+        "stream.query()",
+        "finding_c1",
+    ),
+    Fault(
+        "an upload goes to the default stream, in the middle of a lane",
+        "esper/training/upload.py",
+        "    into.copy_(",
+        "    import torch\n\n"
+        "    with torch.cuda.stream(torch.cuda.default_stream(into.device) if into.is_cuda else None):\n"
+        "        into.copy_(",
+        LAST_BIT,
+    ),
+    Fault(
+        "all graphs are launched on the first lane's stream",
+        "esper/training/gpu.py",
+        "[stream.cuda_stream for stream in streams]",
+        "[streams[0].cuda_stream for _ in streams]",
+        "finding_c1",
+    ),
+    Fault(
+        "lanes share one pool of memory for their graphs",
+        "esper/training/gpu_lanes.py",
+        "self._pools[env.index] = self.gpu.pool()",
+        "self._pools[env.index] = next(iter(self._pools.values()), None) or self.gpu.pool()",
+        "trap_35",
+    ),
+    Fault(
+        "a capture waits for the device",
+        "esper/training/gpu.py",
+        'capture_error_mode="thread_local")',
+        'capture_error_mode="thread_local"); self.synchronize()',
+        "a_few_captured_epochs",
+    ),
+)
