@@ -75,7 +75,7 @@ def test_a_size_without_a_case_is_refused() -> None:
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     code, output = type_in("sgd", "--device", "cuda")
     assert code == 1
-    assert "'cuda' is not there; this machine has: cpu" in output
+    assert "'cuda' is not available; this machine has: cpu" in output
 
 
 def test_a_case_that_was_named_needs_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:

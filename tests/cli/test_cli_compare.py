@@ -123,7 +123,7 @@ def test_nothing_finished_says_how_to_go_on(esper: Esper, monkeypatch: pytest.Mo
     monkeypatch.setattr(GrowingSide, "play", never)
     found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--out", "out")
     assert found.code == 130
-    assert "No pair was finished by all arms: esper compare --resume out" in found.out
+    assert "No pair is complete in every arm yet. To continue: esper compare --resume out" in found.out
 
 
 def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None:
@@ -143,7 +143,7 @@ def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None
         (("none", "static"), "static is made for an arm that grows hosts"),
         (("none", "a:controller=random,run.seed=1"), "run.seed"),
         (("none", "a:controller=random,reward.mode=greedy"), "arm 'a': reward.mode"),
-        (("none", "ppo"), "ppo has to learn before it can be compared"),
+        (("none", "ppo"), "ppo must be trained before it can be compared"),
         (("none", "a=b"), "NAME=FILE.toml"),
     ],
 )

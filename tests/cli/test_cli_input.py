@@ -41,7 +41,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "schedule that is missing": (("--controller", "schedule:gone.toml"), "gone.toml does not exist"),
     "schedule that is a folder": (("--controller", "schedule:."), "cannot be read"),
     "device": (("--device", "gpu"), "unknown device 'gpu'", "cpu"),
-    "device that is not there": (("--device", "cuda:99"), "device 'cuda:99' is not there", "cpu"),
+    "device that is not there": (("--device", "cuda:99"), "device 'cuda:99' is not available", "cpu"),
     "section": (("--set", "nope.x=1"), "unknown key nope", "run, task, env, reward, governor"),
     "key": (("--set", "run.sed=1"), "unknown key run.sed", "seed, controller, rounds"),
     "key of a subsection": (("--set", "env.gates.x=1"), "unknown key env.gates.x", "level"),

@@ -58,8 +58,8 @@ def test_info_shows_what_each_device_offers_and_why_not_the_rest(
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("1", "A fallback is an error (ESPER_REQUIRE_NATIVE is 1)"),
-        ("0", "A fallback is allowed (ESPER_REQUIRE_NATIVE is not 1)"),
+        ("1", "Fallbacks are errors (ESPER_REQUIRE_NATIVE is 1)"),
+        ("0", "Fallbacks are allowed (ESPER_REQUIRE_NATIVE is not 1)"),
     ],
 )
 def test_info_shows_whether_a_fallback_is_an_error(

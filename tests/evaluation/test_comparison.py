@@ -202,7 +202,7 @@ def test_a_schedule_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_folder_is_refused_that_holds_something_or_is_no_comparison(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("dear diary")
-    with pytest.raises(ConfigError, match="already holds something"):
+    with pytest.raises(ConfigError, match="is not empty; give --out"):
         compare(tmp_path)
     with pytest.raises(ConfigError, match="is no folder of a comparison"):
         Comparison.resume(tmp_path)

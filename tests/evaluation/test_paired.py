@@ -102,7 +102,7 @@ def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
 
 
 def test_an_agent_that_has_yet_to_learn_is_no_arm() -> None:
-    with pytest.raises(ConfigError, match="ppo has to learn before it can be compared"):
+    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
         compare(["none", "ppo"], 2)
 
 

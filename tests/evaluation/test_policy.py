@@ -189,7 +189,7 @@ def test_a_run_that_played_what_others_learned_is_evaluated(simulated: Path, tmp
 def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -> None:
     folder = play(tiny("random"), tmp_path / "r")[0].folder
     with pytest.raises(
-        ConfigError, match="holds nothing that was learned: its controller, random, does not learn"
+        ConfigError, match="contains no policy: its controller, random, does not learn"
     ) as e:
         evaluate_controller(str(folder))
     for word in ("esper compare", "run of ppo", "checkpoint.pt", ".safetensors", "pretrained"):
@@ -205,13 +205,13 @@ def test_what_is_not_there_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": {"name": "chars"}}, "task.name means nothing here"),
-        ({"run": {"controller": "none"}}, "run.controller means nothing here"),
-        ({"run": {"rounds": 3}}, "run.rounds means nothing here"),
-        ({"run": {"checkpoint_every": 3}}, "run.checkpoint_every means nothing here"),
-        ({"ppo": {"width": 3}}, "ppo.width means nothing here"),
+        ({"task": {"name": "chars"}}, "task.name has no effect here"),
+        ({"run": {"controller": "none"}}, "run.controller has no effect here"),
+        ({"run": {"rounds": 3}}, "run.rounds has no effect here"),
+        ({"run": {"checkpoint_every": 3}}, "run.checkpoint_every has no effect here"),
+        ({"ppo": {"width": 3}}, "ppo.width has no effect here"),
         ({"run": {"evaluation_pairs": 0}}, "run.evaluation_pairs"),
-        ({"run": {"device": "cuda:99"}}, "device 'cuda:99' is not there"),
+        ({"run": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),
         ({"run": 3}, "run: "),
         ({"nope": {"x": 1}}, "unknown key nope"),
         ({"env": {"nope": 1}}, "unknown key env.nope"),

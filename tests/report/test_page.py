@@ -155,8 +155,8 @@ def test_a_report_replaces_a_report_and_nothing_else(grown: Path, copy: Callable
     assert write_report([folder]) == first
     mine = tmp_path / "thesis.html"
     mine.write_text("<!doctype html><p>mine")
-    with pytest.raises(ConfigError, match="is no report; give another --out"):
+    with pytest.raises(ConfigError, match="is not an Esper report; give another --out"):
         write_report([folder], mine)
     assert mine.read_text().endswith("mine")
-    with pytest.raises(ConfigError, match="give a file in a folder that exists"):
+    with pytest.raises(ConfigError, match="give a file in an existing folder"):
         write_report([folder], tmp_path / "nowhere" / "r.html")
