@@ -200,8 +200,8 @@ def test_unknown_commands_are_refused(esper: Esper) -> None:
 
 COMPARE: dict[str, tuple[Any, ...]] = {
     "arm": (("--arm", "none", "--arm", "nope"), "unknown controller 'nope'", "heuristic"),
-    "arm named twice": (("--arm", "none", "--arm", "random", "--arm", "none"), "named twice", "none"),
-    "one arm": (("--arm", "none"), "two or more --arm"),
+    "arm named twice": (("--arm", "none", "--arm", "random", "--arm", "none"), "two arms have the same name", "none"),
+    "one arm": (("--arm", "none"), "needs two or more --arm; got only none"),
     "no arm": ((), "--arm"),
     "reference": (("--arm", "none", "--arm", "random", "--reference", "heuristic"), "reference", "heuristic"),
     "no pairs": (("--arm", "none", "--arm", "random", "--pairs", "0"), "--pairs", "0"),

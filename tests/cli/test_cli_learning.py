@@ -63,7 +63,7 @@ def test_what_was_learned_is_played_by_the_commands_that_were_proposed(esper: Es
     assert [words[0] for words in proposed] == ["compare", "run", "info"]
     compared = esper(*proposed[0], *SIMULATED[2:])
     assert compared.code == 0, compared.err
-    assert "Differences are to none" in compared.out
+    assert "Differences are arm minus none" in compared.out
     played = esper(*proposed[1], *SIMULATED[2:], "--rounds", "1", "--out", "played")
     assert played.code == 0, played.err
     assert "Test accuracy of 4 hosts grown by checkpoint:mine: " in played.out

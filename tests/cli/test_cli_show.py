@@ -117,7 +117,7 @@ def test_compare_prints_a_row_an_arm_and_a_verdict_a_comparison(esper: Esper) ->
     assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["random", "none", "heuristic"]
     assert "3 pairs" in found.out
     words = " ".join(found.out.split())
-    assert "Differences are to none" in words  # the reference, wherever it was named
+    assert "Differences are arm minus none" in words  # the reference, wherever it was named
     assert "2 comparisons (Holm)" in words
     assert max(len(line) for line in lines if not line.startswith("In runs")) <= 80
     assert found.out.count("inconclusive: fewer than 10 pairs") == 2

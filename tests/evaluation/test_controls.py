@@ -133,7 +133,7 @@ def test_a_network_of_the_users_own_has_no_bigger_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("control", ["static", "bigger", "same-compute"])
 def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
     arms = read_arms(["heuristic", control], {"task": {"name": "planted"}})
-    with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network; hosts of planted are simul"):
+    with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network, but hosts of planted are sim"):
         Comparison(arms, 2, tmp_path / "out")
 
 

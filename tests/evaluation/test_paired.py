@@ -90,7 +90,7 @@ def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(mon
 
 
 def test_an_arm_named_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="given twice"):
         compare(["none", "random", "none"], 2)
 
 

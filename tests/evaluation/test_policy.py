@@ -171,7 +171,7 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())
     (tmp_path / "config.toml").write_text("[task]\nname = 'digits'\n")
-    with pytest.raises(ConfigError, match=r"lone\.pt lies beside no config\.toml of a run: say with --task"):
+    with pytest.raises(ConfigError, match=r"lone\.pt is not in a run folder with a config\.toml: name the task with --task"):
         evaluate_controller(str(lone))
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     found = evaluate_controller(str(lone), task="planted", changes=small)

@@ -346,8 +346,8 @@ def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
 
 
 def test_finding_l4_console_tells_that_batches_are_computed_in_parts() -> None:
-    assert not any("parts" in line for line in printed(started()))
-    assert any("in 4 parts; BatchNorm" in line for line in printed(started(micro_batches=4)))
+    assert not any("micro-batches" in line for line in printed(started()))
+    assert any("into 4 micro-batches; BatchNorm" in line for line in printed(started(micro_batches=4)))
 
 
 def test_console_tells_of_practice_in_a_few_lines() -> None:
