@@ -19,7 +19,7 @@ from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
 from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
-from esper.config_types import Count, Finite, Fraction, Multiples, NonNegative, Positive, Section
+from esper.config_types import Count, Finite, Fraction, Listed, Multiples, Names, NonNegative, Positive, Section
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
@@ -125,11 +125,11 @@ class EnvConfig(Section):
     """Fossils allowed in one host; None: one in each slot."""
     parameter_budget: Positive = 10.0
     """Parameters that seeds may add, as a multiple of the host's."""
-    blueprints: tuple[str, ...] | None = None
+    blueprints: Names | None = None
     """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
     one_incubating: bool = True
     """Germinate only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
-    auto_advance: frozenset[Literal["G1", "G2", "G3"]] = frozenset()
+    auto_advance: Annotated[frozenset[Literal["G1", "G2", "G3"]], Listed] = frozenset()
     """Gates that open by themselves; ADVANCE is then masked out for their stage."""
     counterfactual_every: Count = 1
     """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
@@ -147,7 +147,7 @@ class EnvConfig(Section):
     """Epochs in EMBARGOED after a prune; None: max(1, T/30)."""
     max_training_epochs: Count | None = None
     """With automatic G2, a seed that has not passed after this many epochs is pruned; None: max(4, T/5)."""
-    stop_on: frozenset[Literal["divergence", "plateau"]] = frozenset()
+    stop_on: Annotated[frozenset[Literal["divergence", "plateau"]], Listed] = frozenset()
     """What ends an episode before its horizon, as truncation. divergence: a panic of the governor of any kind; the
     rollback and its penalty come first, and the restored host is where it stops. plateau: the best validation accuracy
     so far is at most plateau_margin above what it was plateau_epochs epochs ago, no seed lives, and no loss is

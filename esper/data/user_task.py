@@ -27,7 +27,7 @@ def refuse_untrusted(name: str, where: str) -> ConfigError:
     """The error for such a name that comes out of a file and not from the person who runs it."""
     return ConfigError(
         f"{where} names the task {name!r}, which is Python code; Esper runs code only when you name it yourself. "
-        f"Look at the file, and give --task again: --task {name} (task={name!r} from Python)"
+        f"Review the file, then name it: --task {name} (task={name!r} from Python)"
     )
 
 

@@ -54,7 +54,7 @@ def make_single(**keywords: Any) -> SingleEnv:
     """What ``gymnasium.make("esper/Growth-v0", ...)`` makes: one host; keywords are those of :func:`make_vector`
     that concern one env."""
     if refused := {"num_envs", "autoreset_mode"} & set(keywords):
-        raise TypeError(f"{', '.join(sorted(refused))}: one env has none; use gymnasium.make_vec for many")
+        raise TypeError(f"{', '.join(sorted(refused))}: not available for a single env; use gymnasium.make_vec for several")
     return SingleEnv(make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords))
 
 
@@ -64,7 +64,7 @@ def _configured(
     base = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
     if base.env.n_envs not in (None, num_envs):
         raise ConfigError(
-            f"num_envs is {num_envs}, but env.n_envs of the config {base.env.n_envs}; leave the latter out"
+            f"num_envs is {num_envs}, but env.n_envs of the config is {base.env.n_envs}; omit the latter"
         )
     tables: dict[str, dict[str, Any]] = {name: {} for name in TrainingConfig.model_fields}
     for name, value in keywords.items():
@@ -72,9 +72,9 @@ def _configured(
             tables[PLAIN[name]][name] = value
         elif name not in TABLES:
             known = ", ".join(["num_envs", "task", "config", "autoreset_mode", *TABLES, *sorted(PLAIN)])
-            raise TypeError(f"got an unexpected keyword argument {name!r}; known are: {known}")
+            raise TypeError(f"got an unexpected keyword argument {name!r}; known: {known}")
         elif not isinstance(value, Mapping):
-            raise TypeError(f"{name} is a dict of the fields of that section of the config, not {value!r}")
+            raise TypeError(f"{name} must be a dict of values of that section of the config, not {value!r}")
         else:
             tables[name] |= value
     tables["env"]["n_envs"] = num_envs

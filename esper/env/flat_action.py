@@ -36,7 +36,7 @@ class FlatTable:
         """The rows [..., 8] of chosen numbers [...]. Raises ValueError for one that is not a number of an action."""
         numbers, last = np.asarray(chosen), len(self.actions) - 1
         if not np.issubdtype(numbers.dtype, np.integer) or (numbers < 0).any() or (numbers > last).any():
-            raise ValueError(f"an action is an integer from 0 to {last}, not {chosen!r}")
+            raise ValueError(f"an action must be an integer from 0 to {last}, not {chosen!r}")
         return np.asarray(self.actions[numbers])
 
     def legal(self, masks: Info) -> NDArray[np.int8]:

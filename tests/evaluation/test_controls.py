@@ -125,7 +125,7 @@ def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) 
 
 
 def test_a_network_of_the_users_own_has_no_bigger_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"arm 'bigger': how to widen a GraftedHost is not known"):
+    with pytest.raises(ConfigError, match=r"arm 'bigger': cannot widen a GraftedHost"):
         play(tmp_path, SCHEDULE, "bigger", task=mine())
     assert not (tmp_path / "out").exists()
 

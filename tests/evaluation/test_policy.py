@@ -93,7 +93,7 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
 
 @pytest.mark.parametrize("width", [0, -1])
 def test_a_width_that_cannot_be_is_refused(width: int, learned: RunSummary) -> None:
-    with pytest.raises(ConfigError, match=f"a CNNHost of width {width} cannot be: give 1 or more; the task's has 3"):
+    with pytest.raises(ConfigError, match=f"a CNNHost cannot have width {width}: give 1 or more; the task's has 3"):
         evaluate_controller(str(learned.folder), width=width)
 
 
@@ -109,7 +109,7 @@ def test_hosts_without_a_width_are_refused(simulated: Path, learned: RunSummary)
 
     base = digits()
     task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match="how to widen a GraftedHost is not known"):
+    with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
         evaluate_controller(str(learned.folder), task=task, width=5)
 
 
