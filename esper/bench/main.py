@@ -58,7 +58,12 @@ SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. C
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write a Markdown page.")
-@click.option("--profile", "trace_file", type=click.Path(path_type=Path), help="Also write a trace of one turn of Esper's side of each case.")
+@click.option(
+    "--profile",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    help="Also write a trace of one turn of Esper's side of each case.",
+)
 def main(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],

@@ -25,9 +25,9 @@ FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
 
 def config_options(function: Command) -> Command:
     """Adds the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
-    function = click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated.")(
-        function
-    )
+    function = click.option(
+        "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated."
+    )(function)
     function = click.option(
         "--config",
         "config_file",

@@ -81,7 +81,7 @@ class Split:
     def check(self, name: str, classes: int) -> None:
         """Raises ConfigError for what cannot be trained on."""
         if len(self.x) != len(self.y) or not len(self.y):
-            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; expected equal numbers, 1 or more")
+            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more")
         self._check_table(name)
         if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
             raise ConfigError(
@@ -113,7 +113,7 @@ class Split:
             )
         if not min(self.x.shape) > 0 or wanted[0] > MOST_CHANNELS:
             raise ConfigError(
-                f"{name}: uint8 images must have 1 to {MOST_CHANNELS} channels and be non-empty; not {tuple(self.x.shape)}"
+                f"{name}: uint8 images need 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
             )
         for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
             if not tensor.is_contiguous():

@@ -54,7 +54,7 @@ def make_single(**keywords: Any) -> SingleEnv:
     """What ``gymnasium.make("esper/Growth-v0", ...)`` makes: one host; keywords are those of :func:`make_vector`
     that concern one env."""
     if refused := {"num_envs", "autoreset_mode"} & set(keywords):
-        raise TypeError(f"{', '.join(sorted(refused))}: not available for a single env; use gymnasium.make_vec for several")
+        raise TypeError(f"{', '.join(sorted(refused))}: not available for one env; use gymnasium.make_vec for many")
     return SingleEnv(make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords))
 
 
@@ -63,9 +63,7 @@ def _configured(
 ) -> TrainingConfig:
     base = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
     if base.env.n_envs not in (None, num_envs):
-        raise ConfigError(
-            f"num_envs is {num_envs}, but env.n_envs of the config is {base.env.n_envs}; omit the latter"
-        )
+        raise ConfigError(f"num_envs is {num_envs}, but env.n_envs of the config is {base.env.n_envs}; omit the latter")
     tables: dict[str, dict[str, Any]] = {name: {} for name in TrainingConfig.model_fields}
     for name, value in keywords.items():
         if name in PLAIN:

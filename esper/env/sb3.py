@@ -19,7 +19,7 @@ try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 except ImportError as error:
     raise ImportError(
-        "esper.env.sb3 needs Stable-Baselines3; to install: pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
+        "esper.env.sb3 needs Stable-Baselines3; pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
     ) from error
 
 

@@ -33,7 +33,7 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def __init__(self, env: SlotVectorEnv) -> None:
         if env.num_envs != 1 or env.metadata["autoreset_mode"] is not AutoresetMode.DISABLED:
             mode = env.metadata["autoreset_mode"].name
-            raise ValueError(f"expected a vector env of one env with autoreset DISABLED, got {env.num_envs} with {mode}")
+            raise ValueError(f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode}")
         self.env = env
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space

@@ -158,8 +158,7 @@ def _controller(draft: _Draft, base: Tables) -> str:
             draft.controller = str(section["controller"])
     if draft.controller is None:
         raise ConfigError(
-            f"arm {draft.name!r} has no controller; give it one of: "
-            f"{', '.join((*NAMES, 'no-growth', *CONTROLS))}"
+            f"arm {draft.name!r} has no controller; give it one of: {', '.join((*NAMES, 'no-growth', *CONTROLS))}"
         )
     kinds = {known.partition(":")[0] for known in NAMES}
     if draft.controller.partition(":")[0] not in kinds and draft.controller not in (*ALONE, *CONTROLS):

@@ -71,7 +71,9 @@ def time_section(ids: Ids, runs: Sequence[Run]) -> str:
         "Where the time went",
         figures(*charts),
         table(heads, rows, "Seconds by phase, all rounds"),
-        table(["run", "epochs per second", "samples per second", "seconds per round"], rates, "Rates, mean over rounds"),
+        table(
+            ["run", "epochs per second", "samples per second", "seconds per round"], rates, "Rates, mean over rounds"
+        ),
     )
 
 

@@ -59,9 +59,7 @@ class AnomalyDetector:
 
     def _not_finite(self, update: PolicyUpdated) -> Iterator[Finding]:
         if update.broken_steps:
-            words = (
-                f"{update.broken_steps:,} steps contain non-finite values: nothing was learned from this round"
-            )
+            words = f"{update.broken_steps:,} steps contain non-finite values: nothing was learned from this round"
             yield "not_finite", None, float(update.broken_steps), 0.0, words
         if update.skipped_minibatches:
             words = f"{update.skipped_minibatches} minibatches skipped: their loss or gradient was not finite"
@@ -92,9 +90,7 @@ class AnomalyDetector:
         if update.round <= limits.critic_after or self._too_few(update):
             return
         if values < limits.value_spread * targets:
-            words = (
-                f"the critic's values hardly differ between states: std {values:.2g}, targets {targets:.2g}"
-            )
+            words = f"the critic's values hardly differ between states: std {values:.2g}, targets {targets:.2g}"
             yield "value_collapsed", None, values, limits.value_spread * targets, words
         if update.explained_variance < limits.explained_variance:
             words = f"the critic predicts worse than a constant: explained variance {update.explained_variance:.2f}"

@@ -132,7 +132,7 @@ def test_make_makes_one_host() -> None:
     assert isinstance(env.unwrapped, SingleEnv)
     assert env.unwrapped.env.horizon == 3
     for keyword in ("num_envs", "autoreset_mode"):
-        with pytest.raises(TypeError, match=rf"{keyword}: not available for a single env; use gymnasium.make_vec"):
+        with pytest.raises(TypeError, match=rf"{keyword}: not available for one env; use gymnasium.make_vec"):
             make_single(**{keyword: 2})
 
 

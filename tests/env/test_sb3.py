@@ -202,4 +202,4 @@ def test_a_plain_dqn_drives_flat_actions() -> None:
 def test_without_stable_baselines_the_error_says_what_to_type(tmp_path: Path) -> None:
     script = "import sys; sys.modules['stable_baselines3'] = None; import esper.env.make; import esper.env.sb3"
     found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert "ImportError: esper.env.sb3 needs Stable-Baselines3; to install: pip install" in found.stderr
+    assert "ImportError: esper.env.sb3 needs Stable-Baselines3; pip install" in found.stderr

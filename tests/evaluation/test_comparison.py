@@ -186,7 +186,7 @@ def test_a_finished_comparison_is_told_again_with_another_reference(
     assert set(again.findings[0].versus) == {"none", "heuristic", "few"}
     ours, theirs = first.findings[0].versus["random"].pair, again.findings[0].versus["none"].pair
     assert ours.difference == -theirs.difference
-    with pytest.raises(ConfigError, match="the reference must be one of the arms none, random, heuristic, few; got 'nope'"):
+    with pytest.raises(ConfigError, match="must be one of the arms none, random, heuristic, few; got 'nope'"):
         Comparison.resume(tmp_path / "o", reference="nope")
 
 

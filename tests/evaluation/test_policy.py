@@ -171,7 +171,7 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())
     (tmp_path / "config.toml").write_text("[task]\nname = 'digits'\n")
-    with pytest.raises(ConfigError, match=r"lone\.pt is not in a run folder with a config\.toml: name the task with --task"):
+    with pytest.raises(ConfigError, match=r"lone\.pt is not in a run folder .*: name the task with --task"):
         evaluate_controller(str(lone))
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     found = evaluate_controller(str(lone), task="planted", changes=small)
@@ -188,9 +188,7 @@ def test_a_run_that_played_what_others_learned_is_evaluated(simulated: Path, tmp
 
 def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -> None:
     folder = play(tiny("random"), tmp_path / "r")[0].folder
-    with pytest.raises(
-        ConfigError, match="contains no policy: its controller, random, does not learn"
-    ) as e:
+    with pytest.raises(ConfigError, match="contains no policy: its controller, random, does not learn") as e:
         evaluate_controller(str(folder))
     for word in ("esper compare", "run of ppo", "checkpoint.pt", ".safetensors", "pretrained"):
         assert word in str(e.value)

@@ -144,10 +144,16 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
     "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin with the header of an Esper checkpoint"),
-    "weights": (sealed({"layer.weight": torch.zeros(2)}), "is not a checkpoint of a run: missing or invalid baseline, best"),
-    "a list": (sealed([1, 2]), "is not a checkpoint: something else"),
-    "another format": (b"Esper checkpoint, format 99\n\n", "it has format 99, but this version of Esper reads format 3"),
-    "a part of a run": (sealed({"round": 1}), "no baseline, best, config, finished"),
+    "weights": (
+        sealed({"layer.weight": torch.zeros(2)}),
+        "of a run: missing or invalid baseline, best",
+    ),
+    "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
+    "another format": (
+        b"Esper checkpoint, format 99\n\n",
+        "but this version of Esper reads format 3",
+    ),
+    "a part of a run": (sealed({"round": 1}), "missing or invalid baseline, best, config, finished"),
     "another content": (sealed({"round": 1})[:-1] + b"x", "it is truncated or was modified: its SHA-256 differs"),
 }
 

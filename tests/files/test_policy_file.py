@@ -129,14 +129,23 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a policy: "),
     "text": (b"dear diary, today I wrote a file\n", "is not a policy: "),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a policy: "),
-    "weights": (safetensors.torch.save({"w": torch.zeros(2)}), "is not a policy: its header has no entry 'esper_policy'"),
+    "weights": (
+        safetensors.torch.save({"w": torch.zeros(2)}),
+        "its header has no entry 'esper_policy'",
+    ),
     "other facts": (
         safetensors.torch.save({"w": torch.zeros(2)}, {"format": "pt"}),
-        "is not a policy: its header has no entry 'esper_policy'",
+        "its header has no entry 'esper_policy'",
     ),
     "no JSON": (safetensors.torch.save({}, {HEADER: "{"}), "Expecting property name"),
-    "a list": (safetensors.torch.save({}, {HEADER: "[1]"}), "it has format None, but this version of Esper reads format 1"),
-    "another format": (safetensors.torch.save({}, {HEADER: '{"format": 99}'}), "it has format 99, but this version of Esper reads"),
+    "a list": (
+        safetensors.torch.save({}, {HEADER: "[1]"}),
+        "it has format None, but this version of Esper",
+    ),
+    "another format": (
+        safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
+        "it has format 99, but this version of",
+    ),
     "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 1}'}), "blueprints: Field required"),
 }
 

@@ -133,7 +133,10 @@ def test_several_runs_are_told_apart(learned: Path, grown: Path) -> None:
     assert "2 runs: learned, grown" in page.text
     for name in ("learned: grown", "grown: grown", "Differences between the runs", "Seconds per round"):
         assert name in page.text
-    assert "reward.mode" not in page.text[page.text.index("Differences between the runs") : page.text.index("The whole conf")]
+    assert (
+        "reward.mode"
+        not in page.text[page.text.index("Differences between the runs") : page.text.index("The whole conf")]
+    )
 
 
 def test_the_same_run_gives_the_same_page(learned: Path) -> None:

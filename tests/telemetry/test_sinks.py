@@ -131,7 +131,9 @@ def test_events_before_a_broken_line_are_yielded(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps({**record(cut(0)), "schema": SCHEMA_VERSION + 1}) + "\n")
-    with pytest.raises(ValueError, match=f"schema {SCHEMA_VERSION + 1}, but this version of Esper reads up to {SCHEMA_VERSION}"):
+    with pytest.raises(
+        ValueError, match=f"schema {SCHEMA_VERSION + 1}, but this version of Esper reads up to {SCHEMA_VERSION}"
+    ):
         list(read_events(path))
 
 

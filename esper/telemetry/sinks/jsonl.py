@@ -101,5 +101,5 @@ def _check_record(fields: Any, where: str) -> None:
         raise ValueError(f"{where}: the event has no schema version")
     if schema > SCHEMA_VERSION:
         raise ValueError(
-            f"{where}: it has event schema {schema}, but this version of Esper reads up to {SCHEMA_VERSION}; use a newer one"
+            f"{where}: it has event schema {schema}, but this version of Esper reads up to {SCHEMA_VERSION}"
         )
