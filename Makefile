@@ -2,11 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-<<<<<<< HEAD
-.PHONY: all install format lint type test test-all bench gpu-check cuda-compiles emulation-sanitizers clean
-=======
-.PHONY: all install format lint type test test-all bench gpu-check gpu-rehearsal cuda-compiles clean
->>>>>>> w_rehearsal
+.PHONY: all install format lint type test test-all bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers clean
 
 all: lint type test
 

@@ -19,7 +19,7 @@ from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
 from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
-from esper.config_types import Count, Finite, Fraction, Multiples, NonNegative, Positive, Section
+from esper.config_types import Count, Finite, Fraction, Listed, Multiples, Names, NonNegative, Positive, Section
 from esper.config_types import describe_fields as describe_fields
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -131,11 +131,11 @@ class EnvConfig(Section):
     """Max fossils in one host; None: one per slot."""
     parameter_budget: Positive = 10.0
     """Max parameters that seeds may add, as a multiple of the host's."""
-    blueprints: tuple[str, ...] | None = None
+    blueprints: Names | None = None
     """Blueprints that a controller may choose from, in this order; None: all of the host's topology."""
     one_incubating: bool = True
     """Allow GERMINATE only while no seed is in GERMINATED, TRAINING or cooldown in that host."""
-    auto_advance: frozenset[Literal["G1", "G2", "G3"]] = frozenset()
+    auto_advance: Annotated[frozenset[Literal["G1", "G2", "G3"]], Listed] = frozenset()
     """Gates that open automatically; ADVANCE is then masked out for their stage."""
     counterfactual_every: Count = 1
     """Epochs between measurements of the costly counterfactuals (each slot alone, and pairs)."""
@@ -153,7 +153,7 @@ class EnvConfig(Section):
     """Epochs in EMBARGOED after a prune; None: max(1, T/30)."""
     max_training_epochs: Count | None = None
     """With automatic G2, a seed that has not passed after this many epochs is pruned; None: max(4, T/5)."""
-    stop_on: frozenset[Literal["divergence", "plateau"]] = frozenset()
+    stop_on: Annotated[frozenset[Literal["divergence", "plateau"]], Listed] = frozenset()
     """Conditions that end an episode before its horizon, as truncation. divergence: any panic of the governor; the
     rollback and its penalty come first, and the episode stops with the restored host. plateau: the best validation
     accuracy so far is at most plateau_margin above its value plateau_epochs epochs ago, no seed is living, and no loss

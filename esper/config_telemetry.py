@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from esper.config_types import Count, Finite, Fraction, NonNegative, Positive, Section
+from esper.config_types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
@@ -28,8 +28,7 @@ class TrackConfig(Section):
     @classmethod
     def _names(cls, given: Any) -> Any:
         """Splits a comma-separated string, as in `--set track.to=tensorboard`, and drops duplicates."""
-        if isinstance(given, str):
-            given = [name.strip() for name in given.split(",") if name.strip()]
+        given = listed(given)
         named = isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
         return tuple(dict.fromkeys(given)) if named else given
 

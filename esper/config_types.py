@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+def listed(given: Any) -> Any:
+    """Splits a string at its commas, as in ``--set env.blueprints=norm,lora``; other collections stay as they are."""
+    if isinstance(given, str):
+        return [name.strip() for name in given.split(",") if name.strip()]
+    if not isinstance(given, list | tuple | set | frozenset):
+        raise PydanticCustomError("names", "give a list of names")
+    return given
+
+
+Listed = BeforeValidator(listed)
+Names = Annotated[tuple[str, ...], Listed]
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

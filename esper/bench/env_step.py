@@ -97,7 +97,7 @@ def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
         for part in ("policy", "telemetry", "rest"):
             shares = list(steps.shares[part])
             yield Comparison(
-                f"{NAME}: of that, {part}",
+                f"{NAME}: {part} only",
                 label,
                 device,
                 "the same budget",

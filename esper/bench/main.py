@@ -38,27 +38,34 @@ CASES = OPERATORS | RUNS
 # Console width without a terminal, so that no cell wraps.
 WIDE = 200
 
-SIZE_HELP = "Numbers with x between, as each case has them (a wrong one is told what is right); may be repeated."
+SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. Can be repeated."
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
-@click.option("--sweep", is_flag=True, help="All sizes of train-epoch, not only the first few.")
-@click.option("--quick", is_flag=True, help="As little work a turn as shows that a case runs; bars mean nothing then.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Auto: all that are there.")
-@click.option("--threads", default=1, show_default=True, help="Threads inside an operator; the bars are for one.")
-@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Turns of each side.")
+@click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
+@click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: all available devices."
+)
+@click.option("--threads", default=1, show_default=True, help="Threads per operator; bars are defined for one.")
+@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Max turns of each side.")
 @click.option(
     "--seconds",
     default=60.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="After so long a row gets no more turns than three of each side.",
+    help="Time limit of one comparison; each side gets at least three turns.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write a Markdown page.")
-@click.option("--profile", "trace_file", type=click.Path(path_type=Path), help="A trace of one own turn of each case.")
+@click.option(
+    "--profile",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    help="Also write a trace of one turn of Esper's side of each case.",
+)
 def main(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -72,7 +79,10 @@ def main(
     markdown_file: Path | None,
     trace_file: Path | None,
 ) -> None:
-    """Measure CASES (all by default) against their baselines, alternating between the two in this process."""
+    """Measure CASES (all by default) against their baselines, taking alternate turns in this process.
+
+    A ratio above 1 means that Esper is better; a bar is the ratio that it has to reach.
+    """
     import torch
     from rich.console import Console
 
@@ -123,7 +133,7 @@ def load(cases: tuple[str, ...], request: Request) -> dict[str, Any]:
     from esper.config import ConfigError
 
     if request.sizes and not cases:
-        raise ConfigError(f"--size is for cases that are named; there are: {', '.join(sorted(CASES))}")
+        raise ConfigError(f"--size requires the names of cases; known: {', '.join(sorted(CASES))}")
     modules = {case: importlib.import_module(CASES[case]) for case in cases or sorted(CASES)}
     for case, module in modules.items():
         module.SIZE.check(case, request.sizes)
@@ -163,7 +173,7 @@ def measure_all(
         except ConfigError as error:  # the baseline is not installed
             if named and len(results) == first:
                 raise click.ClickException(str(error)) from error
-            console.print(f"{case} is left out: {error}")
+            console.print(f"{case} was skipped: {error}")
     return results
 
 

@@ -114,7 +114,7 @@ def sb3_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Calla
         from stable_baselines3.common.vec_env import DummyVecEnv
     except ImportError:
         raise ConfigError(
-            'the baseline is sb3-contrib, which is not installed; type: pip install -e ".[test]"'
+            'the baseline is sb3-contrib, which is not installed; to install: pip install -e ".[test]"'
         ) from None
     ppo, envs, steps = config.ppo, env.num_envs, env.horizon
     model = RecurrentPPO(

@@ -61,7 +61,7 @@ def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
         RuntimeError: the process failed.
     """
     if not STATUS.exists():
-        raise ConfigError(f"the memory of a process is read from {STATUS}, which this system does not have")
+        raise ConfigError(f"measuring the memory of a process needs {STATUS}, which this system does not have")
     command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), device]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:

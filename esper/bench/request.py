@@ -31,7 +31,7 @@ class SizeForm:
 def parse_size(text: str) -> Size:
     """``"4x128x8"`` -> ``(4, 128, 8)``. Raises ConfigError for anything but positive integers separated by x."""
     if re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text, re.ASCII) is None:
-        raise ConfigError(f"a size is whole numbers from 1 on with x between them, for example 4x128x8; not {text!r}")
+        raise ConfigError(f"a size is positive integers separated by x, for example 4x128x8; not {text!r}")
     return tuple(int(number) for number in text.split("x"))
 
 

@@ -105,7 +105,7 @@ def _memory(device: str, counts: tuple[int, ...]) -> Iterator[Comparison]:
         megabytes = {envs: kind(peak) / 1e6 for envs, peak in peaks.items()}
         for envs in counts:
             yield Comparison(
-                f"{NAME}: {title} above none",
+                f"{NAME}: increase in {title}",
                 f"E {envs}, batch {batch}, width {width}",
                 device,
                 f"{envs} times that of one host",

@@ -11,20 +11,20 @@ import click
 from esper.config import ConfigError
 
 COMMANDS = {
-    "run": "Grow hosts with a controller, beside the same hosts left alone.",
+    "run": "Grow hosts with a controller, and compare them with the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
-    "eval": "Play what an agent has learned on hosts that it never saw, also of another task or width.",
-    "report": "Write runs as one page of HTML: curves, slots, contributions, rewards, time.",
-    "show": "Show how a run stands, also while it is going.",
-    "info": "Show versions, hardware and what was built; or the observation and the configuration.",
+    "eval": "Evaluate a trained agent on held-out hosts, also of another task or width.",
+    "report": "Write an HTML page about one or more runs: curves, slots, contributions, rewards, time.",
+    "show": "Show the status of a run, also while it is in progress.",
+    "info": "Show versions, hardware and compiled modules; or the observation or the configuration.",
     "tasks": "List the tasks, blueprints and controllers.",
 }
 
 EXIT_CODES = {
     "0": "done",
-    "1": "an error while running; what was done until then is kept, and how to go on is said",
-    "2": "wrong input; nothing was started",
-    "130": "interrupted, by Ctrl-C; as after an error",
+    "1": "an error while running; completed work is kept, and the message says how to resume",
+    "2": "invalid input; nothing was started",
+    "130": "interrupted with Ctrl-C; completed work is kept, as after an error",
 }
 
 

@@ -15,19 +15,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Flag, the config value that it sets, type, help.
 FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
-    ("--task", ("task", "name"), click.STRING, "What hosts are trained on; see `esper tasks`.  [default: digits]"),
-    ("--envs", ("env", "n_envs"), click.INT, "Hosts trained together."),
-    ("--episode-length", ("env", "episode_length"), click.INT, "Epochs each host trains."),
-    ("--seed", ("run", "seed"), click.INT, "Seed of everything random.  [default: 0]"),
-    ("--device", ("run", "device"), click.STRING, "Where hosts train: cpu, cuda, cuda:0, ...  [default: cpu]"),
+    ("--task", ("task", "name"), click.STRING, "Task that hosts are trained on; see `esper tasks`.  [default: digits]"),
+    ("--envs", ("env", "n_envs"), click.INT, "Number of hosts trained together."),
+    ("--episode-length", ("env", "episode_length"), click.INT, "Number of epochs that each host is trained for."),
+    ("--seed", ("run", "seed"), click.INT, "Random seed of the run.  [default: 0]"),
+    ("--device", ("run", "device"), click.STRING, "Device that hosts train on: cpu, cuda, cuda:0, ...  [default: cpu]"),
 )
 
 
 def config_options(function: Command) -> Command:
     """Adds the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
-    function = click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Set any config value.")(
-        function
-    )
+    function = click.option(
+        "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated."
+    )(function)
     function = click.option(
         "--config",
         "config_file",

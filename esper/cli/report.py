@@ -13,7 +13,7 @@ import click
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    help="Where to write it.  [default: RUN/report.html; of several runs, ./report.html]",
+    help="File to write.  [default: RUN/report.html; for several runs, ./report.html]",
 )
 def command(runs: tuple[Path, ...], out: Path | None) -> None:
     """Write an HTML page about a run; several runs are shown side by side.

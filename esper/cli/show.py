@@ -9,7 +9,9 @@ import click
 
 @click.command("show")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--watch", "watching", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends only the view.")
+@click.option(
+    "--watch", "watching", is_flag=True, help="Keep showing it until the run ends; Ctrl-C stops only the view."
+)
 def command(run: Path, watching: bool) -> None:
     """Show the status of a run: progress, accuracy, verdict, slots, policy, time and latest events.
 

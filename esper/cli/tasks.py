@@ -16,7 +16,7 @@ def command() -> None:
     click.echo("Tasks")
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
         click.echo(f"  {name:16s} {description}")
-    click.echo(f"  {FORM:16s} a task of your own: the function returns an esper.data.task.Task")
+    click.echo(f"  {FORM:16s} a user-defined task: a function in your file that returns an esper.data.task.Task")
     for topology in BLUEPRINTS.topologies():
         click.echo(f"\nBlueprints for {topology} hosts")
         for name in BLUEPRINTS.names(topology):

@@ -34,8 +34,8 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
     for name, tensor in _named(host):
         if tensor.data_ptr() in shared:
             raise ConfigError(
-                f"{task.name}: two hosts share {name}. build_host has to make a new network each time; of one that "
-                "exists already, a copy: copy.deepcopy"
+                f"{task.name}: two hosts share {name}: build_host must return a new network each time; to reuse "
+                "an existing one, return copy.deepcopy of it"
             )
     if not any(True for _ in host.parameters()):
         raise ConfigError(f"{task.name}: the host has no parameters")
@@ -71,7 +71,7 @@ def _check_dtypes(task: Task, host: Host) -> None:
     for name, parameter in host.named_parameters():
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             raise ConfigError(
-                f"{task.name}: {name} is {parameter.dtype}; parameters that are trained are one of "
+                f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
                 f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
             )
 
@@ -83,11 +83,11 @@ def _check_logits(task: Task, host: Host, x: Tensor) -> None:
         logits = host(x)
     wanted = (*y.shape, task.classes)
     if not isinstance(logits, Tensor):
-        raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}; it wants logits {wanted}")
+        raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}, not logits {wanted}")
     if tuple(logits.shape) != wanted:
         raise ConfigError(
-            f"{task.name}: in {mode} the host makes logits of shape {tuple(logits.shape)} of {len(y)} samples; it "
-            f"wants {wanted}"
+            f"{task.name}: in {mode} the host returns logits of shape {tuple(logits.shape)} for {len(y)} samples; "
+            f"expected {wanted}"
         )
 
 
@@ -118,7 +118,7 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
     if off:
         raise ConfigError(
             f"{task.name}: gradients are switched off at slot {', '.join(off)} (torch.no_grad in the network); freeze "
-            "layers with requires_grad_(False) in its place"
+            "layers with requires_grad_(False) instead"
         )
     if logits.requires_grad:
         with _no_layer_may_run(task.name, host):
@@ -133,8 +133,8 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
 def _no_layer_may_run(task: str, host: Host) -> Iterator[None]:
     def refuse(_module: nn.Module, _inputs: object) -> None:
         raise ConfigError(
-            f"{task}: the network runs layers again in the backward pass (activation checkpointing), where slots and "
-            "dropout would not be what they were; switch it off"
+            f"{task}: the network runs layers again in the backward pass (activation checkpointing), when slots and "
+            "dropout would differ from the forward pass; switch it off"
         )
 
     with ExitStack() as hooks:

@@ -149,7 +149,7 @@ def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> I
     if tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8:
         raise ConfigError(f"{what} are {pixels.dtype} {list(pixels.shape)}, not torch.uint8 {list(wanted)}")
     if len(labels) != count or int(labels.min()) < 0 or int(labels.max()) >= source.classes:
-        raise ConfigError(f"{what} want {count} labels from 0 to {source.classes - 1}")
+        raise ConfigError(f"{what} must have {count} labels from 0 to {source.classes - 1}")
     return Images(pixels, labels)
 
 

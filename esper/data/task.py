@@ -81,17 +81,17 @@ class Split:
     def check(self, name: str, classes: int) -> None:
         """Raises ConfigError, starting with ``name``, if the split cannot be trained on."""
         if len(self.x) != len(self.y) or not len(self.y):
-            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; it wants as many, and some")
+            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more")
         self._check_table(name)
         if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
             raise ConfigError(
-                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; it wants int64, [N] or [N, T]"
+                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
             )
         known = self.y if self.y.dim() == 1 else self.y[self.y != PAD]
         if not len(known) or int(known.min()) < 0 or int(known.max()) >= classes:
             raise ConfigError(f"{name}: targets must lie between 0 and {classes - 1}; padding of tokens is {PAD}")
         if not self.counts.all():
-            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} is nothing but padding")
+            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} contains only padding")
         if self.x.is_floating_point():
             finite = self.x.isfinite().flatten(1).all(dim=1)
             if not finite.all():
@@ -109,11 +109,11 @@ class Split:
         if self.table.dtype != torch.float32 or tuple(self.table.shape) != wanted:
             raise ConfigError(
                 f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
-                f"channels want float32 {wanted}, see esper.ops.normalisation_table"
+                f"channels need float32 {wanted}, see esper.ops.normalisation_table"
             )
         if not min(self.x.shape) > 0 or wanted[0] > MOST_CHANNELS:
             raise ConfigError(
-                f"{name}: images of bytes have 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
+                f"{name}: uint8 images need 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
             )
         for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
             if not tensor.is_contiguous():
@@ -171,10 +171,10 @@ class Task:
         if self.augmentation == Augmentation():
             return
         if not isinstance(self.train, Split) or self.train.table is None:
-            raise ConfigError(f"{self.name}: only training images of bytes with a table are augmented, and it has none")
+            raise ConfigError(f"{self.name}: augmentation needs uint8 training images with a table")
         side, crop = min(self.train.x.shape[1:3]), self.augmentation.crop
         if not 0 <= crop < side:
-            raise ConfigError(f"{self.name}: crop is {crop}; images of this size want 0 to {side - 1} pixels")
+            raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
 
     def _splits(self) -> dict[str, Split]:
         """Returns the splits that are in memory, by name."""

@@ -49,7 +49,7 @@ def load(options: DataOptions) -> Task:
     held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
     first, second = cut_by_position(len(held_out), (0.5, 0.5))
     if min(first.stop, len(held_out) - first.stop) <= LENGTH:
-        raise ConfigError(f"{validation.path} has {len(held_out)} tokens; it takes {2 * LENGTH + 2} or more")
+        raise ConfigError(f"{validation.path} has {len(held_out)} tokens; {2 * LENGTH + 2} or more are needed")
     sequences = TokenWindows(train, LENGTH)
     return Task(
         name=NAME,

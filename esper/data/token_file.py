@@ -26,7 +26,7 @@ class TokenFile:
         self.path = path
         size = path.stat().st_size
         if size == 0 or size % 2:
-            raise ConfigError(f"{path} has {size} bytes; a token file has two a token (uint16, little-endian)")
+            raise ConfigError(f"{path} has {size} bytes; a token file has two bytes per token (uint16, little-endian)")
         self._tokens: NDArray[np.uint16] | None = None
         for first in range(0, len(self), SCAN):
             highest = int(self.tokens[first : first + SCAN].max())
@@ -57,7 +57,7 @@ class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
         self.file, self.length = file, length
         self.count = (len(file) - 1) // length
         if self.count < 1:
-            raise ConfigError(f"{file.path} has {len(file)} tokens; a sequence with its targets takes {length + 1}")
+            raise ConfigError(f"{file.path} has {len(file)} tokens; a sequence with its targets needs {length + 1}")
 
     def __len__(self) -> int:
         return self.count

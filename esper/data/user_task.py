@@ -27,7 +27,7 @@ def refuse_untrusted(name: str, where: str) -> ConfigError:
     """Makes the error for a user task that is named by a file (``where``) and not by the user."""
     return ConfigError(
         f"{where} names the task {name!r}, which is Python code; Esper runs code only when you name it yourself. "
-        f"Look at the file, and give --task again: --task {name} (task={name!r} from Python)"
+        f"Review the file, then name it: --task {name} (task={name!r} from Python)"
     )
 
 

@@ -56,7 +56,7 @@ def make_single(**keywords: Any) -> SingleEnv:
     It takes the keywords of :func:`make_vector` except ``num_envs`` and ``autoreset_mode``, which raise TypeError.
     """
     if refused := {"num_envs", "autoreset_mode"} & set(keywords):
-        raise TypeError(f"{', '.join(sorted(refused))}: one env has none; use gymnasium.make_vec for many")
+        raise TypeError(f"{', '.join(sorted(refused))}: not available for one env; use gymnasium.make_vec for many")
     return SingleEnv(make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords))
 
 
@@ -65,18 +65,16 @@ def _configured(
 ) -> TrainingConfig:
     base = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
     if base.env.n_envs not in (None, num_envs):
-        raise ConfigError(
-            f"num_envs is {num_envs}, but env.n_envs of the config {base.env.n_envs}; leave the latter out"
-        )
+        raise ConfigError(f"num_envs is {num_envs}, but env.n_envs of the config is {base.env.n_envs}; omit the latter")
     tables: dict[str, dict[str, Any]] = {name: {} for name in TrainingConfig.model_fields}
     for name, value in keywords.items():
         if name in PLAIN:
             tables[PLAIN[name]][name] = value
         elif name not in TABLES:
             known = ", ".join(["num_envs", "task", "config", "autoreset_mode", *TABLES, *sorted(PLAIN)])
-            raise TypeError(f"got an unexpected keyword argument {name!r}; known are: {known}")
+            raise TypeError(f"got an unexpected keyword argument {name!r}; known: {known}")
         elif not isinstance(value, Mapping):
-            raise TypeError(f"{name} is a dict of the fields of that section of the config, not {value!r}")
+            raise TypeError(f"{name} must be a dict of values of that section of the config, not {value!r}")
         else:
             tables[name] |= value
     tables["env"]["n_envs"] = num_envs

@@ -104,7 +104,7 @@ class Episode:
         if self.not_finite:
             raise ValueError(
                 f"env {self.index}: the host is not finite before any training (validation loss "
-                f"{self.measurement.loss:g}); look at its initial values and at the validation data"
+                f"{self.measurement.loss:g}); check its initial weights and the validation data"
             )
         self.governor.start_from(self.measurement.loss)
         self.governor.snapshot_if_due(self.training, self._record(), fossilized=False)

@@ -36,7 +36,7 @@ class FlatTable:
         """Returns the actions [..., 8] of indices [...]. Raises ValueError for an index out of range."""
         numbers, last = np.asarray(chosen), len(self.actions) - 1
         if not np.issubdtype(numbers.dtype, np.integer) or (numbers < 0).any() or (numbers > last).any():
-            raise ValueError(f"an action is an integer from 0 to {last}, not {chosen!r}")
+            raise ValueError(f"an action must be an integer from 0 to {last}, not {chosen!r}")
         return np.asarray(self.actions[numbers])
 
     def legal(self, masks: Info) -> NDArray[np.int8]:

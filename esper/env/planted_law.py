@@ -68,7 +68,7 @@ class Law:
     def __post_init__(self) -> None:
         shape = (len(self.slots), len(self.blueprints))
         if np.shape(self.worth) != shape or len(self.parameters) != shape[1]:
-            raise ValueError(f"worth is [slots][blueprints], here {shape}, and parameters one number a blueprint")
+            raise ValueError(f"expected worth of shape {shape} [slots, blueprints] and parameters of length {shape[1]}")
 
     def only(self, blueprints: tuple[str, ...]) -> Law:
         """Returns the law for hosts in which only these blueprints can be planted."""

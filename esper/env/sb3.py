@@ -19,7 +19,7 @@ try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 except ImportError as error:
     raise ImportError(
-        "esper.env.sb3 needs Stable-Baselines3; type: pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
+        "esper.env.sb3 needs Stable-Baselines3; pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
     ) from error
 
 
@@ -41,7 +41,7 @@ class SB3VecEnv(VecEnv):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         if env.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP:
             mode = env.metadata["autoreset_mode"].name
-            raise ValueError(f"Stable-Baselines3 wants autoreset_mode=AutoresetMode.SAME_STEP, the env has {mode}")
+            raise ValueError(f"Stable-Baselines3 needs autoreset_mode=AutoresetMode.SAME_STEP, the env has {mode}")
         self.env = env
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
@@ -51,7 +51,7 @@ class SB3VecEnv(VecEnv):
         Raises ValueError if options were set.
         """
         if any(self._options):
-            raise ValueError("hosts take no options at a reset; set_options() is of no use here")
+            raise ValueError("hosts take no options at a reset: set_options() is not supported")
         observation, info = self.env.reset(seed=self._seeds[0])
         self._reset_seeds()
         self.reset_infos = self._infos(info)

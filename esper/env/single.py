@@ -33,7 +33,7 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def __init__(self, env: SlotVectorEnv) -> None:
         if env.num_envs != 1 or env.metadata["autoreset_mode"] is not AutoresetMode.DISABLED:
             mode = env.metadata["autoreset_mode"].name
-            raise ValueError(f"wanted a vector env of one env with autoreset DISABLED, got {env.num_envs} with {mode}")
+            raise ValueError(f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode}")
         self.env = env
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
@@ -59,7 +59,7 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
             raise gymnasium.error.ResetNeeded("no episode is going on; call reset() first")
         action = np.asarray(action)
         if action.shape != self.action_space.shape:
-            raise ValueError(f"the action has shape {action.shape}, wanted {self.action_space.shape}")
+            raise ValueError(f"the action has shape {action.shape}, expected {self.action_space.shape}")
         observation, rewards, terminated, truncated, info = self.env.step(action[None])
         return observation[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), of_env(info, 0)
 

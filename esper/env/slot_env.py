@@ -48,7 +48,7 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
     value = mode.value if isinstance(mode, AutoresetMode) else mode
     if value not in known:
         wanted = " or ".join(f"AutoresetMode.{mode.name} ({mode.value!r})" for mode in AUTORESET_MODES)
-        raise ValueError(f"autoreset_mode is {wanted}, not {mode!r}")
+        raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
     return known[value]
 
 
@@ -226,7 +226,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             mask = np.asarray(options["reset_mask"])
             if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
                 given = f"{mask.dtype} {list(mask.shape)}"
-                raise ValueError(f"options['reset_mask'] is a bool array [{self.num_envs}], not {given}")
+                raise ValueError(f"options['reset_mask'] must be a bool array [{self.num_envs}], not {given}")
             starting = starting if everyone else mask
         if seed is not None:
             super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
@@ -249,10 +249,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         actions = np.asarray(actions, dtype=np.int64)
         if actions.shape != (self.num_envs, len(HEADS)):
-            raise ValueError(f"actions have shape {actions.shape}, wanted {(self.num_envs, len(HEADS))}")
+            raise ValueError(f"actions have shape {actions.shape}, expected {(self.num_envs, len(HEADS))}")
         for head, size, column in zip(HEADS, self.action_spec.sizes, actions.T, strict=True):
             if column.min() < 0 or column.max() >= size:
-                raise ValueError(f"{head} is one of 0 to {size - 1}, not {column.tolist()}")
+                raise ValueError(f"{head} must be one of 0 to {size - 1}, not {column.tolist()}")
         legal = self.mask.legal(np.arange(self.num_envs), actions)
         self.illegal_actions += ~legal & ~self.done
         return np.where((legal & ~self.done)[:, None], actions, Op.WAIT)

@@ -81,11 +81,11 @@ def analyse(hosts: Mapping[str, Sequence[HostResult]], reference: str) -> list[F
 def _findings(metric: Metric, values: Mapping[str, Floats], reference: str) -> Findings:
     bad = {name: int((~np.isfinite(own)).sum()) for name, own in values.items()}
     if all(bad[name] == len(own) for name, own in values.items()):
-        return Findings(metric, {}, {}, missing="there is no such number for these hosts")
+        return Findings(metric, {}, {}, missing="not measured for these hosts")
     if any(bad.values()):
         # Leaving out these pairs would hide the failures of an arm.
         told = ", ".join(f"{name} {count} of {len(values[name])}" for name, count in bad.items() if count)
-        return Findings(metric, {}, {}, missing=f"no verdict: not every value is finite ({told})")
+        return Findings(metric, {}, {}, missing=f"no verdict: some values are not finite ({told})")
     pairs = {
         name: compare_pairs(own, values[reference], name_a=name, name_b=reference)
         for name, own in values.items()

@@ -23,22 +23,19 @@ FORMS = (
 )
 
 SHARED: Mapping[tuple[str, str], str] = {
-    ("task", "name"): "arms meet on the same hosts and images",
-    ("task", "data"): "arms meet on the same images",
-    (
-        "run",
-        "seed",
-    ): "host i of every arm begins with the same weights and sees the same batches, which the seed decides",
-    ("env", "n_envs"): "pair i is host i of its round in every arm",
-    ("run", "device"): "devices round differently, and that would pass for a difference between arms",
+    ("task", "name"): "all arms train the same hosts on the same data",
+    ("task", "data"): "all arms use the same data",
+    ("run", "seed"): "it determines the initial weights and the batches of each pair",
+    ("env", "n_envs"): "it determines which hosts form a pair",
+    ("run", "device"): "devices round differently, which could look like a difference between arms",
 }
 """Values that must be the same in all arms, and why."""
 
 WITHOUT_EFFECT: Mapping[str, str] = {
-    "run.rounds": "--pairs says how much is played",
-    "run.evaluation_pairs": "--pairs says how much is played",
-    "run.checkpoint_every": "what is finished is always kept",
-    "ppo": "no arm learns while it is compared; train it with `esper run` and name the run folder",
+    "run.rounds": "--pairs sets the number of hosts",
+    "run.evaluation_pairs": "--pairs sets the number of hosts",
+    "run.checkpoint_every": "every finished round is saved",
+    "ppo": "no arm learns during a comparison; train the agent with `esper run` and name its run folder",
 }
 """Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored."""
 
@@ -90,7 +87,7 @@ def read_arms(texts: Sequence[str], base: Tables, of: str | None = None) -> list
         _check_trust(draft, base)
     names = [draft.name for draft in drafts]
     if len(set(names)) < len(names):
-        raise ConfigError(f"an arm is named twice: {', '.join(names)}")
+        raise ConfigError(f"two arms have the same name: {', '.join(names)}")
     controllers = {draft.name: _controller(draft, base) for draft in drafts}
     common = _common(drafts, base)
     growing = [name for name in names if controllers[name] not in (*ALONE, *CONTROLS)]
@@ -112,7 +109,7 @@ def _read(text: str) -> _Draft:
     if file is not None:
         name, path = file[1].strip(), Path(file[2].strip())
         if path.suffix != ".toml":
-            raise ConfigError(f"--arm {text}: {path} is no FILE.toml; an arm is one of {FORMS}")
+            raise ConfigError(f"--arm {text}: {path} is not a .toml file; an arm is one of: {FORMS}")
         return _Draft(name, None, read_toml(path), file=path)
     name, colon, rest = text.partition(":")
     if not colon or name in ("checkpoint", "schedule"):
@@ -148,7 +145,7 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
                 set_dotted(draft.tables, f"{key}={value}")
             except ConfigError:
                 raise ConfigError(
-                    f"--arm {text}: {assignment.strip()!r} is no controller=..., of=... or SECTION.KEY=VALUE"
+                    f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
                 ) from None
     return draft
 
@@ -161,14 +158,13 @@ def _controller(draft: _Draft, base: Tables) -> str:
             draft.controller = str(section["controller"])
     if draft.controller is None:
         raise ConfigError(
-            f"arm {draft.name!r} does not say what decides: give it a controller, one of "
-            f"{', '.join((*NAMES, 'no-growth', *CONTROLS))}"
+            f"arm {draft.name!r} has no controller; give it one of: {', '.join((*NAMES, 'no-growth', *CONTROLS))}"
         )
     kinds = {known.partition(":")[0] for known in NAMES}
     if draft.controller.partition(":")[0] not in kinds and draft.controller not in (*ALONE, *CONTROLS):
         raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
     if draft.of is not None and draft.controller not in CONTROLS:
-        raise ConfigError(f"arm {draft.name!r}: of= is for {', '.join(CONTROLS)}; {draft.controller} follows no arm")
+        raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
     return draft.controller
 
 
@@ -177,11 +173,11 @@ def _leader(draft: _Draft, controller: str, of: str | None, growing: Sequence[st
         return None
     leader = draft.of or of or (growing[0] if growing else None)
     if leader is None:
-        raise ConfigError(f"{draft.name} is made for an arm that grows hosts: name one, such as --arm heuristic")
+        raise ConfigError(f"{draft.name} is made for an arm that grows hosts: add one, such as --arm heuristic")
     if leader not in growing:
         known = ", ".join(growing) or "none"
         raise ConfigError(
-            f"{draft.name} is made for an arm that grows hosts, and {leader!r} is none; there is: {known}"
+            f"{draft.name} is made for an arm that grows hosts, and {leader!r} is not one; these arms do: {known}"
         )
     return leader
 
@@ -190,14 +186,14 @@ def _common(drafts: Sequence[_Draft], base: Tables) -> Tables:
     """Returns the values of SHARED that any arm or ``base`` sets, for all arms. Raises ConfigError if they conflict."""
     common: Tables = {}
     for (section, key), why in SHARED.items():
-        stated = {"the others": base} | {f"arm {draft.name!r}": draft.tables for draft in drafts}
+        stated = {"the shared config": base} | {f"arm {draft.name!r}": draft.tables for draft in drafts}
         given = {who: tables[section][key] for who, tables in stated.items() if key in _section(tables, section)}
         first, *rest = [*given.items()] or [("", None)]
         for who, value in rest:
             if value != first[1]:
                 raise ConfigError(
-                    f"{who} has {section}.{key} = {value!r}, {first[0]} {first[1]!r}: it must be one for all arms, "
-                    f"because {why}"
+                    f"{section}.{key} must be the same for all arms, because {why}; {first[0]} has {first[1]!r}, "
+                    f"{who} has {value!r}"
                 )
         if given:
             common.setdefault(section, {})[key] = first[1]

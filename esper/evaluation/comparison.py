@@ -119,10 +119,10 @@ class Comparison:
     ) -> None:
         names = [arm.name for arm in arms]
         reference = reference or (default_reference(arms) if arms else None)
-        if len(arms) < 2 or reference not in names:
-            raise ConfigError(
-                f"give two or more --arm, the reference among them; got {', '.join(names) or 'none'} and {reference}"
-            )
+        if len(arms) < 2:
+            raise ConfigError(f"a comparison needs two or more --arm; got {f'only {names[0]}' if names else 'no arm'}")
+        if reference not in names:
+            raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
         self.files = ComparisonFolder(Path(folder), resumed=False)
         self._set_up(arms, pairs, reference, progress, task, order_seed)
         self.played: Played = {name: {} for name in names}
@@ -149,7 +149,7 @@ class Comparison:
         arms, pairs, first = files.settings()
         reference = reference or first
         if reference not in (names := [arm.name for arm in arms]):
-            raise ConfigError(f"the reference is one of the arms, {', '.join(names)}; not {reference}")
+            raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
         arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]

@@ -36,7 +36,7 @@ class ControlSide(Side):
 
     def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
         if maker.task is None:
-            raise ConfigError(f"{self.kind} trains a network; hosts of {maker.config.task.name} are simulated")
+            raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
         self.task, self.config, self.of, self.run_seed = maker.task, maker.config, of, run_seed
         self.blueprints = BLUEPRINTS.copy()
         with seeded(0):
@@ -112,7 +112,7 @@ class SameComputeSide(ControlSide):
         self.first, self.each = validation, training + validation
         """Operations before the first epoch (``first``) and per epoch (``each``)."""
         if not self.each:
-            raise ConfigError("same-compute: nothing is counted of what this host's passes compute")
+            raise ConfigError("same-compute: none of the operations in this host's passes can be counted")
 
     def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
         epochs = max(1, round((grown.flops - self.first) / self.each))

@@ -34,7 +34,7 @@ class ComparisonFolder:
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
         if not resumed and path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"{path} already holds something; give --out a new or empty folder")
+            raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
 
     def create(self, arms: Sequence[Arm], pairs: int, reference: str) -> None:
         """Creates the folder with the settings and a description of the machine."""
@@ -68,17 +68,21 @@ class ComparisonFolder:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{self.path} is no folder of a comparison: there is no {SETTINGS}") from None
+            raise ConfigError(f"{self.path} is not the folder of a comparison: it has no {SETTINGS}") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from None
         if found.get("format") != FORMAT:
-            raise ConfigError(f"{file} has format {found.get('format')}; this Esper reads {FORMAT}")
+            raise ConfigError(
+                f"{file} has format {found.get('format')}, but this version of Esper reads format {FORMAT}"
+            )
         arms = []
         for entry in found["arms"]:
             config = TrainingConfig.parse(entry["config"])
             arm = Arm(entry["name"], entry["controller"], config, entry["of"])
             if follows(arm) != entry["follows_sha256"]:
-                raise ConfigError(f"arm {arm.name!r}: what {arm.controller} follows has changed since the first pairs")
+                raise ConfigError(
+                    f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
+                )
             arms.append(arm)
         return arms, int(found["pairs"]), str(found["reference"])
 

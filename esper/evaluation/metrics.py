@@ -33,7 +33,7 @@ class Metric:
     @property
     def heading(self) -> str:
         """Title, unit and direction."""
-        way = {"higher": "higher is better", "lower": "lower is better", "neither": "a price, neither is better"}
+        way = {"higher": "higher is better", "lower": "lower is better", "neither": "a cost, neither is better"}
         return f"{self.title}{f', {self.unit}' if self.unit else ''} ({way[self.better]})"
 
 

@@ -88,7 +88,7 @@ def compare_controllers(
         ConfigError: a controller is unknown or repeated, or the config cannot run.
     """
     if len(set(controllers)) < len(controllers):
-        raise ConfigError(f"an arm is named twice: {', '.join(controllers)}")
+        raise ConfigError(f"a controller is given twice: {', '.join(controllers)}")
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
 

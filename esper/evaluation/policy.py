@@ -159,7 +159,7 @@ def hosts_config(learned: Learned, task: str | None, changes: Mapping[str, Any])
     _check_effect(changes)
     if learned.config is None:
         if task is None:
-            raise ConfigError(f"{learned.name} lies beside no config.toml of a run: say with --task what it is to play")
+            raise ConfigError(f"{learned.name} is not in a run folder with a config.toml: name the task with --task")
         return TrainingConfig.parse(_merged({"task": {"name": task}}, changes))
     tables = learned.config.model_dump(mode="json", exclude_none=True)
     found = learned.config.task.name
@@ -177,7 +177,8 @@ def _check_effect(changes: Mapping[str, Any]) -> None:
         for key in values if isinstance(values, dict) else ():
             if f"{section}.{key}".startswith(WITHOUT_EFFECT):
                 raise ConfigError(
-                    f"{section}.{key} means nothing here: what has learned plays as it is; --task and --pairs say what"
+                    f"{section}.{key} has no effect here: a trained agent plays unchanged; choose its hosts with "
+                    "--task and --pairs"
                 )
 
 

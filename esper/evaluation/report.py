@@ -30,5 +30,5 @@ def write_report(outcome: Outcome, console: Console) -> None:
     except ImportError as error:
         plots, missing = [], f" No plots: matplotlib cannot be imported ({error}); pip install matplotlib."
     files = ", ".join([RESULTS, TABLE, *plots])
-    told = f"In {outcome.folder}: {files}.{missing}"
+    told = f"Written to {outcome.folder}: {files}.{missing}"
     console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -25,7 +26,7 @@ def print_report(outcome: Outcome, console: Console, full: bool = False) -> None
         if findings.missing:
             _line(console, f"{metric.title}: {findings.missing}")
         elif len(values) == 1:
-            _line(console, f"{metric.title}: {figure(values.pop(), metric.decimals)} in every host")
+            _line(console, f"{metric.title}: {figure(values.pop(), metric.decimals)} for every host")
         elif full or number == 0:
             _line(console, metric.heading)
             for table in (_arms(findings), _differences(findings), _effects(findings)):
@@ -45,26 +46,28 @@ def print_report(outcome: Outcome, console: Console, full: bool = False) -> None
 
 def headline(outcome: Outcome) -> str:
     pairs = "1 pair" if outcome.pairs == 1 else f"{outcome.pairs} pairs"
-    cut = f" of {outcome.asked} that were asked for" if outcome.pairs < outcome.asked else ""
-    return f"Committed hosts of {outcome.task} after their last epoch: {pairs}{cut}, seed {outcome.seed}"
+    if outcome.pairs < outcome.asked:
+        pairs = f"{outcome.pairs} of {outcome.asked} requested pairs"
+    return f"Committed hosts of {outcome.task} after their last epoch: {pairs}, seed {outcome.seed}"
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
     """Yields what a reader must know to interpret the numbers."""
     others = len(outcome.arms) - 1
     yield (
-        f"Differences are to {outcome.reference}, pair by pair. The verdict is the paired sign-flip test's, with p "
-        f"corrected for {others} {'comparison' if others == 1 else 'comparisons'} (Holm) in each metric; "
+        f"Differences are arm minus {outcome.reference}, pair by pair. The verdict is that of the paired sign-flip "
+        f"test, with p corrected for {others} {'comparison' if others == 1 else 'comparisons'} per metric (Holm). "
         "IQM: interquartile mean; intervals: bootstrap, 95 %."
     )
     if outcome.pairs < outcome.asked:
-        yield f"Only {outcome.pairs} of {outcome.asked} pairs were finished: esper compare --resume {outcome.folder}"
+        again = f"esper compare --resume {shlex.quote(str(outcome.folder))}"
+        yield f"Only {outcome.pairs} of {outcome.asked} pairs are complete. To continue: {again}"
     if outcome.pairs < MIN_PAIRS:
-        yield f"Fewer than {MIN_PAIRS} pairs are inconclusive, whatever the numbers look like."
+        yield f"Fewer than {MIN_PAIRS} pairs are always inconclusive."
     elif smallest_p(outcome.pairs, others) >= ALPHA:
         yield (
-            f"{outcome.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest p there is, "
-            f"corrected, is {smallest_p(outcome.pairs, others):.2g}. Play more pairs or fewer arms."
+            f"{outcome.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
+            f"corrected p is {smallest_p(outcome.pairs, others):.2g}. Use more pairs or fewer arms."
         )
     controls = [f"{arm.name} is made for each host of {arm.of}" for arm in outcome.arms if arm.of]
     if controls:
@@ -79,7 +82,8 @@ def _how_near(outcome: Outcome) -> str:
         for wanted, found in (("wanted_parameters", "parameters"), ("wanted_flops", "flops")):
             off = [getattr(host, found) / host.facts[wanted] - 1 for host in hosts if wanted in host.facts]
             if off:
-                told.append(f"{arm.name} meets their {found} to {min(off):+.1%} ... {max(off):+.1%}.")
+                what = "FLOPs" if found == "flops" else found
+                told.append(f"Relative to them, {arm.name} has {min(off):+.1%} to {max(off):+.1%} {what}.")
     return " ".join(told)
 
 

@@ -96,7 +96,7 @@ def read(path: Path) -> State:
         return read_file(path)
     found = newest(path)
     for why in found.refused:
-        logger.warning("%s; the checkpoint before it is used", why)
+        logger.warning("%s; using the previous checkpoint instead", why)
     return found.state
 
 
@@ -115,8 +115,8 @@ def newest(folder: Path) -> Found:
             state = read_file(file)
             if config is not None and state["config"] != config:
                 raise ConfigError(
-                    f"{file} belongs to a run with another configuration than {folder / CONFIG}: one of the two "
-                    "was changed or is from elsewhere"
+                    f"{file} was written by a run with a different configuration than {folder / CONFIG}: one of the "
+                    "two was modified or copied from another run"
                 )
             return Found(state, file, tuple(refused))
         except ConfigError as error:
@@ -133,7 +133,7 @@ def read_file(file: Path) -> State:
     try:
         content = file.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"no checkpoint at {file}; give the folder of a run that has measured its baseline") from None
+        raise ConfigError(f"no checkpoint at {file}; give the folder of a run that has written one") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     try:
@@ -142,10 +142,10 @@ def read_file(file: Path) -> State:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{file} is not a checkpoint: {why}") from None
     if not isinstance(state, dict):
-        raise ConfigError(f"{file} is not a checkpoint: something else was saved in it")
+        raise ConfigError(f"{file} is not a checkpoint: it contains {type(state).__name__}, not dict")
     missing = sorted(key for key, kinds in KEYS.items() if type(state.get(key, ...)) not in kinds)
     if missing:
-        raise ConfigError(f"{file} is not a checkpoint of a run: it has no {', '.join(missing)}")
+        raise ConfigError(f"{file} is not a checkpoint of a run: missing or invalid {', '.join(missing)}")
     return state
 
 
@@ -153,12 +153,13 @@ def _checked(content: bytes) -> bytes:
     """Returns the payload of a checkpoint file. Raises ValueError if the format or the checksum is wrong."""
     head, _, rest = content.partition(b"\n")
     if not head.startswith(MARK):
-        raise ValueError("it does not begin as one of this format does")
+        raise ValueError("it does not begin with the header of an Esper checkpoint")
     if head != b"%s%d" % (MARK, FORMAT):
-        raise ValueError(f"its format is {head[len(MARK) :][:20].decode(errors='replace')}; this Esper reads {FORMAT}")
+        found = head[len(MARK) :][:20].decode(errors="replace")
+        raise ValueError(f"it has format {found}, but this version of Esper reads format {FORMAT}")
     digest, _, saved = rest.partition(b"\n")
     if hashlib.sha256(saved).hexdigest().encode() != digest:
-        raise ValueError("it is torn or was changed: its SHA-256 is not the one that was written into it")
+        raise ValueError("it is truncated or was modified: its SHA-256 differs from the one stored in it")
     return saved
 
 
@@ -181,7 +182,7 @@ def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = Tr
         return policy_from(policy_file.read(path).policy, str(path), env, run_seed, greedy)
     state = read(path)["policy"]
     if state is None:
-        raise ConfigError(f"{path} holds no policy: its controller does not learn")
+        raise ConfigError(f"{path} contains no policy: its controller does not learn")
     return policy_from(state, str(path), env, run_seed, greedy)
 
 
@@ -201,7 +202,7 @@ def policy_from(state: State, where: str, env: SlotVectorEnv, run_seed: int, gre
     except ValueError as error:
         raise ConfigError(f"{where} cannot play this host: {error}") from None
     except RuntimeError as error:
-        raise ConfigError(f"{where} was trained with another network or observation: {error}") from None
+        raise ConfigError(f"{where} was trained with a different network or observation: {error}") from None
     except MISFITS as error:
-        raise ConfigError(f"{where} holds no policy that this Esper reads: {error}") from None
+        raise ConfigError(f"{where} contains no policy that this version of Esper can read: {error}") from None
     return policy

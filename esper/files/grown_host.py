@@ -153,16 +153,16 @@ def load_host(
         RuntimeError,
         safetensors.SafetensorError,
     ) as error:
-        raise ConfigError(f"{files.stem}: not a host that can be loaded: {error}") from error
+        raise ConfigError(f"{files.stem}: this host cannot be loaded: {error}") from error
 
 
 def _rebuild(
     facts: dict[str, Any], content: bytes, model: nn.Module | None, blueprints: BlueprintRegistry
 ) -> GrownHost:
     if facts["format"] != FORMAT:
-        raise ValueError(f"it has format {facts['format']}; this Esper reads {FORMAT}")
+        raise ValueError(f"it has format {facts['format']}, but this version of Esper reads format {FORMAT}")
     if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
-        raise ValueError("the weights are not those that the topology was written with")
+        raise ValueError("the weights do not match the checksum in the topology file")
     kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
     found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
     if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in found.items()) > len(content):
@@ -190,20 +190,20 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
         paths = host.paths if isinstance(host, GraftedHost) else None
         if (host.topology, paths, set(host.slot_names)) != (facts["topology"], facts["grafted"], set(facts["sites"])):
             raise ValueError(
-                f"the host given has {host.topology} slots {paths or host.slot_names}; it was grown with "
+                f"model= has {host.topology} slots {paths or host.slot_names}, but the saved host was grown with "
                 f"{facts['topology']} slots {facts['grafted'] or tuple(facts['sites'])}"
             )
     elif facts["grafted"] is not None:
         if model is None:
-            raise ValueError("it was grafted onto a model of yours: pass one of the same kind as model=")
+            raise ValueError("it was grown from a user-defined model: pass a model of the same architecture as model=")
         host = graft(model, facts["grafted"], facts["topology"])
     else:
         if model is not None:
             raise ValueError(
-                f"its host is no grafted model: leave model= out, or pass a host like that of {facts['task']}"
+                f"its host is not a grafted model: omit model=, or pass a host like that of task {facts['task']}"
             )
         if is_user_task(facts["task"]):
-            raise ValueError(f"its host is made by code of yours, {facts['task']}: pass such a host as model=")
+            raise ValueError(f"its host is built by the user-defined task {facts['task']}: pass such a host as model=")
         host = build_host(facts["task"], trusted=False)
     if isinstance(host, GraftedHost):
         host.sites = sites

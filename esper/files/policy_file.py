@@ -117,13 +117,13 @@ def read(file: Path) -> PolicyFile:
     except (OSError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{file} is not a policy: {error}") from None
     if HEADER not in header:
-        raise ConfigError(f"{file} is not a policy: something else was saved in it")
+        raise ConfigError(f"{file} is not a policy: its header has no entry {HEADER!r}")
     try:
         facts = _facts(header[HEADER])
         config = TrainingConfig.parse(facts.config)
         _check(tensors, facts, config)
     except ValueError as error:  # includes ConfigError
-        raise ConfigError(f"{file} is not a policy that can be played: {error}") from None
+        raise ConfigError(f"{file} is not a usable policy: {error}") from None
     parts = {
         part: {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
         for part in PARTS
@@ -137,7 +137,7 @@ def _facts(text: str) -> Facts:
     found = json.loads(text)
     number = found.get("format") if isinstance(found, dict) else None
     if number != FORMAT:
-        raise ValueError(f"it has format {number}; this Esper reads format {FORMAT}")
+        raise ValueError(f"it has format {number}, but this version of Esper reads format {FORMAT}")
     try:
         return Facts.model_validate(found)
     except ValidationError as error:
@@ -153,12 +153,12 @@ def _check(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) 
     for name in sorted(wanted.keys() | tensors.keys()):
         here, there = _form(wanted.get(name)), _form(tensors.get(name))
         if here != there:
-            raise ValueError(f"{name} is {there}; a network of this Esper has {here}")
+            raise ValueError(f"tensor {name} is {there}; expected {here if name in wanted else 'no such tensor'}")
     if digest(tensors) != facts.sha256:
-        raise ValueError("the weights are not those that it was written with")
+        raise ValueError("the weights do not match the checksum in its header")
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
-        raise ValueError(f"not all numbers of {', '.join(broken)} are finite")
+        raise ValueError(f"{', '.join(broken)} contain non-finite values")
 
 
 def _form(tensor: Tensor | None) -> str:

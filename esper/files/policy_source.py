@@ -11,7 +11,7 @@ from typing import Any
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.files import checkpoint, policy_file
 
-WHICH = "what can be named: the folder of a run of ppo, its checkpoint.pt, a policy in a .safetensors file, pretrained"
+WHICH = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Learned:
         """
         if self.folder is None or self.config is None or not self.config.run.learns:
             raise ConfigError(
-                f"{self.name} is not a run in which an agent learned: only from such a one it can be saved"
+                f"{self.name} is not a run in which an agent learned; only such a run can be saved as a policy"
             )
         file = self.folder / "env.json"
         try:
             return self.config, json.loads(file.read_text(encoding="utf-8"))["packages"]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"{file} does not say what the run was made with: {error}") from None
+            raise ConfigError(f"{file} cannot be read for the package versions of the run: {error}") from None
 
 
 def find_learned(name: str) -> Learned:
@@ -74,8 +74,8 @@ def find_learned(name: str) -> Learned:
     if state["policy"] is None:
         does = "" if config is None else f", {config.run.controller},"
         raise ConfigError(
-            f"{name} holds nothing that was learned: its controller{does} does not learn, and plays alike everywhere; "
-            f"`esper compare --arm heuristic --arm none` plays such ones; {WHICH}"
+            f"{name} contains no policy: its controller{does} does not learn. To evaluate a controller without a "
+            f"policy, use `esper compare`, for example with --arm heuristic --arm none. Otherwise {WHICH}"
         )
     return Learned(name, state["policy"], config, int(state["round"]), folder)
 
@@ -116,5 +116,5 @@ def check_target(file: Path | str) -> Path:
     """Returns the path of a new policy file. Raises ConfigError if it exists, has another suffix, or has no folder."""
     target = Path(file)
     if target.suffix != policy_file.SUFFIX or target.exists() or not target.absolute().parent.is_dir():
-        raise ConfigError(f"{target}: give a new file, NAME{policy_file.SUFFIX}, in a folder that exists")
+        raise ConfigError(f"{target}: give a new file, NAME{policy_file.SUFFIX}, in an existing folder")
     return target

@@ -29,7 +29,7 @@ class RunFolder:
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
         if not resumed and path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"{path} already holds something; give --out a new or empty folder")
+            raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
 
     def create(self, config: TrainingConfig) -> None:
         """Creates the folder with the config, a description of the environment, and the schedule if one is followed."""
@@ -53,7 +53,7 @@ class RunFolder:
 
     def sinks(self) -> list[Sink]:
         """Returns the event log and the metrics table. Raises ConfigError if they cannot be opened."""
-        with writable(self.path, "run folder", "make room, or see to its permissions"):
+        with writable(self.path, "run folder", "free disk space, or check its permissions"):
             return [JsonlSink(self.path / EVENTS), MetricsCsvSink(self.path / METRICS)]
 
     def keep_baseline(self, event: BaselineMeasured) -> None:
@@ -80,12 +80,12 @@ class RunFolder:
         Returns a message for each log that is shorter than that. Raises ConfigError if a log cannot be written.
         """
         lost: list[str] = []
-        with writable(self.path, "run folder", "see to its permissions"):
+        with writable(self.path, "run folder", "check its permissions"):
             for name in (EVENTS, METRICS):
                 file, wanted = self.path / name, int(sizes.get(name, 0))
                 there = file.stat().st_size if file.exists() else 0
                 if there < wanted:
-                    lost.append(f"{file} has lost its last {wanted - there} bytes; what they told is gone")
+                    lost.append(f"{file} is missing its last {wanted - there} bytes; their content is lost")
                 if there > wanted:
                     with file.open("rb+") as log:
                         log.truncate(wanted)

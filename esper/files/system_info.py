@@ -56,14 +56,14 @@ def summary_lines(paths: bool = True) -> list[str]:
     return [
         f"Python {facts['python']}; {packages}",
         f"{hardware}; {', '.join(facts['instruction_sets']) or platform.machine()}",
-        f"CUDA {facts['cuda'] or 'not in this torch'}; driver: {facts['driver'] or 'none'}; "
+        f"CUDA {facts['cuda'] or 'not supported by this torch'}; driver: {facts['driver'] or 'none'}; "
         f"GPUs: {', '.join(facts['gpus']) or 'none'}",
         *(f"  {gpu:14s} {lack}" for gpu, lack in facts["gpus_lack"].items()),
         *([f"cuBLAS workspaces: {facts['cublas_workspace']}"] if facts["cublas_workspace"] else []),
         *(f"  {device:14s} {offer}" for device, offer in facts["steps"].items()),
         f"Built with: {facts['built_with']}",
         *(f"  {name:14s} {where}" for name, where in modules.items()),
-        f"A fallback is {'an error' if facts['native_required'] else 'allowed'} "
+        f"Fallbacks are {'errors' if facts['native_required'] else 'allowed'} "
         f"({_native.VARIABLE} is {'1' if facts['native_required'] else 'not 1'})",
     ]
 
@@ -88,7 +88,7 @@ def check_devices(names: str) -> tuple[torch.device, ...]:
     devices = tuple(check_device(name.strip()) for name in names.split(","))
     numbers = {device.index or 0 for device in devices}
     if len(devices) > 1 and (any(device.type != "cuda" for device in devices) or len(numbers) < len(devices)):
-        raise ConfigError(f"run.device is {names!r}: several devices are GPUs, each named once, as cuda:0,cuda:1")
+        raise ConfigError(f"run.device is {names!r}: several devices must be distinct GPUs, such as cuda:0,cuda:1")
     return devices
 
 
@@ -101,5 +101,5 @@ def check_device(name: str) -> torch.device:
         raise ConfigError(f"unknown device {name!r}; this machine has: {', '.join(there)}") from None
     known = {torch.device(known) for known in there} | ({torch.device("cuda")} if len(there) > 1 else set())
     if device not in known:
-        raise ConfigError(f"device {name!r} is not there; this machine has: {', '.join(there)}")
+        raise ConfigError(f"device {name!r} is not available; this machine has: {', '.join(there)}")
     return device

@@ -45,7 +45,7 @@ class CNNHost(SegmentedHost):
         rows: int = 2,
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
-            raise ValueError(f"rows is 1, or 2 with pool; not rows={rows}, pool={pool}")
+            raise ValueError(f"rows must be 1, or 2 with pool; not rows={rows}, pool={pool}")
         arguments = (in_channels, classes, base, blocks, kernel, pool, pool_last, rows)
         fused = base % FUSED_CHANNELS == 0
         segments: list[nn.Module] = []

@@ -98,12 +98,12 @@ class GraftedHost(Host):
         if output.dim() != rank or not output.is_floating_point():
             raise ConfigError(
                 f"slot {name}: {self.paths[name]} returns {output.dtype} of shape {tuple(output.shape)}; "
-                f"{self.topology} seeds live in floating point features of {rank} dimensions"
+                f"{self.topology} seeds need floating-point features with {rank} dimensions"
             )
         if output.shape[0] != batch:
             raise ConfigError(
-                f"slot {name}: {self.paths[name]} returns shape {tuple(output.shape)} of {batch} samples; samples come "
-                "first (batch_first=True in torch's transformers)"
+                f"slot {name}: {self.paths[name]} returns shape {tuple(output.shape)} for {batch} samples; they must "
+                "come first (batch_first=True in torch's transformers)"
             )
 
     @contextmanager
@@ -146,7 +146,7 @@ def graft(
         if path not in known:
             raise ConfigError(f"slot {name}: the model has no submodule {path!r}; it has: {', '.join(known)}")
     if not sites or len(set(sites.values())) < len(sites):
-        raise ConfigError(f"sites wants one slot or more, each on a submodule of its own, not {dict(sites)}")
+        raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
     try:
         host = GraftedHost(model, sites, topology)
     except ValueError as error:

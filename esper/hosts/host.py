@@ -90,7 +90,7 @@ class SegmentedHost(Host):
     def __init__(self, segments: Sequence[nn.Module], sites: Sequence[SlotSite], topology: str) -> None:
         super().__init__()
         if len(segments) != len(sites) + 1:
-            raise ValueError(f"{len(sites)} sites want {len(sites) + 1} segments, not {len(segments)}")
+            raise ValueError(f"{len(sites)} sites need {len(sites) + 1} segments, not {len(segments)}")
         row_major(site.name for site in sites)  # checks that the names are valid and distinct
         self.segments = nn.ModuleList(segments)
         self.sites = tuple(sites)

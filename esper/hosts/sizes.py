@@ -50,9 +50,7 @@ def at_width(host: Host, width: int) -> Callable[[], Host]:
     make, least, step = _family(host)
     if width < 1 or width % step:
         multiple = f"a multiple of its {step} heads" if step > 1 else "1 or more"
-        raise ConfigError(
-            f"a {type(host).__name__} of width {width} cannot be: give {multiple}; the task's has {least}"
-        )
+        raise ConfigError(f"a {type(host).__name__} cannot have width {width}: give {multiple}; the task's has {least}")
     return partial(make, width)
 
 
@@ -76,7 +74,7 @@ def _family(host: Host) -> tuple[Callable[[int], Host], int, int]:
         step = heads
     else:
         raise ConfigError(
-            f"how to widen a {type(host).__name__} is not known: only Esper's own convolutional and transformer hosts "
+            f"cannot widen a {type(host).__name__}: only Esper's own convolutional and transformer hosts "
             "have a width that can be set"
         )
     return make, least, step

@@ -32,10 +32,10 @@ class TransformerHost(SegmentedHost):
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, block: int, slots: int) -> None:
         if min(vocabulary, width, layers, heads, block, slots) < 1:
-            raise ValueError("vocabulary, width, layers, heads, block and slots are each 1 or more")
+            raise ValueError("vocabulary, width, layers, heads, block and slots must each be 1 or more")
         if width % heads or layers % slots:
             raise ValueError(
-                f"width is a multiple of heads and layers one of slots; not {width} and {heads}, {layers} and {slots}"
+                f"width must be a multiple of heads, not {width} of {heads}; layers of slots, not {layers} of {slots}"
             )
         embedding = TokenEmbedding(vocabulary, width, block)
         blocks = [Block(width, heads) for _ in range(layers)]

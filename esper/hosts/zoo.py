@@ -53,7 +53,7 @@ def torchvision_host(
     model = models.get_model(name, weights=weights, **size)
     if small_images:
         if not isinstance(model, models.ResNet):
-            raise ConfigError(f"small_images is for ResNets; {name} is none")
+            raise ConfigError(f"small_images is for ResNets; {name} is not one")
         model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     return graft(model, SITES[name] if sites is None else sites)

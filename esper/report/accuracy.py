@@ -38,10 +38,10 @@ def epochs_figure(ids: Ids, runs: Sequence[Run]) -> str:
     lines += _baselines(runs)
     words = f"Validation accuracy, mean over hosts: {'; '.join(about)}."
     if len(runs) == 1:
-        words += " Shaded: the middle 80 % of the hosts. Committed: host and fossils only, what would be kept."
+        words += " Shaded: the middle 80 % of the hosts. Committed: host and fossils only."
     plot = Plot("Accuracy by epoch", _last_values(lines), "epochs done", "validation accuracy, %", "%")
     if not lines:
-        return note("Accuracy by epoch: no epoch and no baseline was logged.")
+        return note("Accuracy by epoch: no epochs and no baseline were logged.")
     drawing = line_chart(ids, plot, lines)
     return figure(plot.title, words, drawing, lines_legend(lines), lines_table("epoch", lines))
 
@@ -107,7 +107,7 @@ def rounds_figure(ids: Ids, runs: Sequence[Run]) -> str:
     plot = Plot("Accuracy by round", _last_values(lines), "round", "accuracy, %", "%")
     if not lines:
         return note("Accuracy by round: no round was completed yet.")
-    words = "What is kept of the hosts at the end of a round, on validation images" + (
+    words = "Accuracy of the committed networks at the end of a round, on validation images" + (
         "; and on test images, beside the same hosts left alone." if tested else ", beside the baseline."
     )
     drawing = line_chart(ids, plot, lines)
@@ -143,16 +143,16 @@ def parameters_figure(ids: Ids, runs: Sequence[Run]) -> str:
             for e in reversed(episodes)
         ]
     if not points:
-        return note("Accuracy against parameters: no host was grown to its end yet.")
+        return note("Accuracy against parameters: no host has completed its episode yet.")
     plot = Plot(
         "Accuracy against parameters",
         f"{len(rows)} grown hosts; each is a row of the table.",
-        "parameters of what is kept",
+        "parameters of the committed network",
         "validation accuracy, %",
         "%",
     )
     heads = ["host", "parameters", "committed, %", "baseline, %", "kept"]
-    words = "A point is a host at the end of its episode: host and fossils, on validation images."
+    words = "Each point is a committed network (host and fossils) at the end of its episode, on validation images."
     if any(len(run.of(EpisodeCompleted)) > NEWEST_EPISODES for run in runs):
-        words += f" The newest {NEWEST_EPISODES} hosts of a run."
+        words += f" Only the newest {NEWEST_EPISODES} hosts of each run are drawn."
     return figure(plot.title, words, scatter_chart(ids, plot, points), legend(names), table(heads, rows))

@@ -15,15 +15,15 @@ from esper.telemetry.memory import MEMORY, size
 
 REST = "the rest"
 MEANINGS = {
-    "act": "the controller chooses",
+    "act": "the controller chooses actions",
     "stage": "waiting for data",
-    "train": "an epoch of every host",
-    "validate": "every configuration of every host",
+    "train": "training an epoch of every host",
+    "validate": "validating every configuration of every host",
     "govern": "snapshots and rollbacks",
     "decide": "actions, gates, rewards, observations",
     "update": "the agent learns",
     "telemetry": "events and their sinks",
-    REST: "hosts left alone, tests, reports of rounds",
+    REST: "hosts left alone, testing, reporting of rounds",
 }
 
 
@@ -48,8 +48,8 @@ def time_section(ids: Ids, runs: Sequence[Run]) -> str:
             (run.name, {k: v / len(run.of(RoundCompleted)) for k, v in total.items()})
             for run, total in zip(told, totals, strict=True)
         ]
-        plot = Plot("Seconds a round", _described(bars), "run", "seconds a round", "s")
-        words = "Mean over the rounds of each run; what the phases are is in the table."
+        plot = Plot("Seconds per round", _described(bars), "run", "seconds per round", "s")
+        words = "Mean over the rounds of each run; the table explains the phases."
         charts = [figure(plot.title, words, stacked_bars(ids, plot, bars, order), legend(names)), *charts]
     heads = ["phase", *(head for run in told for head in (f"{run.name}, s" if len(told) > 1 else "seconds", "share"))]
     sums = [sum(total.values()) or 1.0 for total in totals]
@@ -72,7 +72,9 @@ def time_section(ids: Ids, runs: Sequence[Run]) -> str:
         "Where the time went",
         figures(*charts),
         table(heads, rows, "Seconds by phase, all rounds"),
-        table(["run", "epochs a second", "samples a second", "seconds a round"], rates, "Rates, mean over rounds"),
+        table(
+            ["run", "epochs per second", "samples per second", "seconds per round"], rates, "Rates, mean over rounds"
+        ),
         memory_table(told),
     )
 
@@ -98,7 +100,7 @@ def _rounds(ids: Ids, run: Run, order: Sequence[str], names: Sequence[tuple[str,
     groups = grouped([shares(event) for event in run.of(RoundCompleted)])
     bars = [(str(a) if a == b else f"{a}-{b}", parts) for a, b, parts in groups]
     title = f"{run.name}: seconds of each round" if named else "Seconds of each round"
-    words = "Wall seconds, each counted once; what the phases are is in the table."
+    words = "Wall-clock seconds, each counted once; the table explains the phases."
     if groups[0][0] != groups[0][1]:
         words += f" A bar is the mean of {groups[0][1]} rounds."
     plot = Plot(title, _described(bars), "round", "seconds", "s")

@@ -71,9 +71,9 @@ class EventLog:
         found = []
         if self._broken_lines:
             lines = "1 line" if self._broken_lines == 1 else f"{self._broken_lines:,} lines"
-            found.append(f"{self.path.name}: {lines} could not be read and are left out ({'; '.join(self._broken)})")
+            found.append(f"{self.path.name}: left out {lines} that could not be read ({'; '.join(self._broken)})")
         if self._torn:
-            found.append(f"{self.path.name}: the last line is not whole (yet) and is left out")
+            found.append(f"{self.path.name}: the last line is incomplete (so far) and was left out")
         for what, count in self._unknown.most_common(5):
-            found.append(f"{self.path.name}: left out {count:,} × {what}, which this Esper does not know")
+            found.append(f"{self.path.name}: left out {count:,} × {what}, unknown to this version of Esper")
         return found

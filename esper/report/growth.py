@@ -29,13 +29,13 @@ def lives_section(ids: Ids, runs: Sequence[Run]) -> str:
             parts.append(f"<h3>{escape(run.name)}</h3>")
         parts.append(_lanes(ids, run, MOST_LIVES // len(runs)))
         parts.append(blueprint_table(run))
-    return section("slots", "The life of the slots", *parts)
+    return section("slots", "Slot lifecycles", *parts)
 
 
 def _lanes(ids: Ids, run: Run, most: int) -> str:
     every = lives(run)
     if not every:
-        return note("No epoch and no change of a slot was logged.")
+        return note("No epochs and no slot changes were logged.")
     rounds: dict[int, list[Life]] = defaultdict(list)
     for life in every.values():
         rounds[life.episode].append(life)
@@ -54,17 +54,17 @@ def _lanes(ids: Ids, run: Run, most: int) -> str:
             f"<div class=lanes>{drawings}</div></details>"
         )
         drawn += len(shown)
-    words = "A lane is a slot, a bar a seed; colours are stages. A pointer that rests on a bar shows what it was."
+    words = "Each lane is a slot and each bar a seed; colours are stages. Hover over a bar for its details."
     if drawn < len(every):
-        words += f" Drawn are the newest {drawn:,} of {len(every):,} hosts."
+        words += f" Only the newest {drawn:,} of {len(every):,} hosts are drawn."
     if len(slots) > MOST_SLOTS:
-        words += f" Of {len(slots)} slots the first {MOST_SLOTS} are drawn."
+        words += f" Only the first {MOST_SLOTS} of {len(slots)} slots are drawn."
     return f"{note(words)}<div class=rounds>{''.join(parts)}</div>"
 
 
 def _lane_figure(ids: Ids, run: Run, life: Life, slots: Sequence[str], length: int) -> str:
     title = f"Host {life.env}"
-    full = f"{run.name}, round {life.episode + 1}, host {life.env}: the life of its slots"
+    full = f"{run.name}, round {life.episode + 1}, host {life.env}: slot lifecycles"
     return f"<figure><figcaption>{title}</figcaption>{lane_chart(ids, life, slots, length, full)}</figure>"
 
 
@@ -94,7 +94,7 @@ def blueprint_table(run: Run) -> str:
     ]
     means = ["contribution kept, pp", "contribution pruned, pp", "Shapley value kept, pp", "epochs lived", "parameters"]
     heads = ["blueprint", *COUNTED, *means]
-    return table(heads, rows, "What became of each blueprint, over all rounds; the last five are means")
+    return table(heads, rows, "Seeds by blueprint, over all rounds; the last five columns are means")
 
 
 COUNTED = {
@@ -113,7 +113,8 @@ COUNTED = {
 def contributions_section(ids: Ids, runs: Sequence[Run]) -> str:
     words = (
         "The contribution of a seed is the accuracy with it minus the accuracy with its alpha forced to 0, on the same "
-        "validation images. Where seeds lean on one another, contributions overlap; Shapley values share them out."
+        "validation images. If seeds depend on each other, their contributions overlap; Shapley values divide the "
+        "joint gain among them."
     )
     parts = [note(words)]
     for run in runs:
@@ -137,8 +138,8 @@ def slots_figure(ids: Ids, run: Run) -> str:
             )
             lines.append(Line(slot, curve.x, curve.mean, place, low, high))
     if not lines:
-        return note("No contribution was measured: no seed was blended in.")
-    about = f"Mean over the hosts of {words} that have a blended seed there. Shaded: the mean's 95 % interval."
+        return note("No contribution was measured: no seed was blended.")
+    about = f"Mean over the hosts of {words} with a blended seed in that slot. Shaded: 95 % interval of the mean."
     ends = "; ".join(f"{line.name} ends at {number(line.y[-1], sign=True)} pp" for line in lines)
     plot = Plot("Contribution by epoch", ends, "epochs done", "contribution, pp", "pp", zero=True)
     drawing = line_chart(ids, plot, lines)
@@ -166,7 +167,7 @@ def seeds_figure(ids: Ids, run: Run) -> str:
         return ""
     words = f"Each blended seed of round {newest + 1} at the last epoch of its host, with its 95 % interval."
     if bare:
-        words += f" {bare} without: the log holds no standard error for them."
+        words += f" No interval for {bare} of them: their standard errors were not logged."
     return _intervals(ids, "Contribution of each seed", words, rows)
 
 
@@ -183,7 +184,7 @@ def shapley_figure(ids: Ids, run: Run) -> str:
     ]
     if not rows:
         return ""
-    words = f"The part of each seed of round {newest + 1} in what all of them gained together, with its 95 % interval."
+    words = f"Share of each seed of round {newest + 1} in the joint gain of its host's seeds, with its 95 % interval."
     return _intervals(ids, "Shapley values", words, rows)
 
 
@@ -205,7 +206,7 @@ def _interval(name: str, value: float, error: float | None, colour: int) -> Inte
 def _intervals(ids: Ids, title: str, words: str, rows: Sequence[Interval]) -> str:
     shown = rows[:MOST_INTERVALS]
     if len(rows) > len(shown):
-        words += f" The first {len(shown)} of {len(rows)}."
+        words += f" Only the first {len(shown)} of {len(rows)} are drawn."
     plot = Plot(title, "; ".join(row.words("pp") for row in shown), "accuracy, pp", "", "pp")
     ends = [["not measured"] * 2 if row.low is None else [number(row.low), number(row.high)] for row in rows]
     cells = [[row.name, number(row.value, sign=True), *end] for row, end in zip(rows, ends, strict=True)]

@@ -45,7 +45,7 @@ def returns_figure(ids: Ids, runs: Sequence[Run]) -> str:
     if not lines:
         return ""
     plot = Plot("Return by round", _ends(lines), "round", "discounted return", digits=3)
-    return _chart(ids, plot, "Mean over the hosts of a round, discounted.", lines)
+    return _chart(ids, plot, "Discounted return, mean over the hosts of a round.", lines)
 
 
 def _totals(run: Run) -> dict[int, tuple[int, dict[str, float]]]:
@@ -76,9 +76,9 @@ def terms_by_round(ids: Ids, run: Run) -> str:
         for place, name in enumerate(names)
     ]
     if not lines:
-        return note("No reward term was logged.")
+        return note("No reward terms were logged.")
     plot = Plot("Reward terms by round", _ends(lines), "round", "reward of an episode", digits=3, zero=True)
-    return _chart(ids, plot, "The sum over an episode, not discounted; mean over the hosts of a round.", lines)
+    return _chart(ids, plot, "Undiscounted sum over an episode, mean over the hosts of a round.", lines)
 
 
 def terms_by_epoch(ids: Ids, run: Run) -> str:
@@ -100,15 +100,15 @@ def policy_section(ids: Ids, runs: Sequence[Run]) -> str:
     learning = [run for run in runs if run.of(PolicyUpdated)]
     if not learning:
         why = "has not learned from a round yet" if any(run.learns for run in runs) else "does not learn"
-        return section("policy", "The agent", note(f"The controller {why}: there is no policy to speak of."))
-    critic = "How much of the returns the critic foresaw: 1 is all of it, 0 no more than their mean."
+        return section("policy", "The agent", note(f"No policy to show: the controller {why}."))
+    critic = "How well the critic predicts returns: 1 is perfect, 0 no better than their mean."
     parts = [
         figures(
-            _updates(ids, runs, "entropy", "Policy entropy", "Sum over the heads that mattered.", "entropy"),
+            _updates(ids, runs, "entropy", "Policy entropy", "Sum over the heads that affect the action.", "entropy"),
             _kl(ids, runs),
             _updates(ids, runs, "explained_variance", "Explained variance", critic, "explained variance"),
             _updates(
-                ids, runs, "clip_fraction", "Clipped", "The part of the samples that was clipped.", "part clipped"
+                ids, runs, "clip_fraction", "Clip fraction", "Fraction of samples that were clipped.", "clip fraction"
             ),
         )
     ]
@@ -139,13 +139,13 @@ def _updates(ids: Ids, runs: Sequence[Run], field: str, title: str, words: str, 
 
 def _kl(ids: Ids, runs: Sequence[Run]) -> str:
     """KL divergence, with the limit at which an update stops if the runs share one."""
-    words = "Between the policy before an update and after its last minibatch (k3 estimator)."
+    words = "Between the policies before an update and after its last minibatch (k3 estimator)."
     lines = _by_update(runs, "approx_kl", "KL")
     limits = {_limit(run) for run in runs if run.of(PolicyUpdated)}
     limit = limits.pop() if len(limits) == 1 else None
     if limit is not None:
         x = [value for line in lines for value in line.x]
-        lines.append(Line("an update stops here", [min(x), max(x)], [limit, limit], -1, dashed=True))
+        lines.append(Line("updates stop here", [min(x), max(x)], [limit, limit], -1, dashed=True))
     return _chart(ids, Plot("KL divergence", _ends(lines), "round", "KL, nats", digits=4, zero=True), words, lines)
 
 
@@ -166,7 +166,7 @@ def _heads(ids: Ids, run: Run) -> str:
         return ""
     plot = Plot(f"{run.name}: entropy of each head", _ends(lines), "round", "entropy, 0 to 1", zero=True, limits=[1.0])
     return _chart(
-        ids, plot, "1: every choice is as likely as any other. Over the steps in which a head mattered.", lines
+        ids, plot, "1: all choices are equally likely. Mean over the steps in which the head affects the action.", lines
     )
 
 
@@ -175,5 +175,5 @@ def _practice(ids: Ids, run: Run) -> str:
     if not rounds:
         return ""
     line = Line("return", [float(e.round) for e in rounds], [e.mean_return for e in rounds], 0)
-    plot = Plot(f"{run.name}: practice", _ends([line]), "round of practice", "discounted return", digits=3)
-    return _chart(ids, plot, "On simulated hosts, before it met real ones.", [line])
+    plot = Plot(f"{run.name}: practice", _ends([line]), "practice round", "discounted return", digits=3)
+    return _chart(ids, plot, "On simulated hosts, before training on real ones.", [line])

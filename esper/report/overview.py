@@ -60,12 +60,12 @@ def _facts(run: Run) -> dict[str, str]:
         "task": started.task if started else str(run.value("task", "name") or "not known"),
         "controller": started.controller if started else str(run.value("run", "controller") or "not known"),
         "seed": str(started.seed if started else run.value("run", "seed")),
-        "hosts a round": str(started.n_envs) if started else "not known",
-        "epochs a host": str(started.episode_length) if started else "not known",
+        "hosts per round": str(started.n_envs) if started else "not known",
+        "epochs per host": str(started.episode_length) if started else "not known",
         "parameters of the host": f"{started.host_parameters:,}" if started else "not known",
         "parameters, grown": number(completed.parameters, 0) if completed else "not compared yet",
-        "seeds kept a host": number(completed.fossils, 1) if completed else "not compared yet",
-        "last round, what is kept, validation": number(
+        "seeds kept per host": number(completed.fossils, 1) if completed else "not compared yet",
+        "last round, committed networks, validation": number(
             last.committed_accuracy if last else None, 2, "%" if last else ""
         ),
         "baseline at the last epoch, validation": number(alone, 2, "%" if alone is not None else ""),
@@ -95,7 +95,7 @@ def verdicts_figure(ids: Ids, runs: Sequence[Run]) -> str:
         return ""
     described = "; ".join(interval.words("pp") for interval in intervals)
     plot = Plot("Difference to each baseline", described, "difference of test accuracies, pp", "", "pp")
-    words = "Test accuracy of what is kept minus that of the same hosts under the baseline, with its 95 % interval."
+    words = "Test accuracy of committed networks minus that of the same hosts under the baseline, with 95 % intervals."
     return figure(plot.title, words, interval_chart(ids, plot, intervals))
 
 
@@ -115,7 +115,7 @@ def verdicts_table(runs: Sequence[Run]) -> str:
         for name, _, pairs, c in _compared(runs)
     ]
     heads = ["against", "grown, %", "other, %", "difference, pp", "95 % interval, pp", "p (Holm)", "pairs", "verdict"]
-    return table(heads, rows) or note("Nothing is compared yet.")
+    return table(heads, rows) or note("Nothing was compared yet.")
 
 
 def happenings_section(runs: Sequence[Run]) -> str:
@@ -136,7 +136,7 @@ def _happenings(run: Run, named: bool) -> str:
         counts = asked.setdefault(gate.gate, [0, 0])
         counts[0 if gate.passed else 1] += 1
     rows = [[name, f"{a:,}", f"{r:,}"] for name, (a, r) in sorted(asked.items())]
-    parts.append(table(["gate", "passed", "not passed"], rows, "Gates, when a transition was asked for"))
+    parts.append(table(["gate", "passed", "not passed"], rows, "Gates, when a transition was requested"))
     bad = [
         [
             f"round {e.episode + 1}, host {e.env}, epoch {e.epoch}",
@@ -154,14 +154,14 @@ def _happenings(run: Run, named: bool) -> str:
         for e in run.of(SeedCut)
     ]
     bad += [
-        [f"host {e.env}, epoch {e.epoch}", "out of memory", f"{e.reason}; in {e.micro_batches} parts from there on"]
+        [f"host {e.env}, epoch {e.epoch}", "out of memory", f"{e.reason}; {e.micro_batches} micro-batches from then on"]
         for e in run.of(MicroBatchHalved)
     ]
     bad += [
         [
-            f"after round {e.round}" + (f", {e.epochs} epochs into the next one" if e.epochs else ""),
+            f"after round {e.round}" + (f", {e.epochs} epochs into the next round" if e.epochs else ""),
             "resumed",
-            "; ".join(e.warnings) or "stopped there, or before the next checkpoint",
+            "; ".join(e.warnings) or "the run had stopped there, or before the next checkpoint",
         ]
         for e in run.of(RunResumed)
     ]
@@ -169,7 +169,7 @@ def _happenings(run: Run, named: bool) -> str:
     wrong = [
         [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice] for times, e in run.warnings()
     ]
-    parts.append(table(["warning", "times", "last in", "what was found", "what to try"], wrong, "How the agent learns"))
+    parts.append(table(["warning", "times", "last in", "finding", "what to try"], wrong, "Warnings about the agent"))
     if not any(parts[1 if named else 0 :]):
         parts.append(note("No action, gate or rollback was logged."))
     return "".join(parts)
@@ -185,7 +185,7 @@ def configuration_section(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         different = [row for row in rows if len(set(row[1:])) > 1]
         parts.append(
-            table(heads, different, "Where the runs differ", "facts") or note("The configurations are the same.")
+            table(heads, different, "Differences between the runs", "facts") or note("The configurations are the same.")
         )
     everything = table(heads, rows, style="facts") or note("No config.toml could be read.")
     parts.append(f"<details><summary>The whole configuration</summary>{everything}</details>")

@@ -103,10 +103,10 @@ def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
 def check_file(path: Path) -> None:
     """Raises ConfigError unless ``path`` is new in an existing folder, or an earlier report."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--out {path}: give a file in a folder that exists, such as {path / 'report.html'}")
+        raise ConfigError(f"--out {path}: give a file in an existing folder, such as {path / 'report.html'}")
     if not path.exists():
         return
     with path.open("rb") as there:
         begin = there.read(200).decode("utf-8", "replace")
     if begin and MARK not in begin:
-        raise ConfigError(f"{path} is there already and is no report; give another --out")
+        raise ConfigError(f"{path} already exists and is not an Esper report; give another --out")

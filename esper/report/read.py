@@ -83,7 +83,7 @@ class Run:
         if self.log.there:
             self.silent_seconds = max(0.0, time.time() - self.log.path.stat().st_mtime)
         else:
-            self.problems.append(f"{EVENTS} is not there: what hosts did epoch by epoch is not known")
+            self.problems.append(f"{EVENTS} does not exist: the history of the hosts by epoch is unknown")
         self._fill_in()
         return bool(new) or again
 
@@ -95,13 +95,13 @@ class Run:
         try:
             found = parse(path.read_bytes().decode("utf-8"))
         except FileNotFoundError:
-            self.problems.append(f"{name} is not there")
+            self.problems.append(f"{name} does not exist")
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{name} cannot be read: {clean(error)}")
         else:
             if isinstance(found, dict):
                 return found
-            self.problems.append(f"{name} is no table of names and values")
+            self.problems.append(f"{name} cannot be used: expected a table of names and values")
         return None
 
     def _fill_in(self) -> None:
@@ -118,9 +118,9 @@ class Run:
             return
         try:
             self.events[RoundCompleted] = read_metrics(self.folder / "metrics.csv")
-            self.problems.append("rounds are taken from metrics.csv")
+            self.problems.append("rounds were read from metrics.csv instead")
         except FileNotFoundError:
-            self.problems.append("metrics.csv is not there")
+            self.problems.append("metrics.csv does not exist")
         except (OSError, ValueError, csv.Error) as error:
             self.problems.append(f"metrics.csv cannot be read: {clean(error)}")
 
@@ -180,14 +180,14 @@ class Run:
         if state == "finished":
             return f"finished: {_count(total, 'round')} played and compared"
         if state == "unknown":
-            state = f"not finished (last written {self.silent_seconds:,.0f} s ago; whether it runs cannot be told)"
+            state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
         if self.done >= total > 0:
             where = f"all {_count(total, 'round')} played, the comparison " + (
-                "begun" if self.of(ArmPlayed) else "not begun"
+                "has started" if self.of(ArmPlayed) else "has not started"
             )
         elif not self.done and not self.of(EpochCompleted):
             measured = self.of(BaselineMeasured)
-            where = "before the first round" + ("" if measured else ", the baseline is not measured yet")
+            where = "before the first round" + ("" if measured else ", baseline not measured yet")
         else:
             where = f"{self.done} of {_count(total, 'round')} completed"
         return f"{state}: {where}"
@@ -204,8 +204,8 @@ def open_run(folder: Path, name: str | None = None) -> Run:
     if not is_run(folder):
         near = [folder, folder / "runs"] if folder.is_dir() else [folder.parent]
         found = sorted({str(run) for place in (*near, Path("runs")) for run in _runs_in(place)})[:5]
-        what = "is no run folder: it has no events.jsonl" if folder.is_dir() else "is not there"
-        right = f"such as {', '.join(found)}" if found else "which `esper run` prints when it begins"
+        what = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
+        right = f"such as {', '.join(found)}" if found else "which `esper run` prints when it starts"
         raise ConfigError(f"{folder} {what}; give the folder of a run, {right}")
     run = Run(folder, clean(name or folder.absolute().name))
     run.refresh()
@@ -234,7 +234,7 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
     places = [folder.resolve() for folder in folders]
     twice = [str(folders[i]) for i, place in enumerate(places) if place in places[:i]]
     if twice:
-        raise ConfigError(f"{twice[0]} is given twice; give every run once")
+        raise ConfigError(f"{twice[0]} is given twice; give each run once")
     parts = 1
     while len({place.parts[-parts:] for place in places}) < len(places):
         parts += 1

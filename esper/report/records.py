@@ -37,7 +37,7 @@ def event_of(fields: Any) -> Event:
         raise ValueError("not an event")
     name, schema = fields["event"], fields.get("schema")
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
-        raise UnknownEvent(f"event schema {schema}, this Esper reads up to {SCHEMA_VERSION}")
+        raise UnknownEvent(f"event schema {schema} (this version of Esper reads up to {SCHEMA_VERSION})")
     kind = kinds().get(name)
     if kind is None:
         raise UnknownEvent(f"event {name[:40]!r}")

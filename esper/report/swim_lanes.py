@@ -14,12 +14,12 @@ WIDTH, LANE, GAP, LEFT, RIGHT, TOP = 420, 22, 6, 64, 10, 8
 STAGES = {
     "GERMINATED": "germinated: planted, not trained yet",
     "TRAINING": "training: incubated beside the host",
-    "BLENDING": "blending: its part in the host grows",
-    "HOLDING": "holding: fully in, not kept yet",
+    "BLENDING": "blending: its alpha is changing",
+    "HOLDING": "holding: fully blended, not kept yet",
     "FOSSILIZED": "fossil: kept for good",
     "PRUNED": "pruned: removed",
     "EMBARGOED": "embargoed: the slot rests",
-    "RESETTING": "resetting: nearly free again",
+    "RESETTING": "resetting: the slot is almost free again",
 }
 MOST_SLOTS = 24
 

@@ -51,7 +51,7 @@ def short_form(run: Run, width: int | None = None) -> str:
         ("time", _time(run)),
         ("memory", _memory(run)),
         ("last events", _last_events(run)),
-        ("not read", run.all_problems()),
+        ("problems", run.all_problems()),
     ):
         for place, told in enumerate(words):
             line = f"{head if not place else '':{HEADS}s}{clean(told, LONGEST_LINE)}".rstrip()
@@ -69,7 +69,7 @@ def _what(run: Run) -> list[str]:
     started = run.started
     if started is None:
         told = [f"{name} {run.value(*place)}" for name, place in _PLACES.items() if run.value(*place) is not None]
-        return [str(run.folder), ", ".join(told) or "neither its start nor its configuration is there"]
+        return [str(run.folder), ", ".join(told) or "its start was not logged and it has no config.toml"]
     return [
         str(run.folder),
         f"task {started.task}, controller {started.controller}, seed {started.seed}, {started.n_envs} hosts of "
@@ -153,9 +153,9 @@ def _accuracy(run: Run) -> list[str]:
         )
     last, baseline = run.last(RoundCompleted), run.last(BaselineMeasured)
     if last is not None:
-        lines.append(f"round {last.round}: {accuracies(last)}, {number(last.fossils, 1)} fossils a host")
+        lines.append(f"round {last.round}: {accuracies(last)}, {number(last.fossils, 1)} fossils per host")
     if not lines and baseline is not None and baseline.accuracy:
-        lines.append(f"hosts left alone end at {number(baseline.accuracy[-1], 1)} %")
+        lines.append(f"baseline: hosts left alone reach {number(baseline.accuracy[-1], 1)} %")
     return lines or ["nothing measured yet"]
 
 
@@ -181,7 +181,7 @@ def _slots(run: Run, width: int | None) -> list[str]:
             planted[change.env, change.slot] = change.blueprint
     slots = list(dict.fromkeys(slot for epoch in epochs for slot in epoch.stages))
     stages = Counter(stage for epoch in epochs for stage in epoch.stages.values())
-    counted = ", ".join(f"{stages[s]} {s.lower()}" for s in LIVING if stages[s]) or "no seed anywhere"
+    counted = ", ".join(f"{stages[s]} {s.lower()}" for s in LIVING if stages[s]) or "no seeds"
     rows = [
         [f"host {e.env}", *(_cell(slot, e.stages.get(slot, ""), planted.get((e.env, slot))) for slot in slots)]
         for e in epochs[:MOST_HOSTS]
@@ -191,7 +191,7 @@ def _slots(run: Run, width: int | None) -> list[str]:
         wide = [0] * len(wide)
     lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)) for row in rows]
     more = len(epochs) - MOST_HOSTS
-    note = [f"and {more} hosts more"] if more > 0 else []
+    note = [f"and {more} more hosts"] if more > 0 else []
     return [f"round {epochs[0].episode + 1}: {counted}", *lines, *note]
 
 
@@ -205,13 +205,17 @@ def _blueprints(run: Run) -> list[str]:
     rows = run.blueprints.rows()
     lines = []
     for row in rows[:MOST_BLUEPRINTS]:
-        worth = "" if row.contribution_kept is None else f" at {number(row.contribution_kept, sign=True)} pp"
+        worth = row.contribution_kept
+        kept = "" if worth is None else f" (contribution {number(worth, sign=True)} pp)"
         lines.append(
-            f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {row.fossilized:,} kept{worth}, "
+            f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {row.fossilized:,} kept{kept}, "
             f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
         )
     more = len(rows) - MOST_BLUEPRINTS
-    return [*lines, f"and {more} blueprints more"] if more > 0 else lines
+    lines += [f"and {more} more blueprints"] if more > 0 else []
+    if any(row.contribution_kept is not None for row in rows[:MOST_BLUEPRINTS]):
+        lines.append("contribution: accuracy with the seed minus accuracy without it when it was kept, mean")
+    return lines
 
 
 def _warnings(run: Run) -> list[str]:
@@ -268,7 +272,7 @@ def _told(event: Event) -> str:
         case SeedCut():
             what = f"seed cut: {event.blueprint} in {event.slot} became non-finite"
         case ActionTaken():
-            done = "" if event.accepted else f": refused, {event.reason}"
+            done = "" if event.accepted else f": refused: {event.reason}"
             what = " ".join(filter(None, (event.op, event.blueprint, event.slot))) + done
         case _:
             raise TypeError(f"{type(event).__name__} is not among the last events")

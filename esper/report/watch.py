@@ -47,7 +47,7 @@ def watch(run: Run, console: Console | None = None, pause: Callable[[float], Non
         else:
             _repeat(run, console, pause)
     except KeyboardInterrupt:
-        console.print("the view has ended, the run has not" if going(run) else "", highlight=False)
+        console.print("The view was closed; the run continues." if going(run) else "", highlight=False)
 
 
 def _redraw(run: Run, console: Console, pause: Callable[[float], None]) -> None:

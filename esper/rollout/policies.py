@@ -29,7 +29,7 @@ def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed:
         return load_policy(PRETRAINED, env, run_seed)
     if name == "ppo":
         raise ConfigError(
-            "ppo has to learn before it can be compared: train it with `esper run`, then name checkpoint:RUN_FOLDER"
+            "ppo must be trained before it can be compared: train it with `esper run`, then name checkpoint:RUN_FOLDER"
         )
     if kind not in {known.partition(":")[0] for known in CONTROLLERS}:
         raise ConfigError(f"unknown controller {name!r}; known: {', '.join(NAMES)}")

@@ -69,10 +69,10 @@ class Experiment:
         """
         folder = Path(folder)
         if being_written(folder / EVENTS):
-            raise ConfigError(f"{folder} is written by a run that is going on: wait for its end, or stop it")
+            raise ConfigError(f"{folder} is being written by a run in progress: wait for it to end, or stop it")
         found = checkpoint.newest(folder)
         if found.state["finished"]:
-            raise ConfigError(f"{folder} is finished: all its {found.state['round']} rounds were played and compared")
+            raise ConfigError(f"{folder} is finished: all {found.state['round']} rounds were played and compared")
         config = TrainingConfig.parse(read_toml(folder / CONFIG))
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         config = config.with_values(task={"name": confirmed_task(config.task.name, name, str(folder))})
@@ -128,7 +128,7 @@ class Experiment:
             RuntimeError: the experiment was run before.
         """
         if self.hub is not None:
-            raise RuntimeError("an Experiment is run once; make another one, with a folder of its own")
+            raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
         self._start = self._written_at = time.perf_counter()
         total = int(self.config.run.rounds or 1)
         with self, termination_interrupts():
@@ -182,7 +182,7 @@ class Experiment:
         try:
             self._load(found.state)
         except checkpoint.MISFITS as error:
-            raise ConfigError(f"{self.folder}: its checkpoint is not of this run or was changed: {error}") from error
+            raise ConfigError(f"{found.file} belongs to another run or was modified: {error}") from error
         warnings = [*found.refused, *self.files.cut_logs(found.state["logs"])]
         self._open_hub()
         sizes = (self.done, int(self.config.run.rounds or 1), self.env.num_envs, self.env.horizon)
@@ -198,7 +198,7 @@ class Experiment:
         if not 0 <= state["round"] <= rounds or any(
             type(size) is not int or size < 0 for size in state["logs"].values()
         ):
-            raise ValueError(f"round {state['round']} of {rounds}, with logs {state['logs']}")
+            raise ValueError(f"it says round {state['round']} of {rounds}, with log sizes {state['logs']}")
         self.rounds.prepare(Baseline(**{**baseline, **{k: tuple(baseline[k]) for k in ("accuracy", "loss")}}))
         self.rounds.load_state_dict(state["rounds"])
         self.done, self.best = int(state["round"]), float(state["best"])

@@ -54,7 +54,7 @@ def grow(
         ConfigError: the controller is unknown or does not fit, or the data cannot serve the sizes.
     """
     if controller == "none":
-        raise ConfigError("controller none grows nothing; the result of every other one has the host alone beside it")
+        raise ConfigError("controller none grows nothing: name another one; its result includes the host left alone")
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})

@@ -34,7 +34,7 @@ class RunSummary:
     def comparison(self) -> PairedComparison:
         """The comparison with hosts left alone. Raises ValueError if nothing was compared."""
         if not self.comparisons:
-            raise ValueError("nothing was compared: the agent was interrupted while it learned")
+            raise ValueError("nothing was compared: the agent was interrupted while it was learning")
         return self.comparisons[0].pair
 
 

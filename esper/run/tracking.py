@@ -33,8 +33,8 @@ def check_trackers(config: TrainingConfig) -> None:
     missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
     if missing:
         raise ConfigError(
-            f"track.to names {', '.join(missing)}, which cannot be imported here ({'; '.join(missing.values())}): "
-            f"pip install {' '.join(missing)}"
+            f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
+            f"to install: pip install {' '.join(missing)}"
         )
 
 
@@ -67,6 +67,6 @@ def _steps_done(metrics: Path) -> int:
         return sum(done.epochs for done in read_metrics(metrics))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{metrics} cannot be read ({error}), and says where curves go on; empty track.to in config.toml to go on "
-            f"without them"
+            f"{metrics} cannot be read ({error}), so it is unknown at which step the trackers continue; restore the "
+            f"file, or replace it with an empty one to let their curves start again at step 0"
         ) from None

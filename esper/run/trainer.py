@@ -210,7 +210,7 @@ class PairedRounds(Rounds):
         super().load_state_dict(state)
         self.columns = {name: [v.numpy() for v in state["columns"][name]] for name in self.columns}
         if len({state["columns"][name].shape for name in self.columns}) > 1:
-            raise ValueError("the pairs that were played are not whole")
+            raise ValueError("its columns of played pairs have different lengths")
         self.player.load_memory_state(state["player"])
         self.alone.load_memory_state(state["alone"])
 
@@ -315,12 +315,12 @@ def _check_learning(config: TrainingConfig) -> None:
     """Raises ConfigError for values that contradict each other in any run of an agent."""
     if config.ppo.gamma != config.reward.gamma:
         raise ConfigError(
-            f"ppo.gamma is {config.ppo.gamma} and reward.gamma {config.reward.gamma}: they must be the same, or the "
-            f"potential terms of the reward change what is best"
+            f"ppo.gamma is {config.ppo.gamma} and reward.gamma is {config.reward.gamma}: they must be equal, or the "
+            f"potential terms of the reward change which policy is optimal"
         )
     envs, episodes = config.env.n_envs or 1, config.ppo.episodes_per_update
     if episodes is not None and episodes % envs:
         raise ConfigError(
             f"ppo.episodes_per_update is {episodes}, but a round has {envs} episodes (env.n_envs): "
-            f"give a multiple of {envs}"
+            f"use a multiple of {envs}"
         )

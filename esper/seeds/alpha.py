@@ -61,10 +61,10 @@ class AlphaController:
         """
         if not self.holding:
             raise ValueError(
-                f"alpha is on its way to {self.target} ({self.done} of {self.steps} steps): wait until it holds"
+                f"alpha is still moving to {self.target} ({self.done} of {self.steps} steps done): wait until it stops"
             )
         if not 0 <= target <= 1 or steps < 0:
-            raise ValueError(f"alpha wants a target in [0, 1] and steps >= 0, not {target} in {steps}")
+            raise ValueError(f"expected a target in [0, 1] and steps >= 0, got target {target} and {steps} steps")
         self.start, self.target, self.steps, self.done, self.curve = self.alpha, target, steps, 0, curve
         if steps == 0:
             self.alpha = target

@@ -22,6 +22,8 @@ class Check:
     held: bool
     value: float | None
     threshold: float | None
+    failure: str
+    """What is wrong if it does not hold."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,7 @@ class GateResult:
     @property
     def reason(self) -> str:
         """Describes the failed checks; empty if the gate passed."""
-        return "; ".join(
-            f"{check.name} is {_shown(check.value)}, wanted {check.threshold:g}"
-            for check in self.checks
-            if not check.held and check.threshold is not None
-        )
-
-
-def _shown(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:g}"
+        return "; ".join(check.failure for check in self.checks if not check.held)
 
 
 @dataclass
@@ -90,11 +84,14 @@ class GateEvidence:
 
 
 def at_least(name: str, value: float | None, threshold: float) -> Check:
-    return Check(name, value is not None and value >= threshold, value, threshold)
+    failure = f"{name}: not measured" if value is None else f"{name}: {value:g}, at least {threshold:g} required"
+    return Check(name, value is not None and value >= threshold, value, threshold, failure)
 
 
 def _training(evidence: GateEvidence, _config: GateConfig, _durations: Durations) -> list[Check]:
-    return [Check("stage is GERMINATED", evidence.stage is SeedStage.GERMINATED, float(evidence.stage), 2.0)]
+    stage = evidence.stage
+    failure = f"stage is {stage.name}, not GERMINATED"
+    return [Check("stage is GERMINATED", stage is SeedStage.GERMINATED, float(stage), 2.0, failure)]
 
 
 def _blending(evidence: GateEvidence, config: GateConfig, durations: Durations) -> list[Check]:
@@ -102,9 +99,16 @@ def _blending(evidence: GateEvidence, config: GateConfig, durations: Durations) 
     # A value that was not measured stays None, and a check on None never holds.
     slack = None if measured.trial_error is None else config.trial_standard_errors * measured.trial_error
     tolerated = 0.0 if strict else -(slack or 0.0)
+    exploding = "not measured" if measured.exploding is None else f"{measured.exploding:g}, 0 required"
     checks = [
         at_least("epochs in TRAINING", evidence.epochs_in_stage, durations.min_training_epochs),
-        Check("exploding gradients", measured.exploding == 0, measured.exploding, 0.0),
+        Check(
+            "exploding gradients",
+            measured.exploding == 0,
+            measured.exploding,
+            0.0,
+            f"exploding gradients: {exploding}",
+        ),
         at_least("gradient health", measured.gradient_health, config.min_gradient_health),
         at_least("trial accuracy difference", measured.trial if slack is not None else None, tolerated),
     ]
@@ -115,9 +119,10 @@ def _blending(evidence: GateEvidence, config: GateConfig, durations: Durations) 
 
 def _holding(evidence: GateEvidence, config: GateConfig, durations: Durations) -> list[Check]:
     alpha = evidence.alpha
+    moving = f"alpha is still moving to {alpha.target:g}: {alpha.done} of {alpha.steps} steps done"
     checks = [
         at_least("alpha target", alpha.target, 1.0),
-        Check("alpha holds", alpha.holding, alpha.alpha, alpha.target),
+        Check("alpha holds", alpha.holding, alpha.alpha, alpha.target, moving),
     ]
     if config.level == "strict":
         checks.append(at_least("epochs in BLENDING", evidence.epochs_in_stage, durations.min_blending_epochs))
@@ -128,8 +133,14 @@ def _fossilized(evidence: GateEvidence, config: GateConfig, _durations: Duration
     measured = evidence.measured
     both = measured.contribution is not None and measured.contribution_error is not None
     checks = [
-        Check("contribution measured", both, measured.contribution, 0.0),
-        Check("no anomaly pending", not evidence.anomaly_pending, float(evidence.anomaly_pending), 0.0),
+        Check("contribution measured", both, measured.contribution, 0.0, "contribution: not measured"),
+        Check(
+            "no anomaly pending",
+            not evidence.anomaly_pending,
+            float(evidence.anomaly_pending),
+            0.0,
+            "an anomaly is pending",
+        ),
     ]
     if config.level == "strict":
         error = measured.contribution_error or 0.0
@@ -162,8 +173,8 @@ def germination_gate(known: bool, empty: bool, seeds_left: int) -> GateResult:
     return GateResult(
         "G0",
         (
-            Check("blueprint known", known, float(known), 1.0),
-            Check("slot empty", empty, float(empty), 1.0),
+            Check("blueprint known", known, float(known), 1.0, "the blueprint is unknown for this topology"),
+            Check("slot empty", empty, float(empty), 1.0, "the slot is not empty"),
             at_least("seeds left under the cap", seeds_left, 1),
         ),
     )

@@ -59,7 +59,7 @@ def stratified_bootstrap_interval(
     array = finite_values(values, "values")
     labels = np.zeros(len(array), dtype=np.int64) if strata is None else np.asarray(strata)
     if labels.shape != array.shape:
-        raise ValueError(f"strata name the stratum of each of {len(array)} values, not of {labels.shape}")
+        raise ValueError(f"strata must have shape ({len(array)},), one stratum per value, not {labels.shape}")
     check_resamples(resamples)
     rng = np.random.default_rng(seed)
     parts = []

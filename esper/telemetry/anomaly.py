@@ -16,15 +16,15 @@ from esper.telemetry.event import AnomalyDetected, PolicyUpdated
 
 KINDS = MappingProxyType(
     {
-        "not_finite": "look at the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
-        "not finite themselves, go back to an earlier checkpoint",
+        "not_finite": "check the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
+        "not finite either, return to an earlier checkpoint",
         "ratio_exploded": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
         "ratio_collapsed": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
-        "entropy_collapsed": "raise ppo.entropy_start, lower ppo.learning_rate or ppo.prior",
-        "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; look whether rewards are clipped "
+        "entropy_collapsed": "raise ppo.entropy_start, or lower ppo.learning_rate or ppo.prior",
+        "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; check whether rewards are clipped "
         "(ppo.reward_clip)",
-        "value_wrong": "lower ppo.learning_rate, give ppo.value_clip, or raise env.n_envs for more to learn from",
-        "gradient_vanished": "look whether rewards differ at all between hosts; raise ppo.entropy_start, or begin with "
+        "value_wrong": "lower ppo.learning_rate, set ppo.value_clip, or raise env.n_envs for more data per update",
+        "gradient_vanished": "check whether rewards differ between hosts; raise ppo.entropy_start, or start with "
         "another run.seed",
         "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
     }
@@ -59,12 +59,10 @@ class AnomalyDetector:
 
     def _not_finite(self, update: PolicyUpdated) -> Iterator[Finding]:
         if update.broken_steps:
-            words = (
-                f"{update.broken_steps:,} steps with numbers that are not finite: nothing was learned from the round"
-            )
+            words = f"{update.broken_steps:,} steps contain non-finite values: nothing was learned from this round"
             yield "not_finite", None, float(update.broken_steps), 0.0, words
         if update.skipped_minibatches:
-            words = f"{update.skipped_minibatches} minibatches left out, their loss or gradient was not finite"
+            words = f"{update.skipped_minibatches} minibatches skipped: their loss or gradient was not finite"
             yield "not_finite", None, float(update.skipped_minibatches), 0.0, words
 
     def _ratio(self, update: PolicyUpdated) -> Iterator[Finding]:
@@ -82,7 +80,7 @@ class AnomalyDetector:
         for head, entropy in update.choice_entropies.items():
             choices = update.head_choices.get(head, 0)
             if choices >= self.limits.least_choices and entropy < self.limits.entropy:
-                words = f"head {head} hardly explores any more: entropy {entropy:.2g} of 1 over {choices:,} choices"
+                words = f"head {head} has almost stopped exploring: entropy {entropy:.2g} of 1 over {choices:,} choices"
                 yield "entropy_collapsed", head, entropy, self.limits.entropy, words
 
     def _value(self, update: PolicyUpdated) -> Iterator[Finding]:
@@ -92,12 +90,10 @@ class AnomalyDetector:
         if update.round <= limits.critic_after or self._too_few(update):
             return
         if values < limits.value_spread * targets:
-            words = (
-                f"the critic gives all states nearly one value: spread {values:.2g}, that of the targets {targets:.2g}"
-            )
+            words = f"the critic's values hardly differ between states: std {values:.2g}, targets {targets:.2g}"
             yield "value_collapsed", None, values, limits.value_spread * targets, words
         if update.explained_variance < limits.explained_variance:
-            words = f"the critic is further off than a constant: explained variance {update.explained_variance:.2f}"
+            words = f"the critic predicts worse than a constant: explained variance {update.explained_variance:.2f}"
             yield "value_wrong", None, update.explained_variance, limits.explained_variance, words
 
     def _gradient(self, update: PolicyUpdated) -> Iterator[Finding]:

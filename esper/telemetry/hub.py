@@ -68,7 +68,7 @@ class TelemetryHub:
         """
         self._check_thread()
         if self._closed:
-            raise RuntimeError(f"the telemetry hub is closed, {type(event).__name__} came too late")
+            raise RuntimeError(f"the telemetry hub is closed: {type(event).__name__} cannot be emitted any more")
         for lost in self._dropped.values():
             lost.missed += 1
         for name, sink in list(self._active.items()):
@@ -114,11 +114,11 @@ class TelemetryHub:
     def _drop(self, name: str, error: Exception, missed: int) -> None:
         del self._active[name]
         self._dropped[name] = DroppedSink(error, missed)
-        logger.warning("telemetry sink %s failed and is dropped: %s: %s", name, type(error).__name__, error)
+        logger.warning("telemetry sink %s failed and was dropped: %s: %s", name, type(error).__name__, error)
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a telemetry hub is used from the thread that made it, and from no other")
+            raise RuntimeError("a telemetry hub may only be used from the thread that created it")
 
 
 def _named(sinks: Iterable[Sink]) -> dict[str, Sink]:

@@ -75,7 +75,7 @@ class Spans:
     def _begin(self, name: str) -> None:
         thread = get_ident()
         if self._open and thread != self._thread:
-            raise RuntimeError(f"phase {name} began in another thread than {self._open[-1][0]}, which is still open")
+            raise RuntimeError(f"phase {name} began in a different thread than the open phase {self._open[-1][0]}")
         self._thread = thread
         # Opened before the clock is read: what marking costs is the outer phase's.
         marks = _ranges(f"esper/{name}") if self.marks else None

@@ -89,14 +89,14 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_a_size_without_a_case_is_refused() -> None:
     code, output = type_in("--size", "4x128x8")
     assert code == 1
-    assert "cases that are named; there are: cross-entropy, end-to-end" in output
+    assert "requires the names of cases; known: cross-entropy, end-to-end" in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     code, output = type_in("sgd", "--device", "cuda")
     assert code == 1
-    assert "'cuda' is not there; this machine has: cpu" in output
+    assert "'cuda' is not available; this machine has: cpu" in output
 
 
 def test_a_case_that_was_named_needs_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +115,4 @@ def test_a_case_without_its_baseline_is_left_out_among_others(monkeypatch: pytes
     console = Console(record=True, width=200)
     modules = {"ppo-update": import_module(CASES["ppo-update"])}
     assert measure_all(modules, Request(((2, 3),)), 1, 1.0, False, console, lambda results: None) == []
-    assert "ppo-update is left out: the baseline is sb3-contrib" in console.export_text()
+    assert "ppo-update was skipped: the baseline is sb3-contrib" in console.export_text()

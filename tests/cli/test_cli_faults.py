@@ -104,7 +104,7 @@ def test_finding_m12_a_shortage_of_memory_halves_micro_batches_and_says_so(
     short_of_memory(monkeypatch, 2)
     found = esper("run", *TINY)
     plain(found, 0)
-    assert found.out.count("batches are computed in 2 parts") == 1
+    assert found.out.count("each batch is split into 2 micro-batches") == 1
     assert re.search(r"out of memory: env 1, epoch 0, batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
     assert kinds(Path("r")).count("MicroBatchHalved") == 1
     assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
@@ -165,7 +165,7 @@ def test_finding_m12_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_drop
     said = plain(found, 1)
     assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), said
     assert "esper run --resume r" in said
-    assert "telemetry sink JsonlSink failed and is dropped" in said
+    assert "telemetry sink JsonlSink failed and was dropped" in said
     assert (Path("r") / checkpoint.NAME).read_bytes() == before
     assert not list(Path("r").glob("*.part"))
 
@@ -230,5 +230,5 @@ def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, mon
 
 def test_exit_codes_are_told(esper: Esper) -> None:
     told = " ".join(esper("--help").out.split())
-    for words in ("0 done", "1 an error while running", "2 wrong input", "130 interrupted"):
+    for words in ("0 done", "1 an error while running", "2 invalid input", "130 interrupted"):
         assert words in told

@@ -107,7 +107,7 @@ def test_bytes_that_cannot_be_staged_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("augmentation", "words"),
     [
-        (Augmentation(crop=8), "crop is 8; images of this size want 0 to 7 pixels"),
+        (Augmentation(crop=8), "crop is 8; for images of this size it must be 0 to 7 pixels"),
         (Augmentation(crop=-1), "crop is -1"),
     ],
 )
@@ -135,7 +135,7 @@ def test_augmentation_of_what_is_no_bytes_is_refused() -> None:
     base = byte_digits()
     rows = Rows()
     for train in (Split(rows.x, rows.y), rows):
-        with pytest.raises(ConfigError, match="only training images of bytes with a table are augmented"):
+        with pytest.raises(ConfigError, match="augmentation needs uint8 training images with a table"):
             replace(base, train=train, augmentation=Augmentation(flip=True))
 
 

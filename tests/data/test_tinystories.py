@@ -172,7 +172,7 @@ def test_a_token_file_that_is_none_is_named(content: bytes, message: str, tmp_pa
 def test_too_few_validation_tokens_are_refused(tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories")
     np.zeros(2 * LENGTH + 1, dtype="<u2").tofile(tmp_path / "tinystories" / "validation.bin")
-    assert f"it takes {2 * LENGTH + 2} or more" in refused(tmp_path)
+    assert f"{2 * LENGTH + 2} or more are needed" in refused(tmp_path)
 
 
 def test_a_text_that_is_newer_than_its_tokens_is_not_passed_over(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_refused_advance_changes_nothing_and_says_why() -> None:
         assert world.slot("r0c0").stage is S.TRAINING
         event = world.of_kind(ActionTaken)[-1]
         assert not event.accepted
-        assert "epochs in TRAINING is 1, wanted 3" in event.reason
+        assert "epochs in TRAINING: 1, at least 3 required" in event.reason
         assert world.info["reward_terms"]["action_cost"].tolist() == [-0.01]
 
 

@@ -88,7 +88,7 @@ def test_the_order_of_calls_and_the_shape_of_actions_are_checked() -> None:
         env.step(waits(env)[:2])
     wrong = waits(env)
     wrong[1, 2] = 4
-    with pytest.raises(ValueError, match="blueprint is one of 0 to 3"):
+    with pytest.raises(ValueError, match="blueprint must be one of 0 to 3"):
         env.step(wrong)
     with pytest.raises(ValueError, match="one run seed"):
         env.reset(seed=[1, 2, 3, 4])

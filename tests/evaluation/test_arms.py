@@ -71,7 +71,7 @@ def test_what_one_arm_states_of_the_hosts_is_so_for_all(tmp_path: Path) -> None:
     ("values", "reason"),
     [
         ("task.name=chars", "the same hosts and images"),
-        ("task.data=elsewhere", "the same images"),
+        ("task.data=elsewhere", "the same data"),
         ("run.seed=4", "the seed decides"),
         ("env.n_envs=4", "host i of its round"),
         ("run.device=cuda", "devices round differently"),
@@ -118,18 +118,18 @@ def test_a_control_takes_over_what_its_arm_says() -> None:
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        (("none", "static"), "static is made for an arm that grows hosts: name one"),
-        (("none", "random", "s:controller=static,of=none"), "'none' is none; there is: random"),
+        (("none", "static"), "static is made for an arm that grows hosts: add one"),
+        (("none", "random", "s:controller=static,of=none"), "'none' is not one; these arms do: random"),
         (("none", "random", "r:controller=random,of=random"), "of= is for static, bigger, same-compute"),
         (("none", "nope"), "unknown controller 'nope'; an arm is one of: no-growth, static, bigger, same-compute"),
-        (("none", "a=b"), "b is no FILE.toml"),
+        (("none", "a=b"), "b is not a .toml file"),
         (("none", "a=gone.toml"), "gone.toml does not exist"),
-        (("none", "a:env.max_seeds=1"), "arm 'a' does not say what decides"),
-        (("none", "a:controller=random,max_seeds=1"), "'max_seeds=1' is no controller=..., of=... or SECTION.KEY"),
+        (("none", "a:env.max_seeds=1"), "arm 'a' has no controller; give it one of"),
+        (("none", "a:controller=random,max_seeds=1"), "of=... or SECTION.KEY=VALUE, got 'max_seeds=1'"),
         (("none", "a:controller=random,run.rounds=1"), "run.rounds has no effect here: --pairs"),
         (("none", "a:controller=random,ppo.width=1"), "ppo.width has no effect here: no arm learns"),
         (("none", "a:controller=random,env.x=1"), "arm 'a': unknown key env.x"),
-        (("none", "a:controller=random", "a:controller=none"), "an arm is named twice"),
+        (("none", "a:controller=random", "a:controller=none"), "two arms have the same name"),
     ],
 )
 def test_an_arm_is_refused_with_what_would_be_right(texts: tuple[str, ...], told: str) -> None:

@@ -125,7 +125,7 @@ def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) 
 
 
 def test_a_network_of_the_users_own_has_no_bigger_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"arm 'bigger': how to widen a GraftedHost is not known"):
+    with pytest.raises(ConfigError, match=r"arm 'bigger': cannot widen a GraftedHost"):
         play(tmp_path, SCHEDULE, "bigger", task=mine())
     assert not (tmp_path / "out").exists()
 
@@ -133,7 +133,7 @@ def test_a_network_of_the_users_own_has_no_bigger_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("control", ["static", "bigger", "same-compute"])
 def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
     arms = read_arms(["heuristic", control], {"task": {"name": "planted"}})
-    with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network; hosts of planted are simul"):
+    with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network, but hosts of planted are sim"):
         Comparison(arms, 2, tmp_path / "out")
 
 

@@ -90,7 +90,7 @@ def test_the_baseline_is_measured_once_and_is_that_of_a_run_of_the_same_seed(mon
 
 
 def test_an_arm_named_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="given twice"):
         compare(["none", "random", "none"], 2)
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
 
 
 def test_an_agent_that_has_yet_to_learn_is_no_arm() -> None:
-    with pytest.raises(ConfigError, match="ppo has to learn before it can be compared"):
+    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
         compare(["none", "ppo"], 2)
 
 

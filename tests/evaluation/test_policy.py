@@ -93,7 +93,7 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
 
 @pytest.mark.parametrize("width", [0, -1])
 def test_a_width_that_cannot_be_is_refused(width: int, learned: RunSummary) -> None:
-    with pytest.raises(ConfigError, match=f"a CNNHost of width {width} cannot be: give 1 or more; the task's has 3"):
+    with pytest.raises(ConfigError, match=f"a CNNHost cannot have width {width}: give 1 or more; the task's has 3"):
         evaluate_controller(str(learned.folder), width=width)
 
 
@@ -109,7 +109,7 @@ def test_hosts_without_a_width_are_refused(simulated: Path, learned: RunSummary)
 
     base = digits()
     task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match="how to widen a GraftedHost is not known"):
+    with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
         evaluate_controller(str(learned.folder), task=task, width=5)
 
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
     lone = tmp_path / "lone.pt"
     lone.write_bytes((simulated / checkpoint.NAME).read_bytes())
     (tmp_path / "config.toml").write_text("[task]\nname = 'digits'\n")
-    with pytest.raises(ConfigError, match=r"lone\.pt lies beside no config\.toml of a run: say with --task"):
+    with pytest.raises(ConfigError, match=r"lone\.pt is not in a run folder .*: name the task with --task"):
         evaluate_controller(str(lone))
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     found = evaluate_controller(str(lone), task="planted", changes=small)
@@ -188,9 +188,7 @@ def test_a_run_that_played_what_others_learned_is_evaluated(simulated: Path, tmp
 
 def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -> None:
     folder = play(tiny("random"), tmp_path / "r")[0].folder
-    with pytest.raises(
-        ConfigError, match="holds nothing that was learned: its controller, random, does not learn"
-    ) as e:
+    with pytest.raises(ConfigError, match="contains no policy: its controller, random, does not learn") as e:
         evaluate_controller(str(folder))
     for word in ("esper compare", "run of ppo", "checkpoint.pt", ".safetensors", "pretrained"):
         assert word in str(e.value)
@@ -205,13 +203,13 @@ def test_what_is_not_there_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": {"name": "chars"}}, "task.name means nothing here"),
-        ({"run": {"controller": "none"}}, "run.controller means nothing here"),
-        ({"run": {"rounds": 3}}, "run.rounds means nothing here"),
-        ({"run": {"checkpoint_every": 3}}, "run.checkpoint_every means nothing here"),
-        ({"ppo": {"width": 3}}, "ppo.width means nothing here"),
+        ({"task": {"name": "chars"}}, "task.name has no effect here"),
+        ({"run": {"controller": "none"}}, "run.controller has no effect here"),
+        ({"run": {"rounds": 3}}, "run.rounds has no effect here"),
+        ({"run": {"checkpoint_every": 3}}, "run.checkpoint_every has no effect here"),
+        ({"ppo": {"width": 3}}, "ppo.width has no effect here"),
         ({"run": {"evaluation_pairs": 0}}, "run.evaluation_pairs"),
-        ({"run": {"device": "cuda:99"}}, "device 'cuda:99' is not there"),
+        ({"run": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),
         ({"run": 3}, "run: "),
         ({"nope": {"x": 1}}, "unknown key nope"),
         ({"env": {"nope": 1}}, "unknown key env.nope"),

@@ -58,18 +58,18 @@ def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) ->
     assert row(text, "base", 1)[-1] == "reference"
     _, loss = text.split("Final validation loss (lower is better)")
     assert row(loss, "good", 0)[-1] == "better"  # its loss is lower
-    _, price = text.split("Parameters added to the task's host (a price, neither is better)")
+    _, price = text.split("Parameters added to the task's host (a cost, neither is better)")
     assert row(price, "good", 0)[-1] == "more"
     assert row(price, "bad", 0)[-1] == "less"
     assert "good: 2.00 better than base" in text
     assert "same and base: no evidence of a difference" in text
-    assert "Rollbacks: 0.00 in every host" in text
+    assert "Rollbacks: 0.00 for every host" in text
 
 
 def test_nine_pairs_are_inconclusive_and_it_is_said(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 5.0}, pairs=9))
     assert row(text, "good", 1)[-1] == "inconclusive"
-    assert "Fewer than 10 pairs are inconclusive" in text
+    assert "Fewer than 10 pairs are always inconclusive" in text
     assert "better than" not in text
 
 
@@ -82,8 +82,8 @@ def test_too_many_arms_for_so_few_pairs_is_said(tmp_path: Path) -> None:
 
 def test_a_comparison_that_was_cut_short_says_so(tmp_path: Path) -> None:
     text = " ".join(printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}, pairs=10, asked=40)).split())
-    assert "10 pairs of 40 that were asked for" in text
-    assert "Only 10 of 40 pairs were finished: esper compare --resume" in text
+    assert "10 of 40 requested pairs" in text
+    assert "Only 10 of 40 pairs are complete. To continue: esper compare --resume" in text
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 10])

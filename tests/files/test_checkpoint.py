@@ -143,12 +143,18 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "text": (b"dear diary\n", "is not a checkpoint"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
     "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
-    "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin as one of this format does"),
-    "weights": (sealed({"layer.weight": torch.zeros(2)}), "is not a checkpoint of a run: it has no baseline, best"),
-    "a list": (sealed([1, 2]), "is not a checkpoint: something else"),
-    "another format": (b"Esper checkpoint, format 99\n\n", "its format is 99; this Esper reads 3"),
-    "a part of a run": (sealed({"round": 1}), "no baseline, best, config, finished"),
-    "another content": (sealed({"round": 1})[:-1] + b"x", "it is torn or was changed: its SHA-256 is not the one"),
+    "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin with the header of an Esper checkpoint"),
+    "weights": (
+        sealed({"layer.weight": torch.zeros(2)}),
+        "of a run: missing or invalid baseline, best",
+    ),
+    "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
+    "another format": (
+        b"Esper checkpoint, format 99\n\n",
+        "but this version of Esper reads format 3",
+    ),
+    "a part of a run": (sealed({"round": 1}), "missing or invalid baseline, best, config, finished"),
+    "another content": (sealed({"round": 1})[:-1] + b"x", "it is truncated or was modified: its SHA-256 differs"),
 }
 
 
@@ -237,7 +243,7 @@ def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours
 def torn(folder: Path) -> str:
     file = folder / checkpoint.NAME
     file.write_bytes(file.read_bytes()[:-100])
-    return "torn or was changed"
+    return "truncated or was modified"
 
 
 def gone(folder: Path) -> str:
@@ -249,7 +255,7 @@ def foreign(folder: Path) -> str:
     """That of another run, whole."""
     file = folder / checkpoint.NAME
     file.write_bytes(checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64}))
-    return "belongs to a run with another configuration"
+    return "was written by a run with a different configuration"
 
 
 @pytest.mark.parametrize("harm", [torn, gone, foreign])
@@ -291,7 +297,7 @@ def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_pa
     shutil.copytree(agent, tmp_path / "r")
     config = tmp_path / "r" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 9"))
-    with pytest.raises(ConfigError, match=r"another configuration than .*config\.toml"):
+    with pytest.raises(ConfigError, match=r"different configuration than .*config\.toml"):
         Experiment.resume(tmp_path / "r")
 
 
@@ -318,7 +324,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no policy: its controller does not learn") as found:
+    with pytest.raises(ConfigError, match="contains no policy: its controller does not learn") as found:
         make_player(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
     assert str(chance) in str(found.value)
 
@@ -393,5 +399,5 @@ def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
 
 
 def test_ppo_is_not_played_before_it_learned() -> None:
-    with pytest.raises(ConfigError, match="ppo has to learn before it can be compared"):
+    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
         make_player("ppo", TrainingConfig(), planted(), 0)

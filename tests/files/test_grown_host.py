@@ -230,7 +230,7 @@ def test_an_unknown_blueprint_is_named_with_the_known_ones(grown: Path, tmp_path
 def test_another_format_is_refused_as_such(grown: Path, tmp_path: Path) -> None:
     stem = copy(grown, tmp_path)
     stem.with_suffix(".json").write_text(json.dumps({"format": 3, "everything": "else"}))
-    refused(stem, "format 3", "reads 2")
+    refused(stem, "format 3", "reads format 2")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"format": 1', b"\xff\xfe\x00", b"null"])

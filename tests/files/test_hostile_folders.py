@@ -126,7 +126,7 @@ def test_no_command_runs_what_a_folder_holds(
     said = capsys.readouterr()
     assert "Traceback" not in said.err + said.out
     assert found == code, said.err
-    refused = ("Esper runs code only when you name it", "is not a checkpoint", "is no folder of a comparison")
+    refused = ("Esper runs code only when you name it", "is not a checkpoint", "is not the folder of a comparison")
     assert code == 0 or any(words in said.err for words in refused), said.err
     assert not mark.exists()
     assert not Path("s").exists()

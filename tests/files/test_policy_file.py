@@ -129,14 +129,23 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not a policy: "),
     "text": (b"dear diary, today I wrote a file\n", "is not a policy: "),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a policy: "),
-    "weights": (safetensors.torch.save({"w": torch.zeros(2)}), "is not a policy: something else was saved in it"),
+    "weights": (
+        safetensors.torch.save({"w": torch.zeros(2)}),
+        "its header has no entry 'esper_policy'",
+    ),
     "other facts": (
         safetensors.torch.save({"w": torch.zeros(2)}, {"format": "pt"}),
-        "is not a policy: something else was saved in it",
+        "its header has no entry 'esper_policy'",
     ),
     "no JSON": (safetensors.torch.save({}, {HEADER: "{"}), "Expecting property name"),
-    "a list": (safetensors.torch.save({}, {HEADER: "[1]"}), "it has format None; this Esper reads format 1"),
-    "another format": (safetensors.torch.save({}, {HEADER: '{"format": 99}'}), "it has format 99; this Esper reads"),
+    "a list": (
+        safetensors.torch.save({}, {HEADER: "[1]"}),
+        "it has format None, but this version of Esper",
+    ),
+    "another format": (
+        safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
+        "it has format 99, but this version of",
+    ),
     "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 1}'}), "blueprints: Field required"),
 }
 
@@ -169,7 +178,7 @@ def test_a_file_that_was_cut_or_changed_is_refused(saved: Path, tmp_path: Path) 
     flipped = bytearray(content)
     flipped[-1] ^= 1
     file.write_bytes(flipped)
-    with pytest.raises(ConfigError, match="the weights are not those that it was written with"):
+    with pytest.raises(ConfigError, match="the weights do not match the checksum in its header"):
         policy_file.read(file)
 
 
@@ -212,12 +221,12 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_name, "network.novelty is float32 .*; a network of this Esper has missing"),
-        (other_shape, r"observations.mean is float64 \[\d+\]; a network of this Esper has float64"),
-        (other_dtype, "network.ops.weight is float16 .*; a network of this Esper has float32"),
-        (not_a_number, "not all numbers of network.ops.weight are finite"),
+        (other_name, "network.novelty is float32 .*; expected no such tensor"),
+        (other_shape, r"observations.mean is float64 \[\d+\]; expected float64"),
+        (other_dtype, "network.ops.weight is float16 .*; expected float32"),
+        (not_a_number, "network.ops.weight contain non-finite values"),
         (more_blueprints, "network.blueprints is float32"),
-        (other_width, "a network of this Esper has float32"),
+        (other_width, "; expected float32"),
         (unknown_value, "unknown key ppo.novelty"),
         (unknown_fact, "novelty: Extra inputs"),
         (words_for_rounds, "rounds: Input should be a valid integer"),
@@ -230,7 +239,7 @@ def test_what_no_network_of_this_esper_has_is_refused(
     file = rewritten(saved, tmp_path / "a.safetensors", change)
     with pytest.raises(ConfigError, match=message) as found:
         make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
-    assert str(found.value).startswith(f"{file} is not a policy that can be played: ")
+    assert str(found.value).startswith(f"{file} is not a usable policy: ")
 
 
 def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -259,14 +268,14 @@ def test_a_run_that_does_not_say_what_made_it_is_not_saved(content: str | None, 
         (tmp_path / name).write_bytes((run / name).read_bytes())
     if content is not None:
         (tmp_path / "env.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"env\.json does not say what the run was made with"):
+    with pytest.raises(ConfigError, match=r"env\.json cannot be read for the package versions"):
         save_policy(tmp_path, tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("name", ["a.pt", "there.safetensors", "gone/a.safetensors"])
 def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / "there.safetensors").write_text("dear diary")
-    with pytest.raises(ConfigError, match=r"give a new file, NAME\.safetensors, in a folder that exists"):
+    with pytest.raises(ConfigError, match=r"give a new file, NAME\.safetensors, in an existing folder"):
         save_policy(run, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["there.safetensors"]
     assert (tmp_path / "there.safetensors").read_text() == "dear diary"

@@ -38,7 +38,7 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     with log.path.open("ab") as file:
         file.write(line[:20])
     assert epochs(log) == [1]
-    assert "the last line is not whole" in log.problems()[0]
+    assert "the last line is incomplete" in log.problems()[0]
     with log.path.open("ab") as file:
         file.write(line[20:])
     assert epochs(log) == [1]
@@ -53,7 +53,7 @@ def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     log.path.write_bytes(good + b"".join(line + b"\n" for line in bad) + good)
     assert epochs(log) == [7, 7]
     (words,) = log.problems()
-    assert "7 lines could not be read" in words
+    assert "left out 7 lines that could not be read" in words
     assert "line 2:" in words
 
 

@@ -133,9 +133,12 @@ def test_numbers_that_are_none_leave_gaps_and_break_nothing(
 def test_several_runs_are_told_apart(learned: Path, grown: Path) -> None:
     page = Page(html_of(learned, grown))
     assert "2 runs: learned, grown" in page.text
-    for name in ("learned: grown", "grown: grown", "Where the runs differ", "Seconds a round"):
+    for name in ("learned: grown", "grown: grown", "Differences between the runs", "Seconds per round"):
         assert name in page.text
-    assert "reward.mode" not in page.text[page.text.index("Where the runs differ") : page.text.index("The whole conf")]
+    assert (
+        "reward.mode"
+        not in page.text[page.text.index("Differences between the runs") : page.text.index("The whole conf")]
+    )
 
 
 def test_the_same_run_gives_the_same_page(learned: Path) -> None:
@@ -147,7 +150,7 @@ def test_a_run_without_figures_of_a_comparison_says_so(learned: Path, copy: Call
     folder = copy(learned, lambda fields: None if fields["event"] == RunCompleted.__name__ else fields)
     page = Page(html_of(folder))
     assert "Nothing is compared yet" in page.text
-    assert "interrupted: all 3 rounds played, the comparison begun" in page.text
+    assert "interrupted: all 3 rounds played, the comparison has started" in page.text
 
 
 def test_a_report_replaces_a_report_and_nothing_else(grown: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
@@ -157,8 +160,8 @@ def test_a_report_replaces_a_report_and_nothing_else(grown: Path, copy: Callable
     assert write_report([folder]) == first
     mine = tmp_path / "thesis.html"
     mine.write_text("<!doctype html><p>mine")
-    with pytest.raises(ConfigError, match="is no report; give another --out"):
+    with pytest.raises(ConfigError, match="is not an Esper report; give another --out"):
         write_report([folder], mine)
     assert mine.read_text().endswith("mine")
-    with pytest.raises(ConfigError, match="give a file in a folder that exists"):
+    with pytest.raises(ConfigError, match="give a file in an existing folder"):
         write_report([folder], tmp_path / "nowhere" / "r.html")

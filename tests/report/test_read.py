@@ -55,7 +55,7 @@ def test_a_run_that_measures_its_baseline_is_not_said_to_lack_it(tmp_path: Path)
         told.append((run.state_words(), run.all_problems()))
 
     play(tiny(), tmp_path / "run", Does(lambda event: isinstance(event, RunStarted), look))
-    assert told == [("running: before the first round, the baseline is not measured yet", [])]
+    assert told == [("running: before the first round, baseline not measured yet", [])]
 
 
 def test_simulated_hosts_lack_nothing(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_without_its_log_a_run_is_what_its_other_files_say(grown: Path, copy: Ca
     by_kinds = [replace(event, memory=by_kind(event.memory)) for event in whole.of(RoundCompleted)]
     assert run.of(RoundCompleted) == by_kinds  # a column of the metrics is a sum over places
     assert run.of(BaselineMeasured) == whole.of(BaselineMeasured)
-    assert any("events.jsonl is not there" in words for words in run.all_problems())
+    assert any("events.jsonl does not exist" in words for words in run.all_problems())
     assert "metrics.csv" in " ".join(run.all_problems())
     page = report_html([run])
-    assert "events.jsonl is not there" in page
+    assert "events.jsonl does not exist" in page
     assert "schedule" in short_form(run)
 
 
@@ -132,9 +132,9 @@ def test_nothing_that_a_folder_names_is_run(grown: Path, copy: Callable[..., Pat
 
 
 def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(grown: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no run folder: it has no events\.jsonl; give .* such as .*grown"):
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no events\.jsonl; give .* such as .*grown"):
         open_run(grown.parent)
-    with pytest.raises(ConfigError, match="is not there; give the folder of a run"):
+    with pytest.raises(ConfigError, match="does not exist; give the folder of a run"):
         open_run(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=f"is a file; give the folder of the run, perhaps {re.escape(str(grown))}"):
         open_run(grown / "events.jsonl")
@@ -143,7 +143,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_runs_nearby(grown: Path, tm
 def test_a_folder_with_nothing_but_a_log_is_a_run(tmp_path: Path) -> None:
     JsonlSink(tmp_path / "events.jsonl").close()
     run = open_run(tmp_path)
-    assert run.state_words() == "interrupted: before the first round, the baseline is not measured yet"
+    assert run.state_words() == "interrupted: before the first round, baseline not measured yet"
     assert "Nothing is compared yet" in report_html([run])
     assert "nothing measured yet" in short_form(run)
 

@@ -117,7 +117,7 @@ def test_an_interrupt_ends_the_view_and_nothing_else(tmp_path: Path) -> None:
 
     summary, _ = play(tiny(rounds=2), tmp_path / "run", Does(within_round(2), look))
     assert not summary.interrupted
-    assert "the view has ended, the run has not" in out.getvalue()
+    assert "The view was closed; the run continues." in out.getvalue()
 
 
 def test_a_terminal_gets_the_last_picture_to_keep(grown: Path) -> None:
@@ -141,4 +141,4 @@ def test_rollbacks_and_refusals_are_among_the_last_events(grown: Path, copy: Cal
         )
     text = short_form(open_run(folder))
     assert "round 2, host 1, epoch 23: rollback, spike (infinite, limit 2.5000)" in text
-    assert "refused, the gate is shut" in text
+    assert "refused: the gate is shut" in text

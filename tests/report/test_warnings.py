@@ -41,11 +41,11 @@ def test_the_short_form_has_the_newest_warning_of_each_kind(warned: Path, learne
 
 def test_the_page_lists_warnings_with_their_counts_and_advice(warned: Path, learned: Path) -> None:
     page = report_html([open_run(warned)])
-    assert "How the agent learns" in page
+    assert "Warnings about the agent" in page
     assert "head op is certain" in page
     assert "raise &lt;entropy&gt;" in page
     assert "not finite" in page
-    assert "How the agent learns" not in report_html([open_run(learned)])
+    assert "Warnings about the agent" not in report_html([open_run(learned)])
 
 
 def test_blueprints_are_counted_alike_in_both(grown: Path) -> None:

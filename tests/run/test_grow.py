@@ -121,7 +121,7 @@ def _copy(network: nn.Module) -> nn.Module:
 
 def test_it_wants_the_model_again_and_the_right_one(schedule: str, tmp_path: Path) -> None:
     esper.export(esper.grow(task(), schedule, epochs=7, config=config()).network, tmp_path / "best")
-    with pytest.raises(esper.ConfigError, match="grafted onto a model of yours: pass one of the same kind as model="):
+    with pytest.raises(esper.ConfigError, match="pass a model of the same architecture as model="):
         esper.load_host(tmp_path / "best")
     with pytest.raises(esper.ConfigError, match="no submodule '3'"):
         esper.load_host(tmp_path / "best", model=nn.Sequential(nn.Linear(2, 2)))

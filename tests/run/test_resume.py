@@ -227,7 +227,7 @@ def test_finding_m3_an_update_learns_from_as_many_episodes_as_it_is_told(whole: 
 def test_a_finished_run_is_not_resumed(whole: Runs) -> None:
     folder, _ = whole("ppo")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ConfigError, match="is finished: all its 3 rounds were played and compared"):
+    with pytest.raises(ConfigError, match="is finished: all 3 rounds were played and compared"):
         Experiment.resume(folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -312,7 +312,7 @@ def test_a_run_that_is_going_on_is_not_resumed_beside_itself(tmp_path: Path) -> 
     refused: list[str] = []
 
     def resume() -> None:
-        with pytest.raises(ConfigError, match="is written by a run that is going on") as found:
+        with pytest.raises(ConfigError, match="is being written by a run in progress") as found:
             Experiment.resume(tmp_path / "r")
         refused.append(str(found.value))
 

@@ -107,7 +107,7 @@ def test_trap_10_no_sink_changes_a_learned_bit(
     events = len(watched.events)
     assert set(full.dropped_sinks) == {"Stands", "BreaksAtTheThird"}
     assert full.dropped_sinks["Stands"] == (
-        f"it was not done 0 s after the end, its queue of 5 events was full; {events} events not written"
+        f"it had not finished 0 s after the end of the run, its queue of 5 events was full; {events} events not written"
     )
     assert full.dropped_sinks["BreaksAtTheThird"] == f"OSError: the server is gone; {events - 2} events not written"
     same_results(plain, dataclasses.replace(full, dropped_sinks={}))
@@ -171,8 +171,10 @@ def test_curves_cannot_go_on_where_nothing_says_how_far_they_were(tmp_path: Path
     folder = tmp_path / "r"
     play(tracked(learning("planted", n_envs=4), "tensorboard", patience=60.0), folder, Does(round_ends(2), stop))
     (folder / "metrics.csv").unlink()
-    with pytest.raises(ConfigError, match="says where curves go on"):
+    with pytest.raises(ConfigError, match="it is unknown at which step the trackers continue; restore the file, or"):
         Experiment.resume(folder).run()
+    (folder / "metrics.csv").write_text("")  # as the message advises
+    assert Experiment.resume(folder).run().comparisons
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])

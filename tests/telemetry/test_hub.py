@@ -78,7 +78,7 @@ def test_a_failing_sink_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptur
     assert isinstance(dropped.error, OSError)
     assert dropped.missed == 3  # epochs 2, 3 and 4
     assert [record.getMessage() for record in caplog.records] == [
-        "telemetry sink Failing failed and is dropped: OSError: disk full"
+        "telemetry sink Failing failed and was dropped: OSError: disk full"
     ]
 
 
@@ -131,7 +131,7 @@ def test_close_may_be_called_again_and_emit_may_not() -> None:
     hub.close()
     hub.close()
     assert sink.closed == 1
-    with pytest.raises(RuntimeError, match="SeedCut came too late"):
+    with pytest.raises(RuntimeError, match="SeedCut cannot be emitted any more"):
         hub.emit(event(0))
 
 

@@ -139,7 +139,7 @@ def test_another_thread_is_refused_while_a_span_is_open() -> None:
 
     with spans("train"):
         in_a_thread()
-    assert errors == ["phase stage began in another thread than train, which is still open"]
+    assert errors == ["phase stage began in a different thread than the open phase train"]
     in_a_thread()  # nothing is open: the object was handed on
     assert len(errors) == 1
     assert set(spans.seconds) == {"train", "stage"}

@@ -114,5 +114,5 @@ def test_a_timer_does_not_run_twice_at_once() -> None:
 
 
 def test_other_devices_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="times work on cuda, cpu, mps; not on meta"):
+    with pytest.raises(ValueError, match="measures work on cuda, cpu, mps; not on meta"):
         CUDATimer("meta")

@@ -264,8 +264,8 @@ def test_other_hosts_are_other_hosts_everywhere() -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("cpu,cpu", "several devices are GPUs, each named once, as cuda:0,cuda:1"),
-        ("cpu,cuda:9", "device 'cuda:9' is not there"),
+        ("cpu,cpu", "several devices must be distinct GPUs, such as cuda:0,cuda:1"),
+        ("cpu,cuda:9", "device 'cuda:9' is not available"),
         ("cpu,", "unknown device ''"),
         ("cpu,abacus", "unknown device 'abacus'"),
     ],

@@ -241,7 +241,7 @@ def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
     ("change", "words"),
     [
         ({"train": Split(torch.zeros(3, 1, 8, 8), torch.zeros(2, dtype=torch.int64))}, "3 inputs and 2 targets"),
-        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* it wants int64"),
+        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* expected int64"),
         (
             {"test": Split(torch.zeros(2, 1, 8, 8), torch.full((2,), 10))},
             "test split: targets must lie between 0 and 9",
@@ -262,7 +262,7 @@ def test_data_that_cannot_be_trained_on_is_refused(change: dict[str, Split], wor
 def test_a_host_that_does_not_fit_its_task_is_refused() -> None:
     base = digits()
     task = Task("mine", 12, grafted(), base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match=r"logits of shape \(3, 10\) of 3 samples; it wants \(3, 12\)"):
+    with pytest.raises(ConfigError, match=r"logits of shape \(3, 10\) for 3 samples; expected \(3, 12\)"):
         check_hosts(task)
     with pytest.raises(ConfigError, match=r"makes a Network, not a host; see esper\.graft"):
         check_hosts(replace(task, build_host=Network))  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ class BackgroundSink:
         wants: frozenset[type[Event]] | None = None,
     ) -> None:
         if capacity < 1 or patience < 0:
-            raise ValueError(f"capacity is {capacity} and patience {patience}: give at least 1 event and 0 seconds")
+            raise ValueError(f"capacity must be at least 1 and patience at least 0, got {capacity} and {patience}")
         self.inner, self.capacity, self.patience, self.wants = inner, capacity, patience, wants
         self._queue: SimpleQueue[Event | None] = SimpleQueue()  # None marks the end
         self._thread: threading.Thread | None = None
@@ -72,7 +72,7 @@ class BackgroundSink:
         if self._queue.qsize() >= self.capacity:  # only this thread adds events, so the check is safe
             self._overflowed += 1
             if self._overflowed == 1:
-                logger.warning("%s is slower than the run: events are dropped", type(self.inner).__name__)
+                logger.warning("%s cannot keep up with the run: events are being dropped", type(self.inner).__name__)
             return
         self._given += 1
         self._queue.put(event)
@@ -103,7 +103,7 @@ class BackgroundSink:
         if self._failure is not None:
             told.append(f"{type(self._failure).__name__}: {self._failure}")
         elif self._closed and self._thread is not None and self._thread.is_alive():
-            told.append(f"it was not done {self.patience:g} s after the end")
+            told.append(f"it had not finished {self.patience:g} s after the end of the run")
         if self._overflowed:
             told.append(f"its queue of {self.capacity:,} events was full")
         return ", ".join(told)

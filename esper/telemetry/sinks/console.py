@@ -25,7 +25,7 @@ class TerminalConsole(Console):
     """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads the output any more")
+        raise BrokenPipeError("the reader of the output has closed it")
 
 
 class ConsoleSink:
@@ -44,11 +44,12 @@ class ConsoleSink:
             case RunStarted():
                 self._print_header(event)
             case BaselineMeasured():
-                self._print(f"baseline: {event.episodes} hosts left alone end at {event.accuracy[-1]:.1f} %")
+                hosts = count(event.episodes, "host")
+                self._print(f"baseline: {hosts} left alone, final validation accuracy {event.accuracy[-1]:.1f} %")
             case PracticeRound():
                 self._print_practice(event)
             case RunResumed():
-                within = f", {count(event.epochs, 'epoch')} into the next one" if event.epochs else ""
+                within = f", {count(event.epochs, 'epoch')} into the next round" if event.epochs else ""
                 self._print(f"resumed after round {event.round}/{event.rounds}{within}")
                 for warning in event.warnings:
                     self._print(f"  warning: {warning}")
@@ -58,7 +59,7 @@ class ConsoleSink:
             case MicroBatchHalved():
                 self._print(
                     f"out of memory: env {event.env}, epoch {event.epoch}, batch {event.batch} ({event.reason}); from "
-                    f"this epoch on, batches are computed in {event.micro_batches} parts"
+                    f"this epoch on, each batch is split into {event.micro_batches} micro-batches"
                 )
             case RoundCompleted():
                 self._print_round(event)
@@ -93,7 +94,7 @@ class ConsoleSink:
         self._print_tier(event, f", {event.precision}")
         if event.micro_batches > 1:
             self._print(
-                f"batches are computed in {event.micro_batches} parts; BatchNorm's statistics are those of a part"
+                f"each batch is split into {event.micro_batches} micro-batches; BatchNorm uses the statistics of each"
             )
         if event.pinned_copies:
             self._print(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
@@ -101,7 +102,7 @@ class ConsoleSink:
 
     def _print_tier(self, event: RunStarted | RunResumed, precision: str = "") -> None:
         if event.tier is not None:
-            why = "" if event.tier_refused is None else f", because: {event.tier_refused}"
+            why = "" if event.tier_refused is None else f"; the configured tier cannot be used: {event.tier_refused}"
             self._print(f"steps: {event.tier}{precision}{why}")
         if event.cublas_workspace is not None:
             self._print(f"cuBLAS workspaces: {event.cublas_workspace}")
@@ -115,7 +116,7 @@ class ConsoleSink:
         )
         self._print(
             f"round {event.round}/{event.rounds}  {accuracies(event)}  "
-            f"{event.fossils:.1f} fossils a host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
+            f"{event.fossils:.1f} fossils per host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
         )
 
     def _print_practice(self, event: PracticeRound) -> None:
@@ -128,7 +129,7 @@ class ConsoleSink:
     def _print_update(self, event: PolicyUpdated) -> None:
         self._print(
             f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
-            f"explained {event.explained_variance:.2f}  {event.env_steps:,} env steps"
+            f"explained variance {event.explained_variance:.2f}  {event.env_steps:,} env steps"
         )
 
     def _print(self, line: str) -> None:

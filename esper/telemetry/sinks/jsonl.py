@@ -58,7 +58,7 @@ def read_events(path: str | Path, *, allow_torn_last_line: bool = False) -> Iter
                 torn = not line.endswith(b"\n")
                 if torn and allow_torn_last_line:
                     return
-                what = "the last line is torn" if torn else "not JSON"
+                what = "the last line is incomplete" if torn else "not JSON"
                 raise ValueError(f"{path}:{number}: {what} ({error})") from error
             _check_record(fields, f"{path}:{number}")
             yield fields
@@ -89,17 +89,17 @@ def cut_torn_line(path: Path) -> None:
             if line.endswith(b"\n"):
                 whole += len(line)
             else:
-                logger.warning("%s: cut off a torn last line of %d bytes", path, len(line))
+                logger.warning("%s: removed an incomplete last line of %d bytes", path, len(line))
         file.truncate(whole)
 
 
 def _check_record(fields: Any, where: str) -> None:
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
-        raise ValueError(f"{where}: not an event, an object with the key 'event' was expected")
+        raise ValueError(f"{where}: not an event: expected an object with the key 'event'")
     schema = fields.get("schema")
     if not isinstance(schema, int):
         raise ValueError(f"{where}: the event has no schema version")
     if schema > SCHEMA_VERSION:
         raise ValueError(
-            f"{where}: written with event schema {schema}, this Esper reads up to {SCHEMA_VERSION}; use a newer Esper"
+            f"{where}: it has event schema {schema}, but this version of Esper reads up to {SCHEMA_VERSION}"
         )

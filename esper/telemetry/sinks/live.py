@@ -106,7 +106,7 @@ class LiveSink:
             rates = f"{self._round.epochs_per_second:,.1f} env-epochs/s"
             if self._round.samples:
                 rates = f"{self._round.images_per_second:,.0f} images/s, " + rates
-            parts.append(Text(f"             {self._round.fossils:.1f} fossils a host, {rates}"))
+            parts.append(Text(f"             {self._round.fossils:.1f} fossils per host, {rates}"))
         if self._epochs:
             parts.append(self._now())
         if self._policy is not None:
@@ -119,14 +119,14 @@ class LiveSink:
         within = sum(e.epoch for e in self._epochs.values()) / self._epochs_a_round
         done = self._done + min(within, 1.0)
         played = done - self._first
-        left = f"{duration((self._rounds - done) * elapsed / played) if played > 0 else '?'} to go"
+        left = f"{duration((self._rounds - done) * elapsed / played) if played > 0 else '?'} left"
         if done >= self._rounds:
             left = "comparing"
         row = Table.grid(padding=(0, 2))
         row.add_row(
             f"round {min(self._done + 1, self._rounds)}/{self._rounds}",
             ProgressBar(total=max(self._rounds, 1), completed=done, width=32),
-            f"{duration(elapsed)} gone, {left}",
+            f"{duration(elapsed)} elapsed, {left}",
         )
         return row
 

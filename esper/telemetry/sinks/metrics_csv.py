@@ -34,7 +34,9 @@ class MetricsCsvSink:
         cut_torn_line(self.path)
         header = _first_row(self.path)
         if header is not None and header != list(COLUMNS):
-            raise ValueError(f"{self.path} has other columns than this Esper writes; move it away, or log elsewhere")
+            raise ValueError(
+                f"{self.path} has different columns than this version of Esper writes; move it away, or log elsewhere"
+            )
         self._file = self.path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if header is None:

@@ -40,7 +40,7 @@ class TrackerSink:
 
     def __init__(self, library: str, folder: str | Path, project: str, config: dict[str, Any], steps: int = 0) -> None:
         if library not in LIBRARIES:
-            raise ValueError(f"no tracker is called {library!r}; there are: {', '.join(LIBRARIES)}")
+            raise ValueError(f"unknown tracker {library!r}; known: {', '.join(LIBRARIES)}")
         self.library, self.project, self.config = library, project, config
         self.folder = Path(folder)
         self.state = self.folder / f"{library}.json"
