@@ -150,7 +150,7 @@ class Gpu:
         releases the pool of a graph whose ``capture_end`` succeeded. If it raised, PyTorch 2.15 releases the pool, and
         earlier versions keep it until the process ends.
         """
-        # Emptying the cache visits all devices, and the allocator of one that captures must be left alone.
+        # Emptying the cache visits all devices, and the allocator of one that captures frees nothing meanwhile.
         with PROCESS_WIDE, torch.cuda.device(self.device):
             while self._failed:
                 self._failed.pop().reset()

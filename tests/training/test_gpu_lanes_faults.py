@@ -131,7 +131,7 @@ FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
 )
-def test_finding_m12_no_memory_for_a_capture_halves_the_batches(error: Exception) -> None:
+def test_no_memory_for_a_capture_halves_the_batches(error: Exception) -> None:
     gpu, other = FakeGpu(), FakeGpu()
     with growing(other) as expected, growing(gpu) as made:
         expected.trainer.parts.double(Shortage(0, 0, 0, ""))
@@ -170,6 +170,21 @@ def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() 
         assert len(gpu.captured) > captured
 
 
+def test_a_capture_that_breaks_the_gpu_is_the_envs_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+
+    def breaks(*_arguments: object) -> None:
+        gpu.broken = FAULT
+        raise ValueError("of the network")
+
+    with growing(gpu, n=1) as made:
+        monkeypatch.setattr(gpu, "capture", breaks)
+        with pytest.raises(LaneError, match="env 0, epoch 0, batch 2: ValueError: of the network") as caught:
+            made.trainer.epoch(made.envs)
+        assert caught.value.causes[0].__notes__ == [f"After that, the GPU failed: RuntimeError: {FAULT}"]
+        gpu.broken = None
+
+
 def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
@@ -180,7 +195,7 @@ def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
         assert made.lanes.reasons() == {}  # type: ignore[union-attr]
 
 
-def test_finding_m12_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
+def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
     """It lasts: every later call fails as well, that which waits for the streams, too."""
     gpu = FakeGpu()
 
