@@ -33,7 +33,7 @@ class Metric:
     @property
     def heading(self) -> str:
         """Title, unit and direction."""
-        way = {"higher": "higher is better", "lower": "lower is better", "neither": "a cost, neither is better"}
+        way = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
         return f"{self.title}{f', {self.unit}' if self.unit else ''} ({way[self.better]})"
 
 
@@ -54,16 +54,16 @@ METRICS = (
     ),
     Metric(
         "accuracy_per_parameter",
-        "Test accuracy by parameters",
-        "pp per 1,000",
+        "Test accuracy per 1,000 parameters",
+        "pp",
         "higher",
         lambda host: _ratio(1e3 * host.accuracy, host.parameters),
     ),
     Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
     Metric(
         "accuracy_per_compute",
-        "Test accuracy by compute",
-        "pp per GFLOP",
+        "Test accuracy per GFLOP",
+        "pp",
         "higher",
         lambda host: _ratio(1e9 * host.accuracy, host.flops),
     ),

@@ -58,7 +58,7 @@ def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) ->
     assert row(text, "base", 1)[-1] == "reference"
     _, loss = text.split("Final validation loss (lower is better)")
     assert row(loss, "good", 0)[-1] == "better"  # its loss is lower
-    _, price = text.split("Parameters added to the task's host (a cost, neither is better)")
+    _, price = text.split("Parameters added to the task's host (neither direction is better)")
     assert row(price, "good", 0)[-1] == "more"
     assert row(price, "bad", 0)[-1] == "less"
     assert "good: 2.00 better than base" in text
@@ -91,7 +91,7 @@ def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
     found = outcome(tmp_path, {"base": 0.0, LONG: 2.0, "[red]same": 0.0}, pairs)
     text = printed(found)
     *lines, last = text.splitlines()
-    assert last.startswith("In ")  # a path, which is not broken
+    assert last.startswith("Written to ")  # a path, which is not broken
     assert max(map(len, lines)) <= 80
     assert "nan" not in text
     assert "inf" not in text

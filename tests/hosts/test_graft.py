@@ -145,8 +145,8 @@ class Pair(nn.Module):
         ({"r0c0": "pooled"}, "transformer", "transformer seeds need floating-point features with 3 dimensions"),
         ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
         ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, mlp"),
-        ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on a submodule of its own"),
-        ({}, "cnn", "one slot or more"),
+        ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on its own submodule"),
+        ({}, "cnn", "one or more slots"),
     ],
 )
 def test_what_cannot_hold_a_slot_is_refused(sites: dict[str, str], topology: str, words: str) -> None:
