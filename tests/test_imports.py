@@ -126,7 +126,8 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-def test_finding_m16_no_lazy_import_in_a_loop_and_no_look_at_locals() -> None:
+@pytest.mark.finding("M16")
+def test_no_lazy_import_in_a_loop_and_no_look_at_locals() -> None:
     """The rest of the row, types and lint, is the strict mypy and ruff of the continuous integration."""
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):

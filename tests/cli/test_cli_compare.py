@@ -53,9 +53,8 @@ def test_arms_are_configs(esper: Esper) -> None:
     assert "Differences are arm minus no-growth" in found.out
 
 
-def test_finding_m14_by_default_there_are_pairs_enough_to_name_a_winner(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.finding("M14")
+def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def stands_in(_arms: Any, pairs: int, *_rest: Any) -> None:

@@ -107,10 +107,11 @@ def test_what_was_found_is_said_even_where_it_cannot_be_written(
     assert "Test accuracy of " in found.out
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize(
     "error", [SharedBatchError("a worker died"), MemoryError("no more"), OSError(5, "Input/output error")]
 )
-def test_finding_m12_what_breaks_while_hosts_play_is_told_by_its_message(
+def test_what_breaks_while_hosts_play_is_told_by_its_message(
     error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_arguments: object, **_names: object) -> None:

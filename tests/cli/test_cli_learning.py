@@ -96,7 +96,8 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
     assert again.err == "Error: mine is finished: all 2 rounds were played and compared\n"
 
 
-def test_finding_m12_an_error_before_there_is_anything_to_resume_proposes_nothing(
+@pytest.mark.finding("M12")
+def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(_training: Any, **_how: Any) -> None:
@@ -182,7 +183,8 @@ def test_ctrl_c_while_the_agent_learns_says_how_to_go_on(tmp_path: Path) -> None
     assert not list((tmp_path / "mine").glob("*.part"))
 
 
-def test_trap_30_a_killed_run_goes_on_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_killed_run_goes_on_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
     """SIGKILL gives the process no chance to say or write anything."""
     every = ("--set", "run.checkpoint_every=2")
     child = start(*RUN, "--rounds", "4000", *every, "--out", "mine", folder=tmp_path)

@@ -190,9 +190,8 @@ def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
     assert next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"
 
 
-def test_finding_h2_the_header_and_the_log_tell_the_tier(
-    esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.finding("H2")
+def test_the_header_and_the_log_tell_the_tier(esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.training.compiled.BACKEND", "eager")
     compiled = ("--set", "run.tier=compiled", "--rounds", "1")
     assert "steps: compiled, float32" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()

@@ -78,7 +78,8 @@ def leaves(tables: dict[str, Any], prefix: str = "") -> list[str]:
     return [name for names in inner for name in names]
 
 
-def test_finding_m22_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
+@pytest.mark.finding("M22")
+def test_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
     lines = esper("info", "--config").out.splitlines()
     fields = describe_fields(TrainingConfig)
     assert len(lines) == 2 * len(fields)

@@ -55,13 +55,15 @@ def test_each_baseline_has_a_line_with_the_word_for_what_was_found() -> None:
     assert lines[-1] == "Parameters: 277 alone, 700 grown (1.2 seeds kept per host)."
 
 
-def test_finding_m14_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
+@pytest.mark.finding("M14")
+def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
     assert result_lines(ended([30.0 + i for i in range(9)]))[2].endswith(": inconclusive, fewer than 10 pairs")
     (line,) = result_lines(ended([30.0]))[2:3]
     assert line.endswith("+30.00 pp, no interval: inconclusive, fewer than 10 pairs")
 
 
-def test_finding_m14_the_word_follows_the_corrected_p_value() -> None:
+@pytest.mark.finding("M14")
+def test_the_word_follows_the_corrected_p_value() -> None:
     """Alone it is a win, p = 0.016; beside four others it is none."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[2].endswith(": better")

@@ -260,7 +260,8 @@ def make_task():
 """
 
 
-def test_trap_30_a_run_on_bytes_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_run_on_bytes_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FILE)
     name = f"{tmp_path / 'mine.py'}:make_task"
     config = TrainingConfig.parse(

@@ -93,7 +93,8 @@ def test_token_numbers_above_half_of_uint16_stay_what_they_are(tmp_path: Path) -
     assert x.tolist() == y.tolist() == [50_256] * LENGTH
 
 
-def test_trap_24_validation_and_test_are_two_halves(tmp_path: Path) -> None:
+@pytest.mark.trap(24)
+def test_validation_and_test_are_two_halves(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
     write_bins(folder, tokens=2 * (3 * LENGTH + 1))
     task = load_task("tinystories", DataOptions(tmp_path))

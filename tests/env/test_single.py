@@ -54,7 +54,8 @@ def test_the_checkers_pass_a_flat_action_too() -> None:
         gymnasium.utils.env_checker.check_env(FlatAction(env.unwrapped), skip_close_check=True)
 
 
-def test_finding_m2_one_env_is_the_vector_env_of_one_host() -> None:
+@pytest.mark.finding("M2")
+def test_one_env_is_the_vector_env_of_one_host() -> None:
     env, vector = planted(), PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}))
     observation, info = env.reset(seed=3)
     wanted, wanted_info = vector.reset(seed=3)

@@ -67,6 +67,7 @@ def test_what_one_arm_states_of_the_hosts_is_so_for_all(tmp_path: Path) -> None:
     assert {arm.config.task.name for arm in found.values()} == {"chars"}
 
 
+@pytest.mark.finding("M14")
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -77,7 +78,7 @@ def test_what_one_arm_states_of_the_hosts_is_so_for_all(tmp_path: Path) -> None:
         ("run.device=cuda", "devices round differently"),
     ],
 )
-def test_finding_m14_values_that_make_pairs_meaningless_are_refused_with_the_reason(values: str, reason: str) -> None:
+def test_values_that_make_pairs_meaningless_are_refused_with_the_reason(values: str, reason: str) -> None:
     base = {"task": {"name": "digits", "data": "here"}, "run": {"seed": 3, "device": "cpu"}, "env": {"n_envs": 2}}
     told = refused("none", f"mine:controller=random,{values}", base=base)
     assert reason in told
@@ -91,7 +92,8 @@ def _other(values: str) -> str:
     return f"{key}={'9' if key in ('run.seed', 'env.n_envs') else 'another'}"
 
 
-def test_finding_m15_the_reward_mode_of_an_arm_is_validated_with_its_config() -> None:
+@pytest.mark.finding("M15")
+def test_the_reward_mode_of_an_arm_is_validated_with_its_config() -> None:
     told = refused("none", "mine:controller=random,reward.mode=greedy")
     assert told.startswith("arm 'mine': reward.mode")
     assert "'sparse', 'loss_shaped' or 'loss_sparse'" in told

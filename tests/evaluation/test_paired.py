@@ -37,8 +37,9 @@ def compare(
     return {arm.controller: arm for arm in arms}, told
 
 
+@pytest.mark.finding("M14")
 @pytest.mark.parametrize("text", [TOO_LATE, PLANT_ONLY, INCUBATE], ids=["nothing", "planted", "incubated"])
-def test_finding_m14_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
+def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
     """A schedule that blends nothing leaves the very hosts of the arm that does nothing: all pairs tie exactly."""
     (tmp_path / "s.toml").write_text(text)
     name = f"schedule:{tmp_path / 's.toml'}"
@@ -49,7 +50,8 @@ def test_finding_m14_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> N
     assert (found.pair.ties, found.pair.difference, found.adjusted_p) == (4, 0.0, 1.0)
 
 
-def test_finding_m14_an_arm_does_not_depend_on_the_others() -> None:
+@pytest.mark.finding("M14")
+def test_an_arm_does_not_depend_on_the_others() -> None:
     together, _ = compare(["none", "random", "heuristic"], 4)
     alone, _ = compare(["random", "none"], 4)
     for name in ("none", "random"):
@@ -57,7 +59,8 @@ def test_finding_m14_an_arm_does_not_depend_on_the_others() -> None:
         assert together[name].parameters.tolist() == alone[name].parameters.tolist()
 
 
-def test_finding_m14_rounds_are_interleaved_in_random_order() -> None:
+@pytest.mark.finding("M14")
+def test_rounds_are_interleaved_in_random_order() -> None:
     arms, told = compare(["none", "random"], 12)
     assert {event.rounds for event in told} == {6}
     for name, arm in arms.items():
@@ -114,7 +117,8 @@ def arm(name: str, *accuracies: float) -> Arm:
 BASE = [80.0 + i for i in range(10)]
 
 
-def test_finding_m14_p_values_are_corrected_for_all_comparisons() -> None:
+@pytest.mark.finding("M14")
+def test_p_values_are_corrected_for_all_comparisons() -> None:
     """Ten pairs that all differ by the same sign: exact p = 2 / 2^10. Holm over two comparisons: times 2, then 1."""
     better, same = arm("better", *(value + 1 for value in BASE)), arm("same", *BASE)
     found = {c.pair.name_a: c for c in against_reference([better, arm("none", *BASE), same], "none")}
@@ -137,7 +141,8 @@ def test_a_difference_that_the_correction_takes_away_is_no_win() -> None:
     assert all(c.verdict == "no evidence of a difference" for c in found)
 
 
-def test_finding_m14_nine_pairs_name_no_winner() -> None:
+@pytest.mark.finding("M14")
+def test_nine_pairs_name_no_winner() -> None:
     (found,) = against_reference([arm("better", *(v + 5 for v in BASE[:9])), arm("none", *BASE[:9])], "none")
     assert found.pair.wins == 9
     assert found.verdict == "inconclusive: fewer than 10 pairs"

@@ -72,7 +72,8 @@ def test_stochastic_draws_and_draws_the_same_again(simulated: Path) -> None:
     assert first.arms[1].accuracy.tolist() != first.arms[2].accuracy.tolist()
 
 
-def test_trap_28_its_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trap(28)
+def test_its_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
     born = births(monkeypatch)
     heard: list[ArmPlayed] = []
     changes = {"run": {"seed": 11, "evaluation_pairs": 2}}

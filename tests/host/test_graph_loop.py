@@ -51,7 +51,8 @@ def test_any_numbers_of_steps(fake: Fake, runtime: CudaRuntime, steps: list[int]
     assert result.launched == steps
 
 
-def test_trap_35_every_stream_is_a_new_one_on_its_device(fake: Fake, runtime: CudaRuntime) -> None:
+@pytest.mark.trap(35)
+def test_every_stream_is_a_new_one_on_its_device(fake: Fake, runtime: CudaRuntime) -> None:
     streams = [runtime.create_stream(i % 2) for i in range(80)]
     assert len(set(streams)) == 80
     non_blocking = 1

@@ -153,8 +153,9 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
     assert recorder.closed == 1
 
 
+@pytest.mark.finding("C1")
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_finding_c1_same_seed_same_events_whatever_the_lanes(finished: Finished, lanes: int, tmp_path: Path) -> None:
+def test_same_seed_same_events_whatever_the_lanes(finished: Finished, lanes: int, tmp_path: Path) -> None:
     _, again = play(tiny(rounds=2, seed=7, lanes=lanes), tmp_path / "again")
     assert again.stable() == finished[2].stable()
 
@@ -207,7 +208,8 @@ class RunsAnother(Recorder):
             Experiment(tiny(seed=3), self.folder, [self.inner]).run()
 
 
-def test_finding_m17_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_path: Path) -> None:
+@pytest.mark.finding("M17")
+def test_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_path: Path) -> None:
     _, alone = play(tiny(seed=3), tmp_path / "alone")
     outer = RunsAnother(tmp_path / "inner")
     Experiment(tiny(rounds=2, seed=7), tmp_path / "outer", [outer]).run()
@@ -218,7 +220,8 @@ def test_finding_m17_two_runs_in_one_process_do_not_see_each_other(finished: Fin
     assert [fields["event"] for fields in log] == [type(event).__name__ for event in finished[2].events]
 
 
-def test_finding_m17_two_runs_that_are_both_open_keep_their_things(tmp_path: Path) -> None:
+@pytest.mark.finding("M17")
+def test_two_runs_that_are_both_open_keep_their_things(tmp_path: Path) -> None:
     first, second = (Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2))
     assert first.env.lanes is not second.env.lanes
     one, two = second.run(), first.run()  # the first run's end closes nothing of the other
@@ -227,7 +230,8 @@ def test_finding_m17_two_runs_that_are_both_open_keep_their_things(tmp_path: Pat
     assert [(begin["event"], begin["seed"]) for begin in begins] == [("RunStarted", 1), ("RunStarted", 2)]
 
 
-def test_finding_m17_runs_in_two_threads_draw_their_own_numbers() -> None:
+@pytest.mark.finding("M17")
+def test_runs_in_two_threads_draw_their_own_numbers() -> None:
     """torch has one generator for the whole process: while one run draws a host's weights, the other has to wait."""
     wanted = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
     inside, drawn = threading.Event(), threading.Event()
@@ -249,7 +253,8 @@ def test_finding_m17_runs_in_two_threads_draw_their_own_numbers() -> None:
     assert found == {seed: torch.rand(4, generator=wanted[seed - 1]).tolist() for seed in (1, 2)}
 
 
-def test_finding_m17_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
+@pytest.mark.finding("M17")
+def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
     def run(name: str) -> list[weakref.ref[Any]]:
         experiment = Experiment(tiny(), tmp_path / name)
         experiment.run()
@@ -263,8 +268,9 @@ def test_finding_m17_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -
     assert [thing() for thing in things] == [None] * 6
 
 
+@pytest.mark.finding("T1")
 @pytest.mark.parametrize("controller", ["ppo", "random", "heuristic"])
-def test_finding_t1_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> None:
+def test_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> None:
     """The least there is to train on: one step to learn from, of which no standard deviation can be taken."""
     config = tiny(controller, rounds=2, evaluation_pairs=1).with_values(
         env={"n_envs": 1, "episode_length": 1}, ppo={"width": 16, "practice_steps": 0}
@@ -290,6 +296,7 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
     assert "the dashboard is gone" in summary.dropped_sinks["FailsOn"]
 
 
+@pytest.mark.trap(12)
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
@@ -305,7 +312,7 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
         ({"task": {"samples_per_epoch": 998}}, "task.samples_per_epoch is 998"),
     ],
 )
-def test_trap_12_what_cannot_run_is_refused_before_anything_is_written(
+def test_what_cannot_run_is_refused_before_anything_is_written(
     tables: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -383,5 +390,6 @@ def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
     assert any(path.read_text() == text for path in summary.folder.glob("*.toml"))
 
 
-def test_finding_m17_a_task_is_loaded_for_each_run() -> None:
+@pytest.mark.finding("M17")
+def test_a_task_is_loaded_for_each_run() -> None:
     assert load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()

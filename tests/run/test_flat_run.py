@@ -66,9 +66,10 @@ def small() -> Task:
     return replace(whole, **{name: Split(split.x[:40], split.y[:40]) for name, split in parts.items()}).to(DEVICE)
 
 
+@pytest.mark.finding("C4")
 @pytest.mark.slow
 @pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
-def test_finding_c4_a_run_of_1000_episodes_is_flat(tmp_path: Path) -> None:
+def test_a_run_of_1000_episodes_is_flat(tmp_path: Path) -> None:
     """Seeds that germinate, fossilize and are cut, a rollback in every episode, log, table and checkpoints on disk."""
     schedule, folder = tmp_path / "schedule.toml", tmp_path / "run"
     schedule.write_text(SCHEDULE)

@@ -114,7 +114,8 @@ def test_a_task_without_a_schedule_is_compared_without_one(tmp_path: Path, monke
     assert {event.controller for event in of_kind(recorder, ArmPlayed)} == {"ppo", *BASELINES[:3]}
 
 
-def test_trap_28_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
+@pytest.mark.trap(28)
+def test_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     born = births(monkeypatch)
@@ -171,7 +172,8 @@ def test_the_comparison_teaches_the_agent_nothing(tmp_path: Path) -> None:
     assert flat(before["rounds"]) == flat(after["rounds"])
 
 
-def test_trap_24_test_images_decide_nothing_while_the_agent_learns(
+@pytest.mark.trap(24)
+def test_test_images_decide_nothing_while_the_agent_learns(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other test images, all is the same until the comparison; then it is not."""
@@ -194,8 +196,9 @@ def test_trap_24_test_images_decide_nothing_while_the_agent_learns(
     assert (summary.folder / best).read_bytes() == (learned[0].folder / best).read_bytes()
 
 
+@pytest.mark.finding("C1")
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_finding_c1_same_seed_same_agent_whatever_the_lanes(lanes: int, learned: Learned, tmp_path: Path) -> None:
+def test_same_seed_same_agent_whatever_the_lanes(lanes: int, learned: Learned, tmp_path: Path) -> None:
     summary, again = play(learning(evaluation_pairs=3, lanes=lanes), tmp_path / "r")
     assert again.stable() == learned[1].stable()
     assert learned_state(summary.folder) == learned_state(learned[0].folder)
@@ -212,7 +215,8 @@ class Meddles(Recorder):
             raise RuntimeError("the dashboard is gone")
 
 
-def test_trap_10_telemetry_changes_no_learned_bit(learned: Learned, tmp_path: Path) -> None:
+@pytest.mark.trap(10)
+def test_telemetry_changes_no_learned_bit(learned: Learned, tmp_path: Path) -> None:
     """Without callbacks, and with one that takes numbers from the process's generators and breaks."""
     for name, sinks in (("off", []), ("meddling", [Meddles()])):
         summary = Experiment(learning(evaluation_pairs=3), tmp_path / name, sinks).run()
@@ -221,7 +225,8 @@ def test_trap_10_telemetry_changes_no_learned_bit(learned: Learned, tmp_path: Pa
         assert bool(summary.dropped_sinks) == (name == "meddling")
 
 
-def test_finding_h1_a_rollback_is_counted_and_disturbs_no_other_host(
+@pytest.mark.finding("H1")
+def test_a_rollback_is_counted_and_disturbs_no_other_host(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(training: ParallelEnvState, cancelled: Callable[[], bool]) -> None:

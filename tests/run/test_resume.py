@@ -75,6 +75,7 @@ def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary 
     return summary
 
 
+@pytest.mark.trap(30)
 @pytest.mark.parametrize(
     ("name", "number"),
     [
@@ -87,9 +88,7 @@ def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary 
         ("checkpoint every 2", 2),
     ],
 )
-def test_trap_30_stopped_within_a_round_it_plays_that_round_again(
-    name: str, number: int, whole: Runs, tmp_path: Path
-) -> None:
+def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
     """Also before the first round was done, and between two rounds of one update."""
     summary = interrupted(CONFIGS[name](), tmp_path / "r", Does(within_round(number), stop))
     assert (summary is None) == (number == 1)
@@ -100,7 +99,8 @@ def test_trap_30_stopped_within_a_round_it_plays_that_round_again(
     same_results(again, uncut)
 
 
-def test_trap_30_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) -> None:
     """Ctrl-C comes while round 2 is written down: the round is whole first."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -115,7 +115,8 @@ def test_trap_30_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path
     same_results(again, uncut)
 
 
-def test_trap_30_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Path) -> None:
     sink = Does(lambda event: isinstance(event, ArmPlayed) and event.controller == "heuristic", stop)
     summary = interrupted(learning(), tmp_path / "r", sink)
     assert summary is not None
@@ -128,8 +129,9 @@ def test_trap_30_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_
     same_results(again, uncut)
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("name", ["random", "ppo"])
-def test_finding_m12_an_error_in_a_lane_leaves_a_checkpoint(
+def test_an_error_in_a_lane_leaves_a_checkpoint(
     name: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(training: Any, cancelled: Callable[[], bool]) -> None:
@@ -147,7 +149,8 @@ def test_finding_m12_an_error_in_a_lane_leaves_a_checkpoint(
     same_run(tmp_path / "r", whole(name)[0])
 
 
-def test_trap_30_an_error_while_learning_leaves_the_agent_of_the_round_before(
+@pytest.mark.trap(30)
+def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
     whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The update is half done when it breaks; nothing of it is kept."""
@@ -165,8 +168,9 @@ def test_trap_30_an_error_while_learning_leaves_the_agent_of_the_round_before(
     same_run(tmp_path / "r", whole("ppo")[0])
 
 
+@pytest.mark.trap(30)
 @pytest.mark.parametrize("name", ["checkpoint every 2", "random"])
-def test_trap_30_after_a_hard_kill_it_goes_on_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
+def test_after_a_hard_kill_it_goes_on_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
     """The folder as a killed process leaves it: logs ahead of the checkpoint, their last lines torn."""
     killed = tmp_path / "killed"
     last = 4 if name == "checkpoint every 2" else 3
@@ -197,7 +201,8 @@ def test_events_are_cut_back_to_the_checkpoint_and_say_that_the_run_was_resumed(
     assert names.count("BaselineMeasured") == names.count("RunStarted") == names.count("RunCompleted") == 1
 
 
-def test_trap_30_the_best_host_of_the_time_before_is_not_replaced_by_a_worse_one(tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_the_best_host_of_the_time_before_is_not_replaced_by_a_worse_one(tmp_path: Path) -> None:
     config = tiny("none", rounds=3, seed=8)
     interrupted(config, tmp_path / "r", Does(within_round(3), stop))
     best = {name: (tmp_path / "r" / name).read_bytes() for name in ("best_host.json", "best_host.safetensors")}
@@ -216,7 +221,8 @@ def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path:
     same_run(tmp_path / "r", whole("ppo")[0])
 
 
-def test_finding_m3_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> None:
+@pytest.mark.finding("M3")
+def test_an_update_learns_from_as_many_episodes_as_it_is_told(whole: Runs) -> None:
     folder, _ = whole("two rounds an update")
     updates = [fields for fields in read_events(folder / "events.jsonl") if fields["event"] == "PolicyUpdated"]
     assert [(fields["round"], fields["env_steps"]) for fields in updates] == [(2, 16), (4, 32)]
@@ -248,9 +254,8 @@ def test_a_resumed_run_measures_no_baseline(tmp_path: Path, monkeypatch: pytest.
     assert Experiment.resume(tmp_path / "r").run().rounds == 2
 
 
-def test_trap_30_a_resumed_run_follows_the_schedule_it_was_begun_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.trap(30)
+def test_a_resumed_run_follows_the_schedule_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file beside it was edited meanwhile, and the working directory is another."""
     monkeypatch.chdir(tmp_path)
     text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
@@ -266,7 +271,8 @@ def test_trap_30_a_resumed_run_follows_the_schedule_it_was_begun_with(
     assert {event.get("slot") for event in stable_log(tmp_path / "r") if event["event"] == "ActionTaken"} == {"r0c0"}
 
 
-def test_trap_30_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, tmp_path: Path) -> None:
     shutil.copytree(whole("ppo")[0], tmp_path / "agent")
     config = tiny(f"checkpoint:{tmp_path / 'agent'}", rounds=2)
     play(config, tmp_path / "whole")
@@ -276,7 +282,8 @@ def test_trap_30_a_resumed_run_plays_the_policy_it_was_begun_with(whole: Runs, t
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_trap_30_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp_path: Path) -> None:
     """Both runs play what agents learned: one that is refused is not what the controller is read from, either."""
     play(learning(rounds=1, seed=8), tmp_path / "other agent")
     configs = [tiny(f"checkpoint:{place}", rounds=2) for place in (whole("ppo")[0], tmp_path / "other agent")]
@@ -291,7 +298,8 @@ def test_trap_30_a_checkpoint_of_another_run_lends_it_no_policy(whole: Runs, tmp
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_trap_30_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tmp_path: Path) -> None:
     """Or for the time between two renames, and until the next but one is written, there would be none to go back to."""
     interrupted(tiny(rounds=2), tmp_path / "r", Does(within_round(2), stop))
     newest, previous = (tmp_path / "r" / name for name in ("checkpoint.pt", "checkpoint.previous.pt"))

@@ -72,9 +72,10 @@ def state_of(folder: Path) -> Any:
     return checkpoint.read(folder)["rounds"]["games"]
 
 
+@pytest.mark.trap(30)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_trap_30_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
+def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     name: str, number: int, tmp_path: Path
 ) -> None:
     """The first env's epoch is told when the signal comes; the second one's is told before the run stops. What was
@@ -99,7 +100,8 @@ def test_trap_30_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost
     same_results(summary, whole)
 
 
-def test_trap_30_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
     """As often as there are steps: what is written down of what was read is what was written before."""
     config = CONFIGS["ppo"]()
     play(config, tmp_path / "whole")
@@ -117,7 +119,8 @@ def test_trap_30_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_trap_30_stopped_while_the_twins_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trap(30)
+def test_stopped_while_the_twins_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller's hosts have played their round, and are what the best host is taken from."""
     config = CONFIGS["random"]()
     whole, _ = play(config, tmp_path / "whole")
@@ -250,9 +253,10 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
     assert {"GERMINATE", "ADVANCE"} <= accepted
 
 
+@pytest.mark.trap(30)
 @pytest.mark.parametrize("name", ["ppo", "random"])
 @pytest.mark.parametrize("where", ["play", "cut_logs"])
-def test_trap_30_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
+def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
     name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""

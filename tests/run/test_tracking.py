@@ -87,8 +87,9 @@ def steps(folder: Path, tag: str) -> list[int]:
     return [point.step for point in found.Scalars(tag)]
 
 
+@pytest.mark.trap(10)
 @pytest.mark.parametrize("task", ["planted", "digits"])
-def test_trap_10_no_sink_changes_a_learned_bit(
+def test_no_sink_changes_a_learned_bit(
     task: str, tmp_path: Path, libraries: dict[str, Library], standing: Stands
 ) -> None:
     """With all of them at once, one that stands still and one that breaks among them, and with none."""

@@ -119,8 +119,9 @@ WRONG = {
 }
 
 
+@pytest.mark.finding("H6")
 @pytest.mark.parametrize("case", WRONG)
-def test_finding_h6_a_wrong_choice_lists_the_known_names(case: str) -> None:
+def test_a_wrong_choice_lists_the_known_names(case: str) -> None:
     chosen, complaint = WRONG[case]
     config = tiny_config(env={"blueprints": chosen})
     with pytest.raises(ConfigError) as caught:

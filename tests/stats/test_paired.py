@@ -193,7 +193,8 @@ def test_equal_differences_have_exactly_zero_spread() -> None:
     assert compare_pairs([0.1] * 11, [0.1] * 11).effect_size == 0.0
 
 
-def test_finding_m14_no_winner_with_fewer_than_ten_pairs() -> None:
+@pytest.mark.finding("M14")
+def test_no_winner_with_fewer_than_ten_pairs() -> None:
     huge = compare_pairs([90.0] * (MIN_PAIRS - 1), [10.0] * (MIN_PAIRS - 1))
     assert huge.p_value < 0.05
     assert huge.interval.excludes(0.0)
@@ -202,8 +203,9 @@ def test_finding_m14_no_winner_with_fewer_than_ten_pairs() -> None:
     assert compare_pairs([90.0] * MIN_PAIRS, [10.0] * MIN_PAIRS).winner() == "a"
 
 
+@pytest.mark.finding("M14")
 @pytest.mark.parametrize(("shift", "winner"), [(5.0, "grown"), (-5.0, "alone")])
-def test_finding_m14_a_clear_difference_has_a_winner(shift: float, winner: str) -> None:
+def test_a_clear_difference_has_a_winner(shift: float, winner: str) -> None:
     rng = np.random.default_rng(0)
     alone = rng.normal(80, 4, 12)
     comparison = compare_pairs(alone + shift + rng.normal(0, 1, 12), alone, name_a="grown", name_b="alone")
@@ -215,7 +217,8 @@ def test_finding_m14_a_clear_difference_has_a_winner(shift: float, winner: str) 
     assert comparison.verdict().endswith("12 pairs)")
 
 
-def test_finding_m14_a_winner_needs_p_and_interval_and_pairs() -> None:
+@pytest.mark.finding("M14")
+def test_a_winner_needs_p_and_interval_and_pairs() -> None:
     def made(p: float, interval: Interval, pairs: int = 20) -> PairedComparison:
         return PairedComparison(
             *("a", "b", pairs, 1.0, 0.0, 1.0, 1.0, 1.0, 0.95, interval, p),
@@ -238,7 +241,8 @@ def test_finding_m14_a_winner_needs_p_and_interval_and_pairs() -> None:
     assert made(0.01, clear, pairs=9).winner() is None
 
 
-def test_trap_28_the_larger_average_is_no_winner_by_itself() -> None:
+@pytest.mark.trap(28)
+def test_the_larger_average_is_no_winner_by_itself() -> None:
     rng = np.random.default_rng(28)
     trials = 400
     named = 0

@@ -112,7 +112,8 @@ def test_the_sign_flip_test_is_scipys_permutation_test_of_one_sample() -> None:
     assert sign_flip_test(values) == pytest.approx(found.pvalue)
 
 
-def test_finding_m14_under_the_null_a_difference_is_rarely_found() -> None:
+@pytest.mark.finding("M14")
+def test_under_the_null_a_difference_is_rarely_found() -> None:
     """Four arms that differ from the reference by noise alone, ten pairs, 400 comparisons of this kind: any verdict at
     all is wrong, and Holm keeps the share of comparisons with one at 5 %."""
     rng, wrong = np.random.default_rng(5), 0
@@ -126,7 +127,8 @@ def test_finding_m14_under_the_null_a_difference_is_rarely_found() -> None:
     assert wrong / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 
-def test_finding_m14_a_real_difference_is_found() -> None:
+@pytest.mark.finding("M14")
+def test_a_real_difference_is_found() -> None:
     """So that the test above does not pass because nothing is ever found."""
     rng, found = np.random.default_rng(6), 0
     for number in range(100):

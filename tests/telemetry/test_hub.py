@@ -142,7 +142,8 @@ def test_sinks_are_closed_when_the_run_raises() -> None:
     assert sink.closed == 1
 
 
-def test_finding_m17_two_hubs_do_not_see_each_other() -> None:
+@pytest.mark.finding("M17")
+def test_two_hubs_do_not_see_each_other() -> None:
     first, second = Keeping(), Failing(at_epoch=1)
     with TelemetryHub([first]) as one, TelemetryHub([second]) as other:
         one.emit(event(0))
@@ -153,7 +154,8 @@ def test_finding_m17_two_hubs_do_not_see_each_other() -> None:
     assert list(other.dropped) == ["Failing"]
 
 
-def test_finding_m17_events_come_from_the_owning_thread_only() -> None:
+@pytest.mark.finding("M17")
+def test_events_come_from_the_owning_thread_only() -> None:
     sink = Keeping()
     hub = TelemetryHub([sink])
     errors: list[RuntimeError] = []

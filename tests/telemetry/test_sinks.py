@@ -361,7 +361,8 @@ def test_console_tells_what_cublas_has_for_each_lane() -> None:
     assert not any("cuBLAS" in line for line in printed(started()))
 
 
-def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
+@pytest.mark.finding("H2")
+def test_console_tells_the_tier_and_why_not_another() -> None:
     assert "steps: graph, bfloat16" in printed(started())
     why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))
     assert "steps: eager, bfloat16; the configured tier cannot be used: it [has] bugs" in why
@@ -381,7 +382,8 @@ def test_console_tells_which_copies_are_in_pinned_memory() -> None:
     assert line == "copies of hosts in pinned memory: older snapshots, starts of epochs"
 
 
-def test_finding_l4_console_tells_that_batches_are_computed_in_parts() -> None:
+@pytest.mark.finding("L4")
+def test_console_tells_that_batches_are_computed_in_parts() -> None:
     assert not any("micro-batches" in line for line in printed(started()))
     assert any("into 4 micro-batches; BatchNorm" in line for line in printed(started(micro_batches=4)))
 

@@ -38,7 +38,8 @@ def three() -> Iterator[DeviceLanes]:
         yield lanes
 
 
-def test_finding_g1_envs_take_devices_in_turn() -> None:
+@pytest.mark.finding("G1")
+def test_envs_take_devices_in_turn() -> None:
     done: dict[int, str] = {}
 
     def work(env: Env) -> None:
@@ -59,7 +60,8 @@ def test_devices_work_side_by_side() -> None:
         lanes.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
 
 
-def test_finding_m12_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
+@pytest.mark.finding("M12")
+def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
     def breaks(env: Env) -> None:
         if env.index in (1, 2, 4):
             raise ArithmeticError(f"in {env.index}")
@@ -181,7 +183,8 @@ def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]
     return seen, [stable_record(event) for event in told]
 
 
-def test_finding_t1_hosts_on_several_devices_have_the_bits_of_one() -> None:
+@pytest.mark.finding("T1")
+def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
     """Seeds, rollbacks, validation, test accuracy and events; three devices here are three pools of lanes."""
     (one, told), (several, told_too) = grown(1), grown(3)
     assert told == told_too
@@ -193,8 +196,9 @@ def lanes_of(gpus: list[FakeGpu]) -> Any:
     return fake_lanes(gpus[0]) if len(gpus) == 1 else DeviceLanes([fake_lanes(gpu) for gpu in gpus])
 
 
+@pytest.mark.finding("T1")
 @pytest.mark.parametrize("kind", ["float images", "text"])
-def test_finding_t1_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
+def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
     """Each stand-in for a GPU captures and launches the steps of its own hosts, and of no others."""
     records, launches = [], []
     for count in (1, 2):

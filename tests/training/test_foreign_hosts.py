@@ -190,7 +190,8 @@ def language(train: Split | None = None) -> Task:
     )
 
 
-def test_trap_16_padding_counts_in_no_loss_and_no_accuracy() -> None:
+@pytest.mark.trap(16)
+def test_padding_counts_in_no_loss_and_no_accuracy() -> None:
     task = language()
     training = training_of(task)
     logits = training.host(task.validation.x)
@@ -207,7 +208,8 @@ def test_trap_16_padding_counts_in_no_loss_and_no_accuracy() -> None:
     assert stats.tolist() == pytest.approx(wanted)
 
 
-def test_trap_16_what_stands_behind_padding_changes_no_weight() -> None:
+@pytest.mark.trap(16)
+def test_what_stands_behind_padding_changes_no_weight() -> None:
     other = texts()
     tokens = other.x.clone()
     tokens[::2, 3:] = 0  # this host sees one token at a time

@@ -21,10 +21,9 @@ def growing(gpu: FakeGpu, n: int = 2, capture: bool = True) -> Growing:
     return made
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("step", [0, 2, BATCHES])
-def test_finding_m12_an_error_in_a_step_leaves_the_others_and_says_where(
-    step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the warm-up, and in an ordinary epoch."""
     gpu = FakeGpu()
     with growing(gpu, n=3, capture=step < WARM_UP) as made:
