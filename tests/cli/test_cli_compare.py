@@ -133,7 +133,7 @@ def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None
     assert "comparing" not in found.out
     refused = esper("compare", "--resume", "out", "--pairs", "3")
     assert refused.code == 2
-    assert "only --reference may be given" in refused.err
+    assert "only --reference, --json" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_only_what_is_needed_is_missed(tmp_path: Path) -> None:
     [
         (b"", "has 0 bytes"),
         (b"\1\2\3", "has 3 bytes"),
-        (b"\1\0" * LENGTH, f"{LENGTH} tokens; a sequence with its targets takes {LENGTH + 1}"),
+        (b"\1\0" * LENGTH, f"{LENGTH} tokens; a sequence with its targets needs {LENGTH + 1}"),
         (b"\xff\xff" * 2 * LENGTH, "token 65535; the host's vocabulary has 0 to 50256"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_view_of_many_or_of_what_resets_itself_is_refused() -> None:
     two = TrainingConfig.parse({"env": {"n_envs": 2}})
     one = TrainingConfig.parse({"env": {"n_envs": 1}})
     for env in (PlantedVectorEnv(two), PlantedVectorEnv(one, autoreset_mode="SameStep")):
-        with pytest.raises(ValueError, match="one env with autoreset DISABLED"):
+        with pytest.raises(ValueError, match="one env, autoreset DISABLED"):
             SingleEnv(env)
 
 

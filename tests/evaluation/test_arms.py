@@ -71,10 +71,10 @@ def test_what_one_arm_states_of_the_hosts_is_so_for_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ("task.name=chars", "the same hosts and images"),
+        ("task.name=chars", "the same hosts on the same data"),
         ("task.data=elsewhere", "the same data"),
-        ("run.seed=4", "the seed decides"),
-        ("env.n_envs=4", "host i of its round"),
+        ("run.seed=4", "the initial weights and the batches"),
+        ("env.n_envs=4", "which hosts form a pair"),
         ("run.device=cuda", "devices round differently"),
     ],
 )
@@ -142,5 +142,5 @@ def test_code_that_a_run_folder_names_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "env.json").write_text("{}")
     (tmp_path / "config.toml").write_text('[run]\ncontroller = "random"\n[task]\nname = "mine.py:make"\n')
     text = f"mine={tmp_path / 'config.toml'}"
-    assert "give --task again" in refused("none", text)
+    assert "name it: --task mine.py:make" in refused("none", text)
     assert arms("none", text, base={"task": {"name": "mine.py:make"}})["none"].config.task.name == "mine.py:make"

@@ -197,7 +197,7 @@ def test_a_schedule_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     schedule.write_text(text)
     compare(tmp_path / "o", "none", f"schedule:{schedule}", pairs=2).run()
     schedule.write_text(text.replace("fern", "moss"))
-    with pytest.raises(ConfigError, match="has changed since the first pairs"):
+    with pytest.raises(ConfigError, match="has changed since the comparison began"):
         Comparison.resume(tmp_path / "o")
 
 

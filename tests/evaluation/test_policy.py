@@ -191,7 +191,7 @@ def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -
     folder = play(tiny("random"), tmp_path / "r")[0].folder
     with pytest.raises(ConfigError, match="contains no policy: its controller, random, does not learn") as e:
         evaluate_controller(str(folder))
-    for word in ("esper compare", "run of ppo", "checkpoint.pt", ".safetensors", "pretrained"):
+    for word in ("esper compare", "ppo run", "checkpoint.pt", ".safetensors", "pretrained"):
         assert word in str(e.value)
 
 

@@ -66,7 +66,7 @@ def test_an_older_log_without_errors_is_said_to_be_one(grown: Path, copy: Callab
         return {name: value for name, value in fields.items() if name != "contribution_errors"}
 
     page = Page(html_of(copy(grown, older)))
-    assert "the log holds no standard error for them" in page.text
+    assert "their standard errors were not logged" in page.text
     assert "not measured" in page.text
 
 
@@ -149,7 +149,7 @@ def test_the_same_run_gives_the_same_page(learned: Path) -> None:
 def test_a_run_without_figures_of_a_comparison_says_so(learned: Path, copy: Callable[..., Path]) -> None:
     folder = copy(learned, lambda fields: None if fields["event"] == RunCompleted.__name__ else fields)
     page = Page(html_of(folder))
-    assert "Nothing is compared yet" in page.text
+    assert "Nothing was compared yet" in page.text
     assert "interrupted: all 3 rounds played, the comparison has started" in page.text
 
 

@@ -65,7 +65,7 @@ def test_simulated_hosts_lack_nothing(tmp_path: Path) -> None:
     play(config, tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.all_problems() == []
-    assert "no epoch and no baseline was logged" in report_html([run])
+    assert "no epochs and no baseline were logged" in report_html([run])
     assert "finished: 2 rounds" in short_form(run)
 
 
@@ -144,7 +144,7 @@ def test_a_folder_with_nothing_but_a_log_is_a_run(tmp_path: Path) -> None:
     JsonlSink(tmp_path / "events.jsonl").close()
     run = open_run(tmp_path)
     assert run.state_words() == "interrupted: before the first round, baseline not measured yet"
-    assert "Nothing is compared yet" in report_html([run])
+    assert "Nothing was compared yet" in report_html([run])
     assert "nothing measured yet" in short_form(run)
 
 

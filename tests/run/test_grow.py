@@ -140,7 +140,7 @@ def test_a_host_of_a_known_task_wants_no_model(tmp_path: Path) -> None:
     esper.export(grown.network, tmp_path / "best")
     loaded = esper.load_host(tmp_path / "best")
     assert torch.equal(loaded(base.test.x), grown.network(base.test.x))
-    with pytest.raises(esper.ConfigError, match="leave model= out"):
+    with pytest.raises(esper.ConfigError, match="omit model="):
         esper.load_host(tmp_path / "best", model=model())
 
 

@@ -112,7 +112,7 @@ def test_there_is_nothing_to_read_before_a_block_has_ended() -> None:
 
 def test_a_timer_does_not_run_twice_at_once() -> None:
     timer: Any = CUDATimer("cpu")
-    with timer, pytest.raises(RuntimeError, match="takes a timer of its own"):
+    with timer, pytest.raises(RuntimeError, match="use a separate timer for a nested block"):
         timer.__enter__()
     assert timer.seconds >= 0
 

@@ -283,5 +283,5 @@ def test_two_gpus_are_accepted_and_one_twice_is_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [str(device) for device in check_devices("cuda:0, cuda:1")] == ["cuda:0", "cuda:1"]
     for names in ("cuda:1,cuda:1", "cuda,cuda:0", "cpu,cuda:0"):
-        with pytest.raises(ConfigError, match="each named once"):
+        with pytest.raises(ConfigError, match="must be distinct GPUs"):
             check_devices(names)
