@@ -90,8 +90,7 @@ class Fiber {
     Fiber& operator=(const Fiber&) = delete;
     ~Fiber() { munmap(stack_, kStack); }
 
-    // The next resume() calls `entry` on the fiber's stack. `colour` keeps the hot lines of many stacks apart in
-    // caches.
+    // The next resume() calls `entry` on the fiber's stack. Stacks of other colours start in other lines of a cache.
     void start(void (*entry)(), size_t colour) {
 #if defined(EMULATED_SANITIZERS)
         if (abandoned_) __asan_unpoison_memory_region(stack_ + kPage, kStack - kPage);
