@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 STATUS = Path("/proc/self/status")
 """What Linux tells of the process."""
@@ -33,6 +35,8 @@ def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.dev
         copies: bytes of the copies of each host, by place.
         devices: where hosts train.
     """
+    import torch  # `esper show` reads the names in this file, and is quick without torch
+
     used: dict[str, int] = {}
     for device in devices:
         if device.type == "cuda":

@@ -56,7 +56,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "samples larger than the data": (("--set", "task.samples_per_epoch=998"), "998", "997 training samples"),
     "samples smaller than the batch": (("--set", "task.samples_per_epoch=63"), "task.batch_size is 64", "63"),
     "agent's device": (("--set", "ppo.device=gpu"), "unknown device 'gpu'", "cpu"),
-    "two discounts": (("--set", "ppo.gamma=0.9"), "ppo.gamma is 0.9", "reward.gamma 0.995", "the same"),
+    "two discounts": (("--set", "ppo.gamma=0.9"), "ppo.gamma is 0.9", "reward.gamma is 0.995", "must be equal"),
     "part of a round": (("--set", "ppo.episodes_per_update=3"), "ppo.episodes_per_update is 3", "a multiple of 2"),
     "checkpoint that is missing": (("--controller", "checkpoint:gone"), "no checkpoint at gone"),
     "checkpoint that is none": (("--controller", "checkpoint:/dev/null"), "/dev/null is not a checkpoint"),

@@ -60,11 +60,11 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
 def test_what_was_learned_is_played_by_the_commands_that_were_proposed(esper: Esper) -> None:
     out = esper(*RUN, "--out", "mine").out
     proposed = [line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")]
-    assert [words[0] for words in proposed] == ["compare", "run", "info"]
-    compared = esper(*proposed[0], *SIMULATED[2:])
+    assert [words[0] for words in proposed] == ["report", "compare", "run", "info"]
+    compared = esper(*proposed[1], *SIMULATED[2:])
     assert compared.code == 0, compared.err
     assert "Differences are arm minus none" in compared.out
-    played = esper(*proposed[1], *SIMULATED[2:], "--rounds", "1", "--out", "played")
+    played = esper(*proposed[2], *SIMULATED[2:], "--rounds", "1", "--out", "played")
     assert played.code == 0, played.err
     assert "Test accuracy of 4 hosts grown by checkpoint:mine: " in played.out
     assert checkpoint.read(Path("played"))["policy"] is not None

@@ -310,7 +310,7 @@ def test_a_log_that_lost_its_end_is_told_of(tmp_path: Path) -> None:
     Experiment.resume(tmp_path / "r", [sink]).run()
     resumed = sink.events[0]
     assert isinstance(resumed, RunResumed)
-    assert ["events.jsonl has lost its last" in warning for warning in resumed.warnings] == [True]
+    assert ["events.jsonl is missing its last" in warning for warning in resumed.warnings] == [True]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
