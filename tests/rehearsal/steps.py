@@ -49,6 +49,13 @@ class Result:
         return lines[-1] if lines else ""
 
 
+def joined(name: str, parts: list[Result]) -> Result:
+    """Parts of one step as one: with the status of the first part that failed, and the seconds of all."""
+    status = next((part.status for part in parts if part.status != 0), 0)
+    tests = {test: outcome for part in parts for test, outcome in part.tests.items()}
+    return Result(name, status, sum(part.seconds for part in parts), parts[0].log, tests)
+
+
 def run(
     name: str, command: list[str], *, folder: Path, log: Path, limit: float, environment: Mapping[str, str]
 ) -> Result:
