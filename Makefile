@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all bench gpu-check gpu-rehearsal cuda-compiles clean
+.PHONY: all install format lint type test test-all bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers clean
 
 all: lint type test
 
@@ -32,13 +32,16 @@ bench:
 	esper-bench
 
 gpu-check:  ## everything that only a GPU can show
-	benchmarks/gpu_check.sh
+	PYTHON=$(PYTHON) benchmarks/gpu_check.sh
 
 gpu-rehearsal:  ## the CUDA side on fake GPUs, under the CUDA builds of the oldest and the newest torch
 	$(PYTHON) tests/rehearsal/rehearse.py
 
 cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CPU torch
 	$(PYTHON) build_support/check_cuda_compiles.py
+
+emulation-sanitizers:  ## the CUDA kernels on the CPU under address and undefined-behaviour sanitizers
+	$(PYTHON) -m pytest -m slow tests/emulation/test_sanitizers.py
 
 clean:
 	rm -rf build dist *.egg-info esper/*.so esper/_build_info.json

@@ -22,8 +22,8 @@ from esper.config import TrainingConfig
 from esper.control.names import make_controller
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import summary_lines
-from esper.experiment.play import play_round
+from esper.files.system_info import summary_lines
+from esper.rollout.rollout import play_round
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, Event, GovernorRollback, StageChanged
 
 RULES = ("not finite", "collapse", "divergence")
@@ -110,7 +110,7 @@ def page(watches: list[Watch], command: str) -> str:
     lines = [
         "# False alarms of the governor",
         "",
-        "Healthy hosts, default config, nothing injected; all controllers play the same hosts.",
+        "Healthy hosts, default config, no injected faults; all controllers play the same hosts.",
         "",
         f"    {command}",
         "",
@@ -129,8 +129,8 @@ def page(watches: list[Watch], command: str) -> str:
     if alarms:
         lines += [
             "",
-            f"Every alarm, losses in units of chance (the last {BEFORE}, then the one that was judged), and what was",
-            f"done to blended seeds in the {SHORTLY} epochs before:",
+            f"Every alarm, with losses in units of chance (the last {BEFORE}, then the one that triggered it), and the",
+            f"changes to blended seeds in the {SHORTLY} epochs before:",
             "",
             "| controller | env | episode | epoch | alarm | losses | blended seeds |",
             "|" + "---|" * 7,

@@ -20,10 +20,10 @@ import torch
 import esper
 from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
-from esper.experiment.checkpoint import load_policy
-from esper.experiment.environment import describe_environment
-from esper.experiment.planted_score import Scale, planted_scale
-from esper.experiment.play import play_round
+from esper.files.checkpoint import load_policy
+from esper.files.system_info import describe_environment
+from esper.rollout.planted_score import Scale, planted_scale
+from esper.rollout.rollout import play_round
 from esper.telemetry.sinks.jsonl import read_events
 
 HELD_OUT = 999

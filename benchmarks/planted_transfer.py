@@ -22,10 +22,10 @@ from esper.control.random import RandomController
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.environment import describe_environment
-from esper.experiment.play import Player, play_round
+from esper.files.system_info import describe_environment
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
+from esper.rollout.rollout import Player, play_round
 
 HELD_OUT = 999
 EARLY = {"moss": 3.0, "fern": 8.0, "oak": -4.0, "ivy": -3.0, "reed": 5.0}

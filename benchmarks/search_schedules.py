@@ -19,7 +19,7 @@ from esper.config import TrainingConfig
 from esper.control.script import Entry, ScriptedController
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.play import play_round
+from esper.rollout.rollout import play_round
 
 Plan = tuple[tuple[str, str], ...]
 """(slot, blueprint) in the order of planting."""

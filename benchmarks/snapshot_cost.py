@@ -21,7 +21,7 @@ from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.episode import Episode
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import summary_lines
+from esper.files.system_info import summary_lines
 from esper.hosts.cnn import CNNHost
 from esper.seeds.blend import STYLES
 from esper.training.snapshot import Snapshot, ValidationRecord
@@ -83,12 +83,12 @@ def main() -> None:
     arguments.out.write_text(
         "\n".join(
             [
-                "# What a snapshot costs",
+                "# Cost of a snapshot",
                 "",
-                "Hosts of `digits` with a fossil in every slot; CPU time of one thread, ms; the smallest of 5 epochs",
-                "and of 20 captures and restores. A healthy host is captured every `governor.snapshot_every` epochs,",
-                "which is each epoch at the default horizon of `digits`. Every tensor is copied: training changes them",
-                "all.",
+                "`digits` hosts with a fossil in every slot; CPU time of one thread in ms, minimum of 5 epochs and of",
+                "20 captures and restores. A healthy host is captured every `governor.snapshot_every` epochs, which is",
+                "every epoch at the default horizon of `digits`. Every tensor is copied: training changes all of them,",
+                "and the fused optimizer does so without raising their `_version`.",
                 "",
                 "    python benchmarks/snapshot_cost.py --out benchmarks/results/snapshot_cost.md",
                 "",

@@ -2,13 +2,13 @@
 
 The public API; each name is imported when it is first used, so that ``import esper`` is cheap:
 
-- ``TrainingConfig``: every parameter of a run; ``ConfigError`` says what is wrong with one.
-- ``Experiment``: a run, also resumed; ``RunSummary`` is what it ends with.
-- ``compare_controllers``: controllers, also out of checkpoints, on the same held-out hosts.
-- ``make_env``: the vector env of a task, for agents of your own.
-- ``graft``: a host made of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: data of your own to train it on.
-- ``grow``: one host of a task, grown; ``Grown`` is what comes of it.
-- ``export``, ``load_host``, ``accuracy``: a grown network in files, as a plain ``nn.Module``, and how good it is.
+- ``TrainingConfig``: every parameter of a run; ``ConfigError``: raised for invalid input, with an explanation.
+- ``Experiment``: a run, new or resumed; ``RunSummary``: its result.
+- ``compare_controllers``: compares controllers, including trained ones, on the same held-out hosts.
+- ``make_env``: the vector env of a task, for your own agents.
+- ``graft``: makes a host of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
+- ``grow``: grows one host of a task; ``Grown``: its result.
+- ``export``, ``load_host``, ``accuracy``: save a grown network, load it as a plain ``nn.Module``, and evaluate it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
     from esper.data.task import Augmentation, Split, Task
     from esper.env.make import make_env
-    from esper.experiment.compare import compare_controllers
-    from esper.experiment.export import accuracy, export, load_host
-    from esper.experiment.grow import Grown, grow
-    from esper.experiment.run import Experiment
-    from esper.experiment.run_summary import RunSummary
+    from esper.evaluation.paired import compare_controllers
+    from esper.files.grown_host import accuracy, export, load_host
     from esper.hosts.graft import graft
+    from esper.run.experiment import Experiment
+    from esper.run.grow import Grown, grow
+    from esper.run.summary import RunSummary
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
-    "Experiment": "esper.experiment.run",
-    "Grown": "esper.experiment.grow",
-    "RunSummary": "esper.experiment.run_summary",
+    "Experiment": "esper.run.experiment",
+    "Grown": "esper.run.grow",
+    "RunSummary": "esper.run.summary",
     "Split": "esper.data.task",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
-    "accuracy": "esper.experiment.export",
-    "compare_controllers": "esper.experiment.compare",
-    "export": "esper.experiment.export",
+    "accuracy": "esper.files.grown_host",
+    "compare_controllers": "esper.evaluation.paired",
+    "export": "esper.files.grown_host",
     "graft": "esper.hosts.graft",
-    "grow": "esper.experiment.grow",
-    "load_host": "esper.experiment.export",
+    "grow": "esper.run.grow",
+    "load_host": "esper.files.grown_host",
     "make_env": "esper.env.make",
 }
 __all__ = [

@@ -1,6 +1,6 @@
 """Configs and schedules as text: reading and writing TOML, and values from the command line.
 
-What others need of this they import from ``esper.config``.
+Other modules import its public names from ``esper.config``.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message says what would be right."""
+    """Raised for a configuration that cannot be used; the message says what would be right."""
 
 
 def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError, calling it a ``kind``, when it is missing or not TOML."""
+    """Reads a TOML file. Raises ConfigError, which calls the file a ``kind``, if it is missing or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{kind} {path} does not exist") from None
     except RecursionError:
         raise ConfigError(f"{kind} {path} cannot be read as TOML: it is nested too deeply") from None
-    except (OSError, ValueError) as error:  # of the file, of its bytes, of TOML, of a number with too many digits
+    except (OSError, ValueError) as error:  # unreadable file, invalid UTF-8 or TOML, or a number with too many digits
         raise ConfigError(f"{kind} {path} cannot be read as TOML: {error}") from None
 
 
 def set_dotted(tables: dict[str, Any], assignment: str) -> None:
-    """Write ``a.b=c`` into nested tables; the value is read as TOML, and as a plain string where it is not TOML."""
+    """Writes ``a.b=c`` into nested tables; the value is parsed as TOML, or taken as a string if it is not TOML.
+
+    Raises ConfigError if the assignment has another form, or if a section in it is a value.
+    """
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
@@ -45,7 +48,7 @@ def set_dotted(tables: dict[str, Any], assignment: str) -> None:
 
 
 def toml_text(tables: dict[str, Any], prefix: str = "") -> str:
-    """Tables of scalars, lists and tables as TOML. JSON's strings, numbers, booleans and lists are TOML's too."""
+    """Writes nested tables of scalars and lists as TOML; JSON's strings, numbers, booleans and lists are valid TOML."""
     lines = [f"{key} = {_toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     text = "\n".join(lines) + "\n" if lines else ""
     for key, value in tables.items():
@@ -56,5 +59,5 @@ def toml_text(tables: dict[str, Any], prefix: str = "") -> str:
 
 
 def _toml_value(value: Any) -> str:
-    # TOML has no surrogate pairs, and wants DEL escaped where JSON does not.
+    # TOML has no surrogate pairs and, unlike JSON, requires DEL to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""Where a run is shown beside its folder, and what of it is worth a warning."""
+"""Settings of trackers, which show a run in addition to its folder, and of warnings about the agent."""
 
 from __future__ import annotations
 
@@ -6,58 +6,57 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from esper.config_types import Count, Finite, Fraction, NonNegative, Positive, Section
+from esper.config_types import Count, Finite, Fraction, NonNegative, Positive, Section, listed
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
 class TrackConfig(Section):
-    """Where else a run is shown. None of it can slow, stop or change a run: what is too slow loses events, and the
-    run says how many."""
+    """Trackers that show a run. They cannot slow, stop or change it: a tracker that is too slow loses events, and the
+    run reports how many."""
 
     to: tuple[Tracker, ...] = ()
-    """What shows the run: tensorboard (files in the run folder, `tensorboard --logdir runs`), wandb, trackio."""
+    """Trackers of the run: tensorboard (files in the run folder, `tensorboard --logdir runs`), wandb, trackio."""
     project: str = "esper"
-    """What runs are gathered under in wandb and trackio."""
+    """Name of the project in wandb and trackio."""
     queue: Count = 10_000
-    """Events that wait for each of them at most; what comes while so many wait is dropped and counted."""
+    """Max events in the queue of each tracker; events that arrive while it is full are dropped and counted."""
     patience: NonNegative = 10.0
-    """Seconds that the end of the run waits for each of them to write what is left."""
+    """Max seconds that the end of the run waits for each tracker to write the events in its queue."""
 
     @field_validator("to", mode="before")
     @classmethod
     def _names(cls, given: Any) -> Any:
-        """A name, or several with commas between them, as `--set track.to=tensorboard` gives it; each counts once."""
-        if isinstance(given, str):
-            given = [name.strip() for name in given.split(",") if name.strip()]
+        """Splits a comma-separated string, as in `--set track.to=tensorboard`, and drops duplicates."""
+        given = listed(given)
         named = isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
         return tuple(dict.fromkeys(given)) if named else given
 
 
 class AnomalyConfig(Section):
-    """When an update of the agent is worth a warning. Nothing that is learned depends on it."""
+    """Thresholds for warnings about updates of the agent. They do not affect learning."""
 
     ratio_high: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 20.0
-    """An update made an action more than this many times likelier; healthy ones were seen to reach 8 times."""
+    """Warn if an update makes an action more than this many times likelier; healthy updates reached 8 times."""
     ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """An update left an action less than this part of its probability; a twentieth is seen in healthy ones."""
+    """Warn if an update leaves an action less than this fraction of its probability; a twentieth is still healthy."""
     entropy: Fraction = 0.003
-    """A head of the policy is as good as certain: its mean normalised entropy, where it chooses, is below this ..."""
+    """Warn if a head's mean normalised entropy, over the steps in which it has a choice, is below this: it is nearly
+    certain."""
     entropy_until: Fraction = 0.5
-    """... in this first part of all rounds; later it may well be."""
+    """Low entropy is reported only in this first fraction of all rounds; later it may be normal."""
     least_choices: Count = 32
-    """A head is judged by this many choices or more; the critic and the gradient by so many choices of an op."""
+    """Min choices in a rollout for a warning: of a head for its entropy, of the op for the critic and the gradient."""
     critic_after: Annotated[int, Field(ge=0, strict=True)] = 3
-    """Rounds in which the critic is not judged, for it has not learned yet; nor is it where the standard deviation of
-    its targets, in units of scaled rewards, is below ..."""
+    """Number of first rounds without warnings about the critic, which has not learned yet."""
     target_spread: NonNegative = 0.1
-    """... this."""
+    """Min standard deviation of the critic's targets for a warning about it, in units of scaled rewards."""
     value_spread: NonNegative = 0.05
-    """The critic's values differ less than this multiple of what its targets do, as standard deviations."""
+    """Warn if the standard deviation of the critic's values is below this multiple of that of its targets."""
     explained_variance: Finite = -1.0
-    """The critic is further from its targets than their mean is: explained variance below this."""
+    """Warn if the critic's explained variance is below this; below 0, the mean of the targets would predict better."""
     gradient_small: NonNegative = 1e-4
-    """Mean norm of the gradient below which nothing is learned."""
+    """Warn if the mean gradient norm is below this: the agent learns nothing."""
     gradient_large: Positive = 40.0
-    """Mean norm of the gradient, as a multiple of `ppo.max_grad_norm`, above which clipping leaves of it no more than a
+    """Warn if the mean gradient norm is above this multiple of `ppo.max_grad_norm`: clipping leaves little but its
     direction."""

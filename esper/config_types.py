@@ -1,10 +1,24 @@
-"""What every section of the configuration is made of: its base, and the kinds of number in it."""
+"""The base class of the config sections, the types of their numbers, and the manual made from their docstrings."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+def listed(given: Any) -> Any:
+    """Splits a string at its commas, as in ``--set env.blueprints=norm,lora``; other collections stay as they are."""
+    if isinstance(given, str):
+        return [name.strip() for name in given.split(",") if name.strip()]
+    if not isinstance(given, list | tuple | set | frozenset):
+        raise PydanticCustomError("names", "give a list of names")
+    return given
+
+
+Listed = BeforeValidator(listed)
+Names = Annotated[tuple[str, ...], Listed]
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -16,3 +30,15 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
+    """(dotted name, default, docstring) of every value in the config, for people."""
+    rows: list[tuple[str, str, str]] = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            rows += describe_fields(field.annotation, f"{prefix}{name}.")
+        else:
+            default = "from the task or the horizon" if field.default is None else str(field.default)
+            rows.append((f"{prefix}{name}", default, (field.description or "").replace("\n", " ")))
+    return rows

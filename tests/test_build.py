@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build_support import cuda, extensions, find_torch
+from build_support import check_cuda_compiles, cuda, extensions, find_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -96,6 +96,22 @@ def test_the_targets_packages_come_last(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(find_torch.sysconfig, "get_path", lambda name: f"target {name}")
     find_torch.see_target_packages()
     assert sys.path == ["the build's own packages", "target purelib", "target platlib"]
+
+
+def test_every_kernel_is_compiled_in_both_standards_for_both_architectures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = f'echo "$@" >> {tmp_path}/calls; case "$*" in *bad.cu*c++17*) echo "error: no"; exit 1; esac'
+    nvcc = toolkit(tmp_path, "recording", nvcc=record) / "bin/nvcc"
+    assert check_cuda_compiles.compile_all(nvcc, [Path("good.cu")])
+    assert not check_cuda_compiles.compile_all(nvcc, [Path("good.cu"), Path("bad.cu")])
+    calls = (tmp_path / "calls").read_text().splitlines()
+    standards = [(call.split()[1], "c++17" if "-std=c++17" in call else "c++20") for call in calls[:2]]
+    assert sorted(standards) == [("good.cu", "c++17"), ("good.cu", "c++20")]
+    assert len(calls) == 6
+    for call in calls:
+        assert "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90" in call
+    assert "error: no\nbad.cu as c++17 for sm_80 and sm_90: FAILED" in capsys.readouterr().out
 
 
 def test_stale_modules_are_deleted(tmp_path: Path) -> None:

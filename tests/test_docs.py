@@ -128,7 +128,7 @@ def test_the_schedule_of_the_readme_makes_a_fossil(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 from esper.config import TrainingConfig
-from esper.experiment.run import Experiment
+from esper.run.experiment import Experiment
 config = TrainingConfig.parse({{
     "run": {{"rounds": 1, "controller": {f"schedule:{tmp_path / 's.toml'}"!r}}},
     "env": {{"n_envs": 3, "episode_length": 12, "baseline_episodes": 1}},

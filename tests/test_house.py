@@ -20,13 +20,15 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
+@pytest.mark.finding("M1")
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_finding_m1_a_function_can_be_seen_at_once(path: Path) -> None:
+def test_a_function_can_be_seen_at_once(path: Path) -> None:
     lengths = {f.name: (f.end_lineno or f.lineno) - f.lineno + 1 for f in functions(ast.parse(path.read_text()))}
     assert not {name: lines for name, lines in lengths.items() if lines > LONGEST}
 
 
-def test_finding_m1_what_a_stage_may_become_is_a_table() -> None:
+@pytest.mark.finding("M1")
+def test_what_a_stage_may_become_is_a_table() -> None:
     """No module but the one with the table compares a stage with two or more others in a chain of branches."""
     for path in (PACKAGE / "env", PACKAGE / "seeds", PACKAGE / "training"):
         for file in path.rglob("*.py"):
@@ -39,13 +41,15 @@ def test_finding_m1_what_a_stage_may_become_is_a_table() -> None:
                     assert tests < 3, f"{file}, line {node.lineno}"
 
 
-def test_finding_m16_no_function_of_the_package_asks_what_its_locals_are() -> None:
+@pytest.mark.finding("M16")
+def test_no_function_of_the_package_asks_what_its_locals_are() -> None:
     for file in PACKAGE.rglob("*.py"):
         names = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
         assert not names & {"locals", "globals"}, file
 
 
-def test_finding_m8_no_device_is_compared_with_a_string() -> None:
+@pytest.mark.finding("M8")
+def test_no_device_is_compared_with_a_string() -> None:
     """``device.type`` is a word; a device is a ``torch.device``, and "cuda" is not "cuda:0"."""
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -56,7 +60,8 @@ def test_finding_m8_no_device_is_compared_with_a_string() -> None:
                 assert not (devices and words), f"{file}, line {node.lineno}: {ast.unparse(node)}"
 
 
-def test_finding_m10_there_is_one_validator_of_slot_names() -> None:
+@pytest.mark.finding("M10")
+def test_there_is_one_validator_of_slot_names() -> None:
     """Whoever takes names of slots calls ``row_major``; nothing else knows what a name looks like."""
     form = re.compile(r"r\S*\\d\S*c\S*\\d")
     patterns = {
@@ -68,15 +73,17 @@ def test_finding_m10_there_is_one_validator_of_slot_names() -> None:
     assert list(patterns) == ["hosts/host.py"], patterns
 
 
-def test_finding_m13_no_one_reaches_into_the_counterfactuals() -> None:
+@pytest.mark.finding("M13")
+def test_no_one_reaches_into_the_counterfactuals() -> None:
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
                 assert not ast.unparse(node.value).endswith("counterfactual"), f"{file}, line {node.lineno}"
 
 
+@pytest.mark.finding("L9")
 @pytest.mark.parametrize("name", esper.__all__)
-def test_finding_l9_the_public_api_explains_every_parameter(name: str) -> None:
+def test_the_public_api_explains_every_parameter(name: str) -> None:
     thing = getattr(esper, name)
     assert inspect.getdoc(thing)
     if inspect.isfunction(thing) or name == "Experiment":
@@ -85,7 +92,8 @@ def test_finding_l9_the_public_api_explains_every_parameter(name: str) -> None:
         assert [p for p in parameters if p not in document] == []
 
 
-def test_finding_l9_every_value_of_the_configuration_has_a_manual() -> None:
+@pytest.mark.finding("L9")
+def test_every_value_of_the_configuration_has_a_manual() -> None:
     for section, field in TrainingConfig.model_fields.items():
         kind = field.annotation
         assert kind is not None

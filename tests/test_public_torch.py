@@ -78,7 +78,8 @@ def test_a_private_name_is_found(source: str, names: set[str]) -> None:
     assert bool(names) == bool(private_names(source))
 
 
-def test_finding_m6_no_private_api_of_torch_is_called() -> None:
+@pytest.mark.finding("M6")
+def test_no_private_api_of_torch_is_called() -> None:
     used = {
         name: path.relative_to(ROOT)
         for path in sorted((ROOT / "esper").rglob("*.py"))
@@ -89,8 +90,9 @@ def test_finding_m6_no_private_api_of_torch_is_called() -> None:
         assert "_foreach_" not in path.read_text(encoding="utf-8"), path
 
 
+@pytest.mark.finding("M6")
 @pytest.mark.parametrize(
     "twin", ["twins.py", "cross_entropy_twin.py", "norm_relu_pool_cases.py", "stage_batch_twin.py"]
 )
-def test_finding_m6_what_operators_are_compared_with_is_public(twin: str) -> None:
+def test_what_operators_are_compared_with_is_public(twin: str) -> None:
     assert private_names((ROOT / "tests" / "ops" / twin).read_text(encoding="utf-8")) == set()

@@ -77,14 +77,15 @@ void* take_out(std::set<Handle>& ours, Handle handle, const char* what) {
 }  // namespace
 
 CudaRuntime::CudaRuntime(const std::string& path) {
-    void* const library = open_library(path);  // for as long as the process lives
+    library_ = open_library(path);
     std::string missing;
     const auto find = [&](auto& function, const char* name) {
-        void* const symbol = dlsym(library, name);
+        void* const symbol = dlsym(library_, name);
         if (symbol == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
     };
 #define ESPER_FIND(name) find(call_.name, #name)
+    ESPER_FIND(cudaDriverGetVersion);
     ESPER_FIND(cudaGetDevice);
     ESPER_FIND(cudaSetDevice);
     ESPER_FIND(cudaGetLastError);
@@ -121,13 +122,35 @@ void CudaRuntime::check(int code, const char* function) const {
     if (note(code) != kSuccess) throw std::runtime_error(std::string(function) + ": " + explain(code));
 }
 
-CudaRuntime::OnDevice::OnDevice(const CudaRuntime& runtime, int device) : runtime_(runtime) {
+// Whether the driver has a context on `device`; also true if there is no driver to ask. The runtime cannot tell, and it
+// loads the driver with its first call, so the driver is looked up here and not in the constructor.
+bool CudaRuntime::has_context(int device) const {
+    using GetState = int (*)(int device, unsigned* flags, int* active);
+    constexpr const char* kName = "cuDevicePrimaryCtxGetState";
+    void* symbol = dlsym(library_, kName);
+    if (symbol == nullptr) {
+        void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        symbol = driver == nullptr ? nullptr : dlsym(driver, kName);
+    }
+    unsigned flags = 0;
+    int active = 1;
+    if (symbol == nullptr || reinterpret_cast<GetState>(symbol)(device, &flags, &active) != kSuccess) return true;
+    return active != 0;
+}
+
+CudaRuntime::OnDevice::OnDevice(const CudaRuntime& runtime, int device) : runtime_(runtime), device_(device) {
     runtime.check(runtime.call_.cudaGetDevice(&before_), "cudaGetDevice");
-    runtime.check(runtime.call_.cudaSetDevice(device), "cudaSetDevice");
+    if (before_ != device) runtime.check(runtime.call_.cudaSetDevice(device), "cudaSetDevice");
 }
 
 CudaRuntime::OnDevice::~OnDevice() {
-    runtime_.note(runtime_.call_.cudaSetDevice(before_));
+    if (before_ != device_ && runtime_.has_context(before_)) runtime_.note(runtime_.call_.cudaSetDevice(before_));
+}
+
+int CudaRuntime::driver_version() const {
+    int version = 0;
+    check(call_.cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+    return version;
 }
 
 Handle CudaRuntime::create_stream(int device) {
@@ -203,6 +226,8 @@ Streams, events and graphs are the integers that torch gives for them too: `Stre
 of a call.)")
         .def(py::init<const std::string&>(), py::arg("path") = "")
         .def_property_readonly("path", &CudaRuntime::path, "The library's file.")
+        .def("driver_version", &CudaRuntime::driver_version,
+             "The newest CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.")
         .def("create_stream", &CudaRuntime::create_stream, py::arg("device"),
              "A new stream that does not wait for the default stream. It lives until it is destroyed.")
         .def("destroy_stream", &CudaRuntime::destroy_stream, py::arg("stream"), "End a stream that was created here.")

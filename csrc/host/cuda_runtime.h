@@ -18,6 +18,7 @@ using Handle = std::uintptr_t;  // a cudaStream_t, a cudaEvent_t or a cudaGraphE
 
 // The runtime's own declarations, without its headers: cudaError_t is an int, and the handles are pointers.
 struct CudaFunctions {
+    int (*cudaDriverGetVersion)(int*);
     int (*cudaGetDevice)(int*);
     int (*cudaSetDevice)(int);
     int (*cudaGetLastError)();
@@ -42,6 +43,9 @@ class CudaRuntime {
 
     const std::string& path() const { return path_; }
 
+    // The newest CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.
+    int driver_version() const;
+
     // Streams that do not wait for the default stream, and events without times. Each of them is a new one, unlike
     // torch's, where every 33rd stream is one of the first 32 again. They live until they are destroyed here: not even
     // the end of this object ends them, since torch may still hold memory that belongs to a stream.
@@ -61,7 +65,10 @@ class CudaRuntime {
     int launch(Handle graph, Handle stream) const;
     std::string explain(int code) const;
 
-    // Makes `device` the one of this thread for as long as it lives.
+    // Makes `device` the current one of this thread for as long as it lives. Since CUDA 12 cudaSetDevice makes a
+    // context on the device that it is given (several hundred megabytes of its memory). So it is not called for a
+    // device that is current already, and `device` stays current if the one before it has no context; PyTorch's guards
+    // do the same.
     class OnDevice {
      public:
         OnDevice(const CudaRuntime& runtime, int device);
@@ -71,13 +78,16 @@ class CudaRuntime {
 
      private:
         const CudaRuntime& runtime_;
+        const int device_;
         int before_ = 0;
     };
 
  private:
     int note(int code) const;
     void check(int code, const char* function) const;
+    bool has_context(int device) const;
 
+    void* library_ = nullptr;  // never closed
     CudaFunctions call_{};
     std::string path_;
     std::set<Handle> streams_, events_;  // created here; the GIL guards them

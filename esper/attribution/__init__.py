@@ -1,1 +1,1 @@
-"""Which seed did it: counterfactual contributions and interactions."""
+"""Credit assignment to seeds: counterfactual contributions, interactions and Shapley values."""

@@ -1,4 +1,4 @@
-"""Counterfactual configurations of one host and what their paired results say about each seed.
+"""Counterfactual configurations of one host, and the contributions of seeds that follow from their results.
 
 All statistics are paired: configurations are evaluated on the same samples, and differences are taken per sample.
 """
@@ -22,23 +22,23 @@ ALL_OFF = "all off"
 COMMITTED = "committed"
 
 PAIRED_SEEDS = (3, 4)
-"""Numbers of blended seeds whose pairs are measured. Of two, the pair is all on; of more there are too many pairs."""
+"""Numbers of blended seeds whose pairs are measured: with two, the pair is all on; with more there are too many."""
 MOST_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
 
 
 def most_configurations(slots: int) -> int:
-    """The largest plan for so many slots: three that are always there, each off, each alone or on trial, and pairs."""
+    """Max configurations of a plan: three fixed ones, each slot off, each alone or on trial, and the pairs."""
     return 3 + 2 * slots + MOST_PAIRS
 
 
 class CounterfactualHelper:
-    """The matrix of configurations of one env's last validation: which there were, and each image's result in them."""
+    """The configurations of one env's last validation and the result of each sample in each of them."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as at the start of an episode."""
+        """Clears all plans and results, as at the start of an episode."""
         self.row_of: dict[str, int] = {}
         self.configurations: list[Configuration] = []
         self.blended: list[str] = []
@@ -47,10 +47,10 @@ class CounterfactualHelper:
         self.loss: NDArray[np.float64] = np.zeros(0)
 
     def plan(self, slots: list[SeedSlot], costly: bool) -> list[Configuration]:
-        """The distinct configurations to evaluate for ``slots`` (execution order).
+        """Returns the distinct configurations to evaluate for ``slots`` (execution order); forgets earlier results.
 
-        Always: all on, all off, committed, each blended slot off, each incubating seed on trial at its target alpha.
-        With ``costly``, also each slot alone, and pairs when 3 or 4 are blended.
+        They are all on, all off, committed, each blended slot off, and each incubating seed on trial at its target
+        alpha. ``costly`` adds each blended slot alone, and pairs if 3 or 4 slots are blended.
         """
         self.reset()
         current = [slot.alpha.alpha if slot.blended else 0.0 for slot in slots]
@@ -82,28 +82,32 @@ class CounterfactualHelper:
         self.row_of[name] = self.configurations.index(configuration)
 
     def record(self, correct: NDArray[Any], loss: NDArray[np.float64], counts: NDArray[np.float64]) -> None:
-        """Results of the plan: targets met [K, n] of those that count [n] in each sample, mean loss [K]."""
+        """Stores the results of a plan of K configurations on n samples.
+
+        ``correct`` [K, n] is the number of correct targets in each sample, out of ``counts`` [n]; ``loss`` [K] is the
+        mean loss.
+        """
         self.correct = correct.astype(np.float64)
         self.counts = counts
         self.loss = loss
 
     def accuracy(self, name: str) -> float:
-        """Accuracy of a configuration, pp."""
+        """Returns the accuracy of a configuration, pp."""
         return 100.0 * float(self.correct[self.row_of[name]].sum()) / float(self.counts.sum())
 
     def loss_of(self, name: str) -> float:
         return float(self.loss[self.row_of[name]])
 
     def difference(self, with_it: str, without_it: str) -> Paired:
-        """Paired difference of two configurations."""
+        """Returns the paired accuracy difference of two configurations, pp."""
         return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
-        """What the blended seed adds to everything else, or None when it is not blended."""
+        """Returns the accuracy that the blended seed adds to everything else, pp; None if it is not blended."""
         return self.difference(ALL_ON, off(slot)) if off(slot) in self.row_of else None
 
     def shapley(self) -> dict[str, Paired]:
-        """Shapley values of the blended seeds, exact; empty where not every coalition of them was measured."""
+        """Returns the exact Shapley values of the blended seeds, pp; empty unless every coalition was measured."""
         if len(self.blended) > shapley.EXACT_UP_TO:
             return {}
         named = {coalition: self._name_of(coalition) for coalition in shapley.coalitions(self.blended)}
@@ -113,7 +117,7 @@ class CounterfactualHelper:
         return shapley.exact(self.blended, correct, self.counts)
 
     def _name_of(self, coalition: frozenset[str]) -> str:
-        """Of the configuration in which these of at most four blended slots are on and no others."""
+        """Returns the name of the configuration with only these of at most four blended slots on."""
         absent = [slot for slot in self.blended if slot not in coalition]
         if not absent or not coalition:
             return ALL_OFF if absent else ALL_ON
@@ -122,11 +126,11 @@ class CounterfactualHelper:
         return alone(*coalition) if len(coalition) == 1 else both(*coalition)
 
     def trial_of(self, slot: str) -> Paired | None:
-        """What the incubating seed would add at its target alpha, or None when there is none."""
+        """Returns the accuracy that an incubating seed would add at its target alpha, pp; None without one."""
         return self.difference(trial(slot), ALL_ON) if trial(slot) in self.row_of else None
 
     def interaction(self, slot: str) -> float | None:
-        """Σ over other blended slots j of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None where not all were measured."""
+        """Σ over other blended slots j of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured."""
         if slot not in self.blended:
             return None
         total = 0.0
@@ -143,17 +147,17 @@ class CounterfactualHelper:
 
 
 def off(slot: str) -> str:
-    """Name of the configuration with everything on but ``slot``."""
+    """Name of the configuration with everything on except ``slot``."""
     return f"{slot} off"
 
 
 def alone(slot: str) -> str:
-    """Name of the configuration with ``slot`` on and nothing else."""
+    """Name of the configuration with only ``slot`` on."""
     return f"{slot} alone"
 
 
 def both(first: str, second: str) -> str:
-    """Name of the configuration with these two slots on and nothing else, in either order."""
+    """Name of the configuration with only these two slots on, in either order."""
     return " and ".join(sorted((first, second)))
 
 

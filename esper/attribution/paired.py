@@ -1,4 +1,4 @@
-"""Paired differences: two configurations on the same samples, compared sample by sample."""
+"""Paired differences: two configurations compared sample by sample on the same samples."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Paired:
-    """A difference of accuracies on the same samples, with its standard error; both pp."""
+    """An accuracy difference on the same samples and its standard error, both pp."""
 
     difference: float
     error: float
 
 
 def paired(d: Floats, counts: Floats) -> Paired:
-    """Difference of accuracies from per-sample differences d [n] of targets met, of counts c [n] each.
+    """Returns the accuracy difference for per-sample differences d [n] of correct targets, out of c [n] targets.
 
-    The ratio r = Σd / Σc has standard error √(n/(n−1) · Σ(d − r·c)²) / Σc (Cochran, Sampling Techniques, 6.4); where
-    every sample counts once, that is std(d)/√n.
+    The ratio r = Σd / Σc has standard error √(n/(n−1) · Σ(d − r·c)²) / Σc (Cochran, Sampling Techniques, 6.4); if
+    every sample has one target, that is std(d)/√n.
     """
     n, total = len(d), counts.sum()
     r = d.sum() / total

@@ -1,8 +1,8 @@
-"""Shapley values of seeds: what each is worth, on average over all orders in which they could be switched on.
+"""Shapley values of seeds: each seed's contribution, averaged over all orders of switching the seeds on.
 
-A coalition is a set of slots that are on; its value is the accuracy of the network with these and no others. The value
+A coalition is a set of slots that are on; its value is the accuracy of the network with only these on. The value
 of slot i is φ_i = Σ over coalitions S without i of |S|! (n−|S|−1)! / n! · (v(S ∪ i) − v(S)) (Shapley 1953), so that all
-φ add up to v(all) − v(none). Coalitions are given by per-sample results, and so is φ: errors are paired.
+φ add up to v(all) − v(none). Coalitions have per-sample results, and so does φ: errors are paired.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ Floats = NDArray[np.float64]
 Coalition = frozenset[str]
 
 EXACT_UP_TO = 4
-"""Slots whose 2^n coalitions are measured in any case."""
+"""Max number of blended slots for which a costly plan measures all 2^n coalitions."""
 
 
 def coalitions(slots: Sequence[str]) -> list[Coalition]:
-    """All subsets, smallest first."""
+    """Returns all subsets of ``slots``, smallest first."""
     return [frozenset(chosen) for size in range(len(slots) + 1) for chosen in combinations(slots, size)]
 
 
 def exact(slots: Sequence[str], correct: Mapping[Coalition, Floats], counts: Floats) -> dict[str, Paired]:
-    """Shapley values from the results [n] of all coalitions, with the paired error over samples; pp."""
+    """Returns Shapley values from the results [n] of all coalitions, with the paired error over samples; pp.
+
+    ``correct`` are the correct targets in each sample, out of ``counts`` [n].
+    """
     n = len(slots)
     found = {}
     for slot in slots:
@@ -48,12 +51,11 @@ def sampled(
     pairs: int,
     rng: np.random.Generator,
 ) -> dict[str, Paired]:
-    """Shapley values from ``pairs`` random orders, each taken with its reverse (antithetic: what an order gives too
-    much of, its reverse gives too little of); pp.
+    """Returns Shapley values, pp, estimated from ``pairs`` random orders, each paired with its reverse.
 
-    ``measure`` gives the results [n] of one coalition; it is asked once for each. The error is √(a² + b²) with a the
-    paired error over samples and b the standard error of the mean over pairs of orders. Raises ValueError for fewer
-    than two pairs.
+    The pairs are antithetic: the errors of an order and its reverse tend to cancel. ``measure`` returns the results
+    [n] of one coalition and is called once for each. The error is √(a² + b²), where a is the paired error over samples
+    and b the standard error of the mean over pairs of orders. Raises ValueError for fewer than two pairs.
     """
     if pairs < 2:
         raise ValueError(f"an error over orders wants two pairs of them or more, not {pairs}")

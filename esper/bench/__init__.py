@@ -1,1 +1,1 @@
-"""`esper-bench`: what the compiled operators are worth, measured against named baselines in the same run."""
+"""`esper-bench`: performance of the compiled operators, measured against named baselines in the same run."""

@@ -1,4 +1,4 @@
-"""Cases of `cross_entropy`: loss, correct predictions and gradient, against the public calls that give the same."""
+"""Cases of `cross_entropy`: loss, correct predictions and gradient, against equivalent public calls."""
 
 from collections.abc import Iterator
 
@@ -17,21 +17,21 @@ BASELINE = "F.cross_entropy + argmax + eq + sum"
 SIZE = SizeForm(("samples", "classes"), "512x10")
 DEFAULT_SIZES = ((512, 10), (128, 10), (512, 100), (64, 50_257))
 
-# Least ratios on one CPU thread.
+# Min ratio on one CPU thread.
 _BAR = 2.0
 _BAR_SIZE = (512, 10)
-_MANY_CLASSES = 10_000  # where the memory of a call is worth a comparison
+_MANY_CLASSES = 10_000  # from here on, peak memory is compared too
 
 
 def public_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``(loss [], correct [B], number correct [])`` by public calls; 16-bit logits in float32, as autocast does."""
+    """Returns ``(loss [], correct [B], number correct [])`` by public calls; computes in float32, as autocast does."""
     loss = F.cross_entropy(logits.float(), targets)
     correct = logits.argmax(dim=1) == targets
     return loss, correct, correct.sum()
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """All comparisons. Bars hold for the CPU on one thread."""
+    """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
         for rows, classes in request.sizes or DEFAULT_SIZES:
             for dtype in (torch.float32, torch.bfloat16):

@@ -1,8 +1,8 @@
 """Cases of `end-to-end`: whole rounds of `esper run`, against the same hosts trained in plain eager PyTorch.
 
 The run grows hosts on digits with an agent that learns: training with shadow losses, validation with counterfactuals,
-decisions, the update, telemetry and checkpoints. The other side only trains, so the ratio is the price of growing at
-most, and no bar.
+decisions, the update, telemetry and checkpoints. The baseline only trains, so the ratio is an upper bound on the price
+of growing, and there is no bar.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from esper.bench.runner import Comparison, waiting
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
-from esper.experiment.run import Experiment
+from esper.run.experiment import Experiment
 from esper.telemetry.event import Event, RoundCompleted
 
 NAME = "end-to-end"
@@ -30,11 +30,11 @@ DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
 _QUICK_SIZES: tuple[Size, ...] = ((2, 4),)
 ROUNDS = 2
 _TURNS = 3
-_QUICK = 64  # samples of an epoch
+_QUICK = 64  # samples per epoch
 
 
 class RoundTimes:
-    """A sink that adds up what the rounds of a run did, and how long they took, learning included."""
+    """A sink that sums the samples, epochs and seconds of a run's rounds, learning included."""
 
     def __init__(self) -> None:
         self.samples = self.epochs = 0
@@ -47,11 +47,11 @@ class RoundTimes:
             self.seconds += event.seconds
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: it holds no resources."""
 
 
 def run_rounds(envs: int, epochs: int, device: str, samples: int | None) -> RoundTimes:
-    """A short run of an agent; what it is compared with in the end is as little as can be, and not counted."""
+    """Runs an agent for a few rounds; the final comparison is minimal and not counted."""
     config = TrainingConfig.parse(
         {
             "run": {"device": device, "controller": "ppo", "rounds": ROUNDS, "evaluation_pairs": 1},
@@ -67,7 +67,7 @@ def run_rounds(envs: int, epochs: int, device: str, samples: int | None) -> Roun
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """Images a second, then env steps a second of the same runs; a step is an epoch of one host."""
+    """Yields images per second, then env steps per second of the same runs; a step is one epoch of one host."""
     task = load_task("digits")
     for device in request.devices:
         for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):

@@ -11,8 +11,8 @@ from esper.bench.sinks import TimedHub, full_telemetry
 from esper.bench.synthetic import growth_env, image_task
 from esper.bench.train_epoch import FULL
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.threads import one_thread
 from esper.ppo.agent import PPOAgent
+from esper.rollout.threads import one_thread
 
 NAME = "env-step"
 SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")
@@ -20,11 +20,11 @@ SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")
 DEFAULT_SIZES: tuple[Size, ...] = ((4, 128, 8),)
 BUDGET = 5.0  # % of an epoch
 HOSTS = ("stage", "train", "validate")
-"""Phases that are the hosts' own work."""
+"""Phases that are work of the hosts."""
 
 
 class Steps:
-    """Steps of envs that an untrained agent acts in, as in a run; what took how much of each, in %."""
+    """Steps of envs under an untrained agent, as in a run, with the share of the time in % that each part takes."""
 
     def __init__(self, env: GrowthVectorEnv, telemetry: TimedHub) -> None:
         self.env, self.telemetry = env, telemetry
@@ -39,7 +39,10 @@ class Steps:
         self.done = self.info["idle"]
 
     def step(self) -> float:
-        """One step of all envs; the share, %, that was not the hosts'. An episode that has ended starts again first."""
+        """Performs one step of all envs and returns the share, in %, that was not the hosts'.
+
+        If all episodes have ended, it first begins new ones.
+        """
         if self.done.all():
             self._begin()
         hosts, told = self._hosts(), self.telemetry.seconds
@@ -59,7 +62,7 @@ class Steps:
         return self.shares["all"][-1]
 
     def forget(self) -> None:
-        """Begin to collect shares anew."""
+        """Discards the collected shares."""
         for shares in self.shares.values():
             shares.clear()
 
@@ -68,7 +71,7 @@ class Steps:
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """The whole share, which has a bar; then its parts, of the same steps."""
+    """Yields the whole share, which has a bar, then its parts from the same steps."""
     for device in request.devices:
         for size in request.sizes or DEFAULT_SIZES:
             yield from _at(size, device, request)
@@ -81,7 +84,7 @@ def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
     task = image_task(samples, width, device, **validation)
     with full_telemetry() as telemetry, growth_env(task, envs, batch, telemetry.emit) as env, one_thread():
         steps = Steps(env, telemetry)
-        steps.step()  # warms up
+        steps.step()  # warm-up
         steps.forget()
 
         def budget() -> float:
@@ -94,7 +97,7 @@ def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
         for part in ("policy", "telemetry", "rest"):
             shares = list(steps.shares[part])
             yield Comparison(
-                f"{NAME}: of that, {part}",
+                f"{NAME}: {part} only",
                 label,
                 device,
                 "the same budget",

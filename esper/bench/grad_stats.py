@@ -15,10 +15,10 @@ SIZE = SizeForm(("tensors", "elements"), "100x48")
 DEFAULT_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 100_000))
 CUDA_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 550_000))
 
-# Least ratios on one CPU thread, by number of small tensors.
+# Min ratios on one CPU thread, by number of small tensors.
 _BARS_ALL = {100: 20.0, 1000: 20.0}
 _BARS_NORM = {11: 4.0, 100: 6.0, 1000: 6.0}
-_SMALL = 1000  # elements; above, memory speed decides and "never slower" is the bar
+_SMALL = 1000  # elements; larger tensors are bound by memory bandwidth, and the bar is "not slower"
 
 
 def public_statistics(
@@ -28,11 +28,11 @@ def public_statistics(
     max_norm: float = 1.0,
     exploding_norm: float = 10.0,
 ) -> Tensor:
-    """The same statistics ``[13]`` of one group by public PyTorch calls, none of which waits for the device.
+    """Returns the same statistics ``[13]`` of one group by public PyTorch calls, none of which waits for the device.
 
-    ``joined`` counts on one concatenation of all gradients, the fastest public way that we know for many small ones;
-    without it every gradient is counted where it lies. Norms need ``dtype`` float64 to be the same statistics: float32
-    is faster, but overflows above 1e19. The bar is for gradients counted where they lie; the others are reported.
+    ``joined`` counts on one concatenation of all gradients, the fastest known public way for many small ones; otherwise
+    each gradient is counted in place. Norms need ``dtype`` float64 to be the same statistics: float32 is faster, but
+    overflows above 1e19. The bar applies to gradients counted in place; the other variants are only reported.
     """
     norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in gradients])  # [N]
     sum_sq = norms.square().sum()
@@ -54,7 +54,7 @@ def public_statistics(
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """All comparisons. Bars hold for the CPU on one thread."""
+    """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
         yield from _on(device, request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES), request.seed)
 

@@ -1,4 +1,4 @@
-"""How much of the time a GPU does nothing."""
+"""Share of the time in which a GPU is idle."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def idle_share(spans: Iterable[tuple[int, int]]) -> float:
-    """The share, %, of the time from the first start to the last end in which none of the ``spans`` (start, end) ran.
+    """Returns the share, in %, of the time from the first start to the last end that none of the ``spans`` covers.
 
-    Raises ValueError where there is no span.
+    Args:
+        spans: (start, end) of each piece of work.
+
+    Raises:
+        ValueError: there are no spans.
     """
     ordered = sorted(spans)
     if not ordered:
@@ -25,9 +29,9 @@ def idle_share(spans: Iterable[tuple[int, int]]) -> float:
 
 
 def device_idle(run: Callable[[], object]) -> float:
-    """Share of the time, %, in which the GPU ran no kernel and no copy while ``run()`` went on; of all its streams.
+    """Returns the share of the time, in %, in which the GPU ran no kernel and no copy during ``run()``, on any stream.
 
-    The profiler makes every launch a little longer, so what is found is rather too much.
+    The profiler makes every launch slightly longer, so the result tends to be too high.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()

@@ -1,4 +1,4 @@
-"""The `esper-bench` command. A case is one file beside this one, and one entry in `OPERATORS` or `RUNS`."""
+"""The `esper-bench` command. A case is one file in this folder and one entry in `OPERATORS` or `RUNS`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from esper.bench.request import Request
@@ -33,30 +35,37 @@ RUNS = {
 }
 CASES = OPERATORS | RUNS
 
-# Columns of the table where there is no terminal to fit into: no cell is broken.
+# Console width without a terminal, so that no cell wraps.
 WIDE = 200
 
-SIZE_HELP = "Numbers with x between, as each case has them (a wrong one is told what is right); may be repeated."
+SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. Can be repeated."
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1, type=click.Choice(sorted(CASES)))
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
-@click.option("--sweep", is_flag=True, help="All sizes of train-epoch, not only the first few.")
-@click.option("--quick", is_flag=True, help="As little work a turn as shows that a case runs; bars mean nothing then.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Auto: all that are there.")
-@click.option("--threads", default=1, show_default=True, help="Threads inside an operator; the bars are for one.")
-@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Turns of each side.")
+@click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
+@click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: all available devices."
+)
+@click.option("--threads", default=1, show_default=True, help="Threads per operator; bars are defined for one.")
+@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Max turns of each side.")
 @click.option(
     "--seconds",
     default=60.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="After so long a row gets no more turns than three of each side.",
+    help="Time limit of one comparison; each side gets at least three turns.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write a Markdown page.")
-@click.option("--profile", "trace_file", type=click.Path(path_type=Path), help="A trace of one own turn of each case.")
+@click.option(
+    "--profile",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    help="Also write a trace of one turn of Esper's side of each case.",
+)
 def main(
     cases: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -70,14 +79,17 @@ def main(
     markdown_file: Path | None,
     trace_file: Path | None,
 ) -> None:
-    """Measure CASES (all, if none is named) against their baselines, in turns, in this process."""
+    """Measure CASES (all by default) against their baselines, taking alternate turns in this process.
+
+    A ratio above 1 means that Esper is better; a bar is the ratio that it has to reach.
+    """
     import torch
     from rich.console import Console
 
     from esper.bench import table
     from esper.bench.request import Request, parse_size
     from esper.config import ConfigError
-    from esper.experiment.environment import summary_lines
+    from esper.files.system_info import summary_lines
 
     try:
         request = Request(tuple(parse_size(size) for size in sizes), devices(device), sweep, quick)
@@ -88,21 +100,25 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     heading = [*summary_lines(paths=False), f"Threads inside an operator: {torch.get_num_threads()}"]
     console.print("\n".join(heading), highlight=False)
-    results = measure_all(modules, request, rounds, seconds, bool(cases), console)
+
+    def save(results: list[Result]) -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
+        if markdown_file is not None:
+            markdown_file.write_text(table.markdown(results, heading))
+
+    results = measure_all(modules, request, rounds, seconds, bool(cases), console, save)
+    save(results)  # also if there are none
     table.print_results(results, console)
-    if json_file is not None:
-        json_file.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
-    if markdown_file is not None:
-        markdown_file.write_text(table.markdown(results, heading))
     if trace_file is not None:
         trace_all([case for case in modules if any(r.case.startswith(case) for r in results)], request, trace_file)
 
 
 def devices(name: str) -> tuple[str, ...]:
-    """What ``--device`` stands for. Raises ConfigError, listing what is there, for a GPU that is not."""
+    """Returns the devices that ``--device`` stands for. Raises ConfigError for a missing GPU, listing the devices."""
     import torch
 
-    from esper.experiment.environment import check_device
+    from esper.files.system_info import check_device
 
     if name != "auto":
         check_device(name)
@@ -111,13 +127,13 @@ def devices(name: str) -> tuple[str, ...]:
 
 
 def load(cases: tuple[str, ...], request: Request) -> dict[str, Any]:
-    """The modules of the cases, all if none is named, by name. Raises ConfigError for sizes that one does not take."""
+    """Returns the modules of ``cases`` by name (all if empty). Raises ConfigError for sizes that one does not take."""
     import importlib
 
     from esper.config import ConfigError
 
     if request.sizes and not cases:
-        raise ConfigError(f"--size is for cases that are named; there are: {', '.join(sorted(CASES))}")
+        raise ConfigError(f"--size requires the names of cases; known: {', '.join(sorted(CASES))}")
     modules = {case: importlib.import_module(CASES[case]) for case in cases or sorted(CASES)}
     for case, module in modules.items():
         module.SIZE.check(case, request.sizes)
@@ -131,11 +147,16 @@ def measure_all(
     seconds: float,
     named: bool,
     console: Console,
+    save: Callable[[list[Result]], None],
 ) -> list[Result]:
-    """All comparisons of all cases, with a line for each as it is done.
+    """Measures all comparisons of all cases, printing a line for each as it is done.
 
-    What cannot be measured here, because the baseline is not installed, is left out with a message; a case that was
-    ``named`` and of which nothing can be measured is an error.
+    A case that cannot be measured here, because its baseline is not installed, is skipped with a message. If the cases
+    were ``named`` and nothing of one can be measured, that is an error. ``save`` gets all results so far after each
+    comparison, so that an interrupt loses none of them.
+
+    Raises:
+        click.ClickException: nothing of a named case can be measured.
     """
     from esper.bench import runner
     from esper.config import ConfigError
@@ -147,16 +168,17 @@ def measure_all(
             for comparison in module.comparisons(request):
                 result = runner.measure(comparison, rounds, most_seconds=seconds)
                 results.append(result)
+                save(results)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)
-        except ConfigError as error:  # what the case compares with is not installed
+        except ConfigError as error:  # the baseline is not installed
             if named and len(results) == first:
                 raise click.ClickException(str(error)) from error
-            console.print(f"{case} is left out: {error}")
+            console.print(f"{case} was skipped: {error}")
     return results
 
 
 def trace_all(cases: list[str], request: Request, path: Path) -> None:
-    """One own turn of the first comparison of each case, warmed up, after all measuring."""
+    """Traces one turn of Esper's side in the first comparison of each case, warmed up, after all measurements."""
     from contextlib import closing
 
     from esper.bench.trace import TraceFile

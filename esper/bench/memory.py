@@ -1,4 +1,4 @@
-"""How much memory a piece of work needs at its worst moment."""
+"""Peak memory of a piece of work."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -7,11 +7,11 @@ import torch
 
 
 def peak_bytes(run: Callable[[], object], device: str) -> int:
-    """The most bytes of tensors that were alive at a time during ``run()``, above what was alive before.
+    """Returns the peak size of tensors alive during ``run()``, above those alive before, in bytes.
 
-    Counted from the allocations themselves, so it does not depend on the machine or on what else it does.
+    It is counted from the allocations themselves, so it does not depend on the machine or its load.
     """
-    run()  # what is made once and kept does not count
+    run()  # tensors created once and kept do not count
     if device != "cpu":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -20,12 +20,12 @@ SIZE = SizeForm(("channels", "side"), "8x32")
 BLOCKS = ((8, 32), (16, 16), (32, 8))
 CUDA_BATCH = 4096  # the first block is then 64 MB of bfloat16
 
-# Least ratio of all blocks together on one CPU thread.
+# Min ratio of all blocks together on one CPU thread.
 _BARS = {torch.bfloat16: 4.0, torch.float32: 1.8}
 
 
 class ThreeModules(nn.BatchNorm2d):
-    """What `NormReluPool` stands in for."""
+    """The modules that `NormReluPool` replaces."""
 
     def forward(self, input: Tensor) -> Tensor:
         """``[N, C, H, W]`` to ``[N, C, H // 2, W // 2]``."""
@@ -35,7 +35,7 @@ class ThreeModules(nn.BatchNorm2d):
 def _training_step(
     module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
 ) -> Callable[[], None]:
-    """One forward and backward in training, on the same values for every module."""
+    """Returns one forward and backward pass in training mode, on the same values for every module."""
     generator = torch.Generator().manual_seed(0)
     module = module.to(device)
     x = torch.randn(shape, generator=generator).to(device, dtype).to(memory_format=torch.channels_last).requires_grad_()
@@ -59,7 +59,7 @@ def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """Each block and all together. Bars hold for the CPU on one thread."""
+    """Yields each block and all together. The bar is for one CPU thread."""
     for device in request.devices:
         yield from _on(device, request.sizes or BLOCKS, BATCH if device == "cpu" else CUDA_BATCH)
 

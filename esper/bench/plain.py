@@ -1,7 +1,7 @@
-"""The other side of the cases about training: hosts in ordinary eager PyTorch, one after another.
+"""Baseline of the cases about training: hosts in ordinary eager PyTorch, one after another.
 
-Written as a user would: public modules on float32 images [N, C, H, W], the loss and the number of right answers read
-after every batch. Images are taken out of one tensor by a random order, which is faster than a DataLoader.
+Written as a user would: public modules on float32 images [N, C, H, W], the loss and the number of correct predictions
+read after every batch. Batches are indexed from one tensor in random order, which is faster than a DataLoader.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
 BATCHES, TURNS = 4, 3
-"""What a number of threads is tried on."""
+"""Batches and turns with which each number of threads is tried."""
 
 
 def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bool = True) -> nn.Sequential:
-    """The network of ``CNNHost`` without slots."""
+    """Returns the network of ``CNNHost`` without slots."""
     layers: list[nn.Module] = []
     for block in range(blocks):
         width = base * 2**block
@@ -33,7 +33,7 @@ def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bo
 
 
 class PlainTraining:
-    """Hosts, each with an optimizer, that train one after another on images x [N, C, H, W] of classes y [N]."""
+    """Hosts, each with an optimizer, trained one after another on images x [N, C, H, W] with classes y [N]."""
 
     def __init__(self, hosts: Sequence[nn.Module], x: Tensor, y: Tensor, batch: int) -> None:
         self.x, self.y, self.batch = x, y, batch
@@ -45,19 +45,19 @@ class PlainTraining:
         self.threads = self._best_threads() if x.device.type == "cpu" else 1
 
     def __str__(self) -> str:
-        """For the table."""
+        """Description for the table."""
         if self.x.device.type != "cpu":
             return "plain eager PyTorch, float32 NCHW, one stream"
         return f"plain eager PyTorch, float32 NCHW, best threads: {self.threads}"
 
     def epoch(self, batches: int | None = None) -> None:
-        """Every host once over the samples, in full batches, or over the first ``batches`` of them."""
+        """Trains every host once on all full batches, or on the first ``batches`` of them."""
         with threads(self.threads):
             for number in range(len(self.hosts)):
                 self._train(number, batches)
 
     def _train(self, number: int, batches: int | None) -> tuple[float, float]:
-        """Mean loss and accuracy of one host's epoch."""
+        """Returns the mean loss and the accuracy of one host's epoch."""
         host, optimizer, batch = self.hosts[number], self.optimizers[number], self.batch
         order = torch.randperm(len(self.y), device=self.x.device)
         steps = batches or len(order) // batch
@@ -75,7 +75,7 @@ class PlainTraining:
         return total / steps, correct / (steps * batch)
 
     def _best_threads(self) -> int:
-        """The number of threads inside an operator that one host trains fastest with, tried in turns."""
+        """Returns the number of intra-op threads with which one host trains fastest, tried in turns."""
         batches = min(BATCHES, len(self.y) // self.batch)
         best = dict.fromkeys(candidates(len(os.sched_getaffinity(0))), float("inf"))
         for turn in range(TURNS + 1):
@@ -83,19 +83,19 @@ class PlainTraining:
                 with threads(count):
                     start = time.perf_counter()
                     self._train(0, batches)
-                    if turn:  # the first one warms up
+                    if turn:  # the first turn warms up
                         best[count] = min(best[count], time.perf_counter() - start)
         return min(best, key=best.__getitem__)
 
 
 def candidates(cores: int) -> list[int]:
-    """Numbers of threads that are tried: all up to 8, then doubling, and as many as there are cores."""
+    """Returns the numbers of threads to try: all up to 8, then powers of two, and the number of cores."""
     return sorted({*range(1, min(cores, 8) + 1), *(n for n in (16, 32, 64, 128) if n < cores), cores})
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads inside an operator of this thread; afterwards as before."""
+    """Sets the number of intra-op threads in the block, and restores it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

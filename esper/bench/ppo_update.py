@@ -1,8 +1,8 @@
-"""Cases of `ppo-update`: the update of the agent on one rollout, against RecurrentPPO of sb3-contrib on as much data.
+"""Cases of `ppo-update`: the agent's update on one rollout, against RecurrentPPO of sb3-contrib on as much data.
 
-Both sides: as many steps of as many envs, observations of one size, actions of the same numbers of choices, one LSTM of
-one width for actor and critic, as many passes and minibatches, advantages included, and no stop by the KL divergence. A
-tiny learning rate keeps the policies where they are, so that every turn is the same work.
+Both sides have the same number of envs and steps, the same observation size, the same numbers of choices, one LSTM of
+the same width for actor and critic, and the same number of passes and minibatches, advantages included, without early
+stopping by KL divergence. A tiny learning rate keeps the policies unchanged, so that every turn does the same work.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from esper.bench.synthetic import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.experiment.play import play_round
-from esper.experiment.practice import practice_env
-from esper.experiment.threads import one_thread
 from esper.ppo.agent import PPOAgent
+from esper.rollout.pretrain import practice_env
+from esper.rollout.rollout import play_round
+from esper.rollout.threads import one_thread
 
 NAME = "ppo-update"
 SIZE = SizeForm(("envs", "epochs"), "8x30")
 
 DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)  # a round of the default run, on digits
 STILL = 1e-8
-"""A learning rate that moves nothing."""
+"""A learning rate too small to change the policy."""
 NEVER = 1e6
-"""A KL divergence that is not reached."""
+"""A KL divergence that is never reached."""
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """Raises ConfigError where sb3-contrib is not installed."""
+    """Yields the update at each size. Raises ConfigError if sb3-contrib is not installed."""
     for device in request.devices:
         for envs, steps in request.sizes or DEFAULT_SIZES:
             config = TrainingConfig.parse(
@@ -63,7 +63,7 @@ def comparisons(request: Request) -> Iterator[Comparison]:
 
 
 def simulated(config: TrainingConfig) -> SlotVectorEnv:
-    """Simulated hosts with the slots, blueprints and observations of digits: what is learned from costs nothing."""
+    """Returns simulated hosts with the slots, blueprints and observations of digits, so that no training is needed."""
     maker = EnvMaker.of(config)
     env = maker.make()
     env.baseline = flat_baseline(env.horizon)
@@ -73,7 +73,7 @@ def simulated(config: TrainingConfig) -> SlotVectorEnv:
 
 
 def own_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Callable[[], None]:
-    """The agent learns from one round, again and again."""
+    """Returns a function in which the agent learns from one round, which it repeats at every call."""
     agent = PPOAgent(env.action_spec, env.layout, env.num_envs, config.ppo, device=torch.device(device))
     played = play_round(env, agent, seed=0, learner=agent)
     rollout = {name: copy.copy(value) for name, value in agent.buffer.state_dict().items()}
@@ -87,7 +87,7 @@ def own_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Calla
 
 
 class Still(gymnasium.Env[Any, Any]):
-    """Random observations in the spaces of an env, which ends after the horizon."""
+    """An env of random observations in the spaces of ``env``; episodes end at its horizon."""
 
     def __init__(self, env: SlotVectorEnv) -> None:
         self.observation_space = env.single_observation_space
@@ -108,13 +108,13 @@ class Still(gymnasium.Env[Any, Any]):
 
 
 def sb3_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Callable[[], None]:
-    """RecurrentPPO trains on one rollout, again and again. Raises ConfigError where it is not installed."""
+    """Returns a function in which RecurrentPPO trains on one rollout. Raises ConfigError if it is not installed."""
     try:
         from sb3_contrib import RecurrentPPO
         from stable_baselines3.common.vec_env import DummyVecEnv
     except ImportError:
         raise ConfigError(
-            'the baseline is sb3-contrib, which is not installed; type: pip install -e ".[test]"'
+            'the baseline is sb3-contrib, which is not installed; to install: pip install -e ".[test]"'
         ) from None
     ppo, envs, steps = config.ppo, env.num_envs, env.horizon
     model = RecurrentPPO(
@@ -146,7 +146,7 @@ def sb3_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Calla
     rollout, last = model.rollout_buffer, torch.zeros(envs, 1, device=device)
 
     def update() -> None:
-        model.rollout_buffer = copy.copy(rollout)  # it rearranges its own fields
+        model.rollout_buffer = copy.copy(rollout)  # train() rearranges the buffer's fields
         model.rollout_buffer.compute_returns_and_advantage(last, np.ones(envs, dtype=np.bool_))
         model.train()
 

@@ -1,4 +1,4 @@
-"""Peak memory of a process of its own that trains some hosts: ``python -m esper.bench.process_memory 4 128 8 cpu``."""
+"""Peak memory of a separate process that trains some hosts: ``python -m esper.bench.process_memory 4 128 8 cpu``."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ import torch
 
 from esper.bench.synthetic import growth_env, image_task
 from esper.config import ConfigError
-from esper.experiment.threads import one_thread
+from esper.rollout.threads import one_thread
+from esper.telemetry.memory import STATUS, resident
 
 BATCHES = 4
-_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes that hosts in training need at most, above what there was before the first of them."""
+    """Peak memory of hosts in training, above the level before the first of them, in bytes."""
 
     resident: int
     device: int
-    """Reserved on the GPU by torch; 0 on the CPU."""
+    """Memory that torch reserved on the GPU; 0 on the CPU."""
 
 
 def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
-    """Train ``envs`` hosts for two epochs in this process, which has trained one on tiny batches before: libraries and
-    compiled kernels are there however many hosts there are."""
+    """Measures the training of ``envs`` hosts for two epochs in this process.
+
+    One host is trained on tiny batches first, so that libraries and compiled kernels are loaded and do not count.
+    """
     on_gpu = device != "cpu"
     task = image_task(BATCHES * batch, width, device, validation=batch)
     with one_thread(), growth_env(image_task(2, width, device, validation=2), 1, 2) as env:
@@ -51,23 +54,19 @@ def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
 
 
 def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
-    """The same in a fresh process. Raises ConfigError where the system does not tell what a process needs."""
-    if not _STATUS.exists():
-        raise ConfigError(f"the memory of a process is read from {_STATUS}, which this system does not have")
+    """Does the same in a new process.
+
+    Raises:
+        ConfigError: the system does not report the memory of a process.
+        RuntimeError: the process failed.
+    """
+    if not STATUS.exists():
+        raise ConfigError(f"measuring the memory of a process needs {STATUS}, which this system does not have")
     command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), device]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         raise RuntimeError(f"measuring memory failed: {found.stderr.strip()}")
     return Peak(**json.loads(found.stdout.splitlines()[-1]))
-
-
-def resident(field: str) -> int:
-    """VmRSS, what the process has in memory now, or VmHWM, the most since that was forgotten; bytes.
-
-    Not ``ru_maxrss``, which a process inherits from the one that started it.
-    """
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a person asks `esper-bench` for, and what a case says of the sizes that it takes."""
+"""What an `esper-bench` call asks for, and the form of the sizes that a case takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Size = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SizeForm:
-    """The numbers that make a size of one case: ``SizeForm(("envs", "batch"), "4x128")``."""
+    """The numbers that make up a size of one case: ``SizeForm(("envs", "batch"), "4x128")``."""
 
     fields: tuple[str, ...]
     example: str
@@ -22,16 +22,16 @@ class SizeForm:
         return "x".join(name.upper() for name in self.fields)
 
     def check(self, case: str, sizes: Sequence[Size]) -> None:
-        """Raises ConfigError for a size that has more or fewer numbers."""
+        """Raises ConfigError for a size with more or fewer numbers."""
         for size in sizes:
             if len(size) != len(self.fields):
                 raise ConfigError(f"{case} takes --size {self}, for example {self.example}, not {written(size)}")
 
 
 def parse_size(text: str) -> Size:
-    """``"4x128x8"`` -> ``(4, 128, 8)``. Raises ConfigError for anything but positive whole numbers with x between."""
+    """``"4x128x8"`` -> ``(4, 128, 8)``. Raises ConfigError for anything but positive integers separated by x."""
     if re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text, re.ASCII) is None:
-        raise ConfigError(f"a size is whole numbers from 1 on with x between them, for example 4x128x8; not {text!r}")
+        raise ConfigError(f"a size is positive integers separated by x, for example 4x128x8; not {text!r}")
     return tuple(int(number) for number in text.split("x"))
 
 
@@ -42,14 +42,14 @@ def written(size: Size) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured of a case."""
+    """What to measure of a case."""
 
     sizes: tuple[Size, ...] = ()
-    """In place of the case's own sizes, where there are any."""
+    """Sizes to measure; empty: the case's own."""
     devices: tuple[str, ...] = ("cpu",)
-    """Of ``cpu`` and ``cuda``, in the order they are measured in."""
+    """A subset of ``cpu`` and ``cuda``, in measuring order."""
     sweep: bool = False
-    """All the sizes of a case that has more than it shows by default."""
+    """Whether to measure all sizes of a case that has more than its defaults."""
     quick: bool = False
-    """As little work in a turn as shows that a case runs. Bars are not for this."""
+    """Whether to do only enough work per turn to show that a case runs. Bars do not apply then."""
     seed: int = 0

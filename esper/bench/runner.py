@@ -1,4 +1,4 @@
-"""Time a candidate against a baseline, taking turns, and judge the ratio against a bar."""
+"""Times a candidate against a baseline in alternating turns, and checks their ratio against a bar."""
 
 import statistics
 import time
@@ -9,13 +9,13 @@ from typing import Any, cast
 import torch
 
 LEAST_TURNS = 3
-"""Turns of each side that a comparison gets however long they take."""
+"""Min turns of each side, however long they take."""
 
 _LONG_SECONDS = 0.5
 
 
 def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """``run``, and on CUDA a wait for its result."""
+    """Returns ``run``; on CUDA, followed by a synchronization."""
     if device == "cpu":
         return run
 
@@ -32,9 +32,9 @@ class Comparison:
 
     What is compared depends on the unit:
 
-    - ``us``: the time of a call.
-    - with ``amount``: that much done in a call, each second; the unit is a rate such as ``images/s``.
-    - else: the numbers that the callables return.
+    - ``us``: the time per call.
+    - with ``amount``: the rate at which calls do that much work; the unit is a rate such as ``images/s``.
+    - otherwise: the numbers that the callables return.
     """
 
     case: str
@@ -43,10 +43,10 @@ class Comparison:
     baseline: str
     run: Callable[[], object]
     run_baseline: Callable[[], object]
-    bar: float | None  # the ratio it must reach; None where it is only reported
+    bar: float | None  # min ratio; None: only reported
     unit: str = "us"
     amount: float | None = None
-    turns: int | None = None  # most turns of each side; None: as many as are asked for
+    turns: int | None = None  # max turns of each side; None: no limit of its own
 
     @property
     def timed(self) -> bool:
@@ -55,13 +55,13 @@ class Comparison:
 
     @property
     def more_is_better(self) -> bool:
-        """Rates are; times, shares and memory are not."""
+        """Whether higher values are better: true for rates, not for times, shares and memory."""
         return self.unit.endswith("/s")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured comparison. ``ratio`` is baseline / own, of rates own / baseline: above 1 is better."""
+    """One measured comparison. ``ratio`` is baseline / own, for rates own / baseline: above 1 is better."""
 
     case: str
     size: str
@@ -84,12 +84,12 @@ class Result:
         return None if self.bar is None else self.ratio >= self.bar
 
     def as_json(self) -> dict[str, Any]:
-        """The fields and ``met``, ready for ``json.dump``."""
+        """Returns the fields and ``met``, ready for ``json.dump``."""
         return {**asdict(self), "met": self.met}
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """Linear interpolation between the order statistics; ``fraction`` 0 is the smallest, 1 the largest."""
+    """Interpolates linearly between order statistics; ``fraction`` 0 is the minimum, 1 the maximum."""
     ordered = sorted(values)
     place = fraction * (len(ordered) - 1)
     below = int(place)
@@ -105,7 +105,10 @@ def _seconds(run: Callable[[], object], calls: int) -> float:
 
 
 def _calls_for(run: Callable[[], object], turn_seconds: float) -> int:
-    """How many calls fill about ``turn_seconds``; its calls are the warm-up, a single one where calls are long."""
+    """Returns the number of calls that fill about ``turn_seconds``.
+
+    The calls made here are the warm-up: a single one if calls are long.
+    """
     if _seconds(run, 1) >= _LONG_SECONDS:
         return 1
     _seconds(run, 2)
@@ -113,7 +116,7 @@ def _calls_for(run: Callable[[], object], turn_seconds: float) -> int:
 
 
 def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
-    """One turn of one side, warmed up: what it is worth in the comparison's unit."""
+    """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
     if not comparison.timed:
         return cast(Callable[[], float], run)
     calls, amount = _calls_for(run, turn_seconds), comparison.amount
@@ -125,8 +128,11 @@ def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float
 def measure(
     comparison: Comparison, rounds: int = 15, turn_seconds: float = 0.02, most_seconds: float = float("inf")
 ) -> Result:
-    """Both sides in turns, ``rounds`` times, so that a slow moment of the machine hits both; they take turns in going
-    first. After ``most_seconds`` there are no more turns than ``LEAST_TURNS``."""
+    """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
+
+    The sides alternate in going first. It stops early after ``most_seconds``, but not before ``LEAST_TURNS`` turns of
+    each.
+    """
     start = time.perf_counter()
     rounds = min(rounds, comparison.turns or rounds)
     sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]

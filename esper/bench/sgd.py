@@ -1,4 +1,4 @@
-"""Cases of `sgd`: the step of a host and its seeds in one call, against `torch.optim.SGD(fused=True)` for each."""
+"""Cases of `sgd`: the step of a host and its seeds in one call, against one `torch.optim.SGD(fused=True)` step each."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from esper.ops import SGD, grad_stats, sgd_step
 
 NAME = "sgd"
 
-SIZE = SizeForm(("tensors", "elements"), "11x48")  # of every one of the optimizers
+SIZE = SizeForm(("tensors", "elements"), "11x48")  # per optimizer
 DEFAULT_SIZES = ((11, 48), (11, 2304), (20, 100_000))
 OPTIMIZERS = 4  # a host and three seeds
 MAX_NORM = 1.0
@@ -27,7 +27,7 @@ def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """All comparisons. Both sides read the clip coefficients of one `grad_stats`."""
+    """Yields all comparisons. Both sides use the clip coefficients of the same `grad_stats`."""
     for device in request.devices:
         yield from _on(device, request)
 

@@ -1,4 +1,4 @@
-"""The telemetry of `esper run`, for cases that measure what it costs."""
+"""The telemetry of `esper run`, for cases that measure its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 
 
 class TimedHub:
-    """A hub that knows how long its sinks took."""
+    """A hub that measures the time spent in its sinks."""
 
     def __init__(self, hub: TelemetryHub) -> None:
         self.hub = hub
@@ -35,7 +35,11 @@ class TimedHub:
 
 @contextmanager
 def full_telemetry() -> Iterator[TimedHub]:
-    """Event log and metrics table in a temporary folder, and lines for a console that nobody sees."""
+    """Yields a hub with an event log and a metrics table in a temporary folder, and a console that writes to memory.
+
+    Raises:
+        RuntimeError: a sink failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         sinks: list[Sink] = [
             JsonlSink(Path(folder) / "events.jsonl"),

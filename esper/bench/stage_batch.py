@@ -22,13 +22,13 @@ STD = (0.247, 0.2435, 0.2616)
 PADDING = 4
 _DATASET = 2000
 
-_BAR_CPU = 4.0  # over torchvision a sample at a time, one thread
-_BAR_CUDA = 0.7  # of the speed of a copy, from _LARGE bytes on; below, launching is what is measured
+_BAR_CPU = 4.0  # over torchvision one sample at a time, one thread
+_BAR_CUDA = 0.7  # of the speed of a copy, from _LARGE bytes on; smaller batches measure the launch
 _LARGE = 64_000_000
 
 
 def torchvision_pipeline(side: int) -> Any:
-    """Random crop, flip, cast and normalisation by torchvision's v2 transforms, for one image or a batch of them."""
+    """Random crop, flip, cast and normalisation by torchvision's v2 transforms, for one image or a batch."""
     v2 = import_torchvision("torchvision.transforms.v2")
     return v2.Compose(
         [
@@ -41,7 +41,7 @@ def torchvision_pipeline(side: int) -> Any:
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """All comparisons. The CPU's need torchvision."""
+    """Yields all comparisons. Those on the CPU need torchvision."""
     for device in request.devices:
         for batch, side in request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES):
             for dtype in (torch.float32, torch.bfloat16):
@@ -59,7 +59,7 @@ def _dataset(side: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
 
 def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
     images, table = _dataset(side, seed, "cpu")
-    planes = images.permute(0, 3, 1, 2).contiguous()  # [N, C, H, W], which torchvision works on
+    planes = images.permute(0, 3, 1, 2).contiguous()  # [N, C, H, W], as torchvision expects
     indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed))
     out = torch.empty((batch, 3, side, side), dtype=dtype, memory_format=torch.channels_last)
     pipeline = torchvision_pipeline(side)
@@ -83,7 +83,7 @@ def _on_cuda(batch: int, side: int, dtype: torch.dtype, seed: int) -> Comparison
     images, table = _dataset(side, seed, "cuda")
     indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed)).cuda()
     out = torch.empty((batch, 3, side, side), dtype=dtype, device="cuda", memory_format=torch.channels_last)
-    moved = out.numel() * (1 + out.element_size())  # read and written
+    moved = out.numel() * (1 + out.element_size())  # bytes read and written
     source = torch.zeros(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 

@@ -1,6 +1,6 @@
-"""Images out of a generator, a task of them, and hosts in training on it: what the cases about training share.
+"""Synthetic images, a task of them, and hosts that train on it, shared by the cases about training.
 
-What the images show does not matter for speed.
+The content of the images does not affect speed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from esper.telemetry.event import Event
 CHANNELS, SIDE, CLASSES, BLOCKS = 3, 32, 10, 3
 VALIDATION = 2500
 HORIZON = 75
-"""Epochs of an episode, as of the task `cifar10`."""
+"""Epochs of an episode, as in the task `cifar10`."""
 
 
 def split(samples: int, seed: int, device: str) -> Split:
-    """``samples`` random images of bytes and their classes, on ``device``."""
+    """Returns ``samples`` random uint8 images and their classes on ``device``."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (samples, SIDE, SIDE, CHANNELS), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, CLASSES, (samples,), generator=generator)
@@ -36,7 +36,7 @@ def split(samples: int, seed: int, device: str) -> Split:
 
 
 def image_task(samples: int, width: int, device: str, validation: int = VALIDATION, seed: int = 0) -> Task:
-    """Hosts of three blocks, the first ``width`` channels wide, on ``samples`` training images."""
+    """Returns a task with hosts of three blocks, the first ``width`` channels wide, and ``samples`` training images."""
     return Task(
         name=f"synthetic images, {SIDE} x {SIDE}",
         classes=CLASSES,
@@ -49,7 +49,7 @@ def image_task(samples: int, width: int, device: str, validation: int = VALIDATI
 
 
 def flat_baseline(horizon: int) -> Baseline:
-    """No-growth curves for envs whose rewards nobody looks at, so that none has to be measured."""
+    """Returns constant no-growth curves for envs whose rewards are not used, so that no baseline has to be measured."""
     return Baseline((100 / CLASSES,) * (horizon + 1), (2.3,) * (horizon + 1), 0.1, 1)
 
 
@@ -57,7 +57,10 @@ def flat_baseline(horizon: int) -> Baseline:
 def growth_env(
     task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON, **env: Any
 ) -> Iterator[GrowthVectorEnv]:
-    """``envs`` hosts of ``task``, reset, one lane a physical core; closed at the end. ``env``: more of that section."""
+    """Yields an env of ``envs`` hosts of ``task``, reset, with one lane per physical core; closes it at the end.
+
+    ``env``: further values of that config section.
+    """
     config = TrainingConfig.parse(
         {
             "run": {"device": task.device.type},

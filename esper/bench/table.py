@@ -1,4 +1,4 @@
-"""Print what was measured, and on what."""
+"""Prints the measurements and the environment they were made in."""
 
 from rich.console import Console
 from rich.table import Table
@@ -13,14 +13,14 @@ STYLES = {"met": "green", "MISSED": "red"}
 
 
 def number(value: float) -> str:
-    """About three digits that say something: ``12,345``, ``123.4``, ``1.23``."""
+    """Formats about three significant digits: ``12,345``, ``123.4``, ``1.23``."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def amounts(result: Result) -> tuple[str, str]:
-    """Own and the baseline's, in one unit: ``"6.30 µs (6.10 to 7.00)", "63.0"``. Long times are shown in ms."""
+    """Formats own and baseline values in one unit: ``"6.30 µs (6.10 to 7.00)", "63.0"``. Long times are in ms."""
     long = result.unit == "us" and result.value >= _LONG_US
     unit, scale = ("ms", 1e-3) if long else (UNITS.get(result.unit, result.unit), 1.0)
     own, low, high, other = (
@@ -30,7 +30,7 @@ def amounts(result: Result) -> tuple[str, str]:
 
 
 def cells(result: Result) -> list[str]:
-    """One row: medians, and in brackets the spread of the turns."""
+    """Returns one row: medians, with the spread of the turns in brackets."""
     return [
         result.case,
         result.size,
@@ -44,7 +44,7 @@ def cells(result: Result) -> list[str]:
 
 
 def print_results(results: list[Result], console: Console) -> None:
-    """One row a comparison; the last line counts the bars that were met."""
+    """Prints one row per comparison; the last line counts the bars that were met."""
     table = Table(*COLUMNS)
     for result in results:
         *row, verdict = cells(result)
@@ -55,7 +55,7 @@ def print_results(results: list[Result], console: Console) -> None:
 
 
 def markdown(results: list[Result], heading: list[str]) -> str:
-    """The same as a Markdown page, for `benchmarks/results`."""
+    """Returns the same table as a Markdown page, for `benchmarks/results`."""
     lines = ["# esper-bench", "", "```", *heading, "```", ""]
     lines += [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *map(cells, results))]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""Cases of `telemetry-overhead`: an episode with the telemetry of `esper run`, against the same one without any.
+"""Cases of `telemetry-overhead`: an episode with the telemetry of `esper run`, against the same one without it.
 
-On digits, whose epochs are the shortest of all tasks, so that events weigh most. The schedule that ships for the task
-is played: seeds are planted, blended and kept, and every turn is the same work.
+The task is digits, whose epochs are the shortest of all tasks, so that the overhead of events is largest. The task's
+shipped schedule is played: seeds are planted, blended and kept, and every turn does the same work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from esper.bench.synthetic import flat_baseline
 from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.vector_env import ignore
-from esper.experiment.play import play_round
-from esper.experiment.players import make_player
-from esper.experiment.threads import one_thread
+from esper.rollout.policies import make_player
+from esper.rollout.rollout import play_round
+from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event
 
 NAME = "telemetry-overhead"
@@ -27,12 +27,12 @@ SIZE = SizeForm(("envs", "epochs"), "8x30")
 
 DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
 _QUICK_SIZES: tuple[Size, ...] = ((2, 14),)
-_BAR = 0.98  # the time without over the time with
+_BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """The episode with against without; then the time inside the sinks, which the machine's noise hides less."""
+    """Yields the episode with telemetry against without, then the share of time in the sinks, which is less noisy."""
     for device in request.devices:
         for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
             yield from _at(size, device, request.quick)

@@ -13,13 +13,13 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, recor
 
 
 class TraceFile:
-    """Profiles turns one by one and writes them into one file."""
+    """Profiles turns one by one and writes them to one file."""
 
     def __init__(self) -> None:
         self.trace: dict[str, Any] = {"traceEvents": []}
 
     def add(self, name: str, run: Callable[[], object]) -> None:
-        """One call of ``run`` under the profiler, as a span of that name; what its other threads do is in it, too."""
+        """Profiles one call of ``run``, including its other threads, as a span called ``name``."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)

@@ -12,7 +12,7 @@ from esper.bench.process_memory import Peak, measure_apart
 from esper.bench.request import Request, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
-from esper.experiment.threads import one_thread
+from esper.rollout.threads import one_thread
 
 NAME = "train-epoch"
 SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")
@@ -23,32 +23,32 @@ DEFAULT_SIZES: dict[str, tuple[Size, ...]] = {
     "cuda": ((8, 128, 8), (1, 128, 8), (8, 512, 32)),
 }
 
-# Least ratios. On CUDA batches of 512 at width 32 fill the GPU: there "not slower" is the bar.
+# Min ratios. On CUDA, batches of 512 at width 32 fill the GPU, so the bar is "not slower".
 BARS: dict[tuple[str, Size], float] = {
     ("cpu", (4, 128, 8)): 3.0,
     ("cuda", (8, 128, 8)): 5.0,
     **{("cuda", (envs, 512, 32)): 1.0 for envs in (1, 2, 4, 8)},
 }
-FULL = 5120  # samples of an epoch of each env, in rows with a bar and on CUDA
-_SHORT = 5000  # samples of all envs together in the other rows on the CPU, at width 8
+FULL = 5120  # samples per epoch and env, in rows with a bar and on CUDA
+_SHORT = 5000  # samples of all envs together in other rows on the CPU, at width 8
 _LEAST_BATCHES = 2
 
 IDLE_BUDGET = 10.0  # % of an epoch on CUDA
 
 MEMORY_ENVS = (1, 2, 4, 8)
 MEMORY_AT = (128, 8)  # batch, width
-_MEMORY_BAR = 0.9  # of linear growth; a tenth is what an allocator may round
+_MEMORY_BAR = 0.9  # of linear growth; a tenth is left for the allocator's rounding
 
 
 def samples_of(size: Size, device: str, quick: bool) -> int:
-    """Samples of an epoch of each env: full batches, and few enough that a row on a CPU takes about ten seconds."""
+    """Returns the samples per epoch and env: full batches, few enough that a row on a CPU takes about ten seconds."""
     envs, batch, width = size
     wanted = FULL if (device, size) in BARS or device != "cpu" else min(FULL, _SHORT * 8 // (envs * width))
     return max(1 if quick else _LEAST_BATCHES, 0 if quick else wanted // batch) * batch
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """Images a second at each size, then, where no size is asked for, the memory that hosts need."""
+    """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
     for device in request.devices:
         sizes = request.sizes or (SWEEP if request.sweep else DEFAULT_SIZES[device])
         for size in sizes:
@@ -95,7 +95,7 @@ def _speed(size: Size, device: str, request: Request) -> Iterator[Comparison]:
 
 
 def _memory(device: str, counts: tuple[int, ...]) -> Iterator[Comparison]:
-    """Peak memory of E hosts in a process of their own, against E times that of one."""
+    """Yields the peak memory of E hosts in a separate process, against E times that of one host."""
     batch, width = MEMORY_AT
     peaks = {envs: measure_apart(envs, batch, width, device) for envs in sorted({1, *counts})}
     kinds: dict[str, Callable[[Peak], int]] = {"peak RSS": lambda peak: peak.resident}
@@ -105,7 +105,7 @@ def _memory(device: str, counts: tuple[int, ...]) -> Iterator[Comparison]:
         megabytes = {envs: kind(peak) / 1e6 for envs, peak in peaks.items()}
         for envs in counts:
             yield Comparison(
-                f"{NAME}: {title} above none",
+                f"{NAME}: increase in {title}",
                 f"E {envs}, batch {batch}, width {width}",
                 device,
                 f"{envs} times that of one host",

@@ -8,7 +8,7 @@ from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.request import Request, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import VALIDATION, growth_env, image_task
-from esper.experiment.threads import one_thread
+from esper.rollout.threads import one_thread
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.env_state import ParallelEnvState
@@ -19,15 +19,15 @@ SIZE = SizeForm(("samples", "width"), f"{VALIDATION}x8")
 
 DEFAULT_SIZES: tuple[Size, ...] = ((VALIDATION, 8), (VALIDATION, 32))
 BLENDED = ("r0c0", "r0c1", "r0c2")
-"""One slot in each block; the first configurations part right behind the first block."""
+"""One slot in each block; the first configurations diverge right after the first block."""
 BLUEPRINT = "conv_light"
-_BAR = 0.25  # the tree costs at most four times one forward
+_BAR = 0.25  # the tree costs at most four forward passes
 _BAR_SIZE = (VALIDATION, 8)
 _QUICK = 100
 
 
 def blend(training: ParallelEnvState) -> None:
-    """Seeds in BLENDING in all of ``BLENDED``, at half of their way."""
+    """Puts seeds in BLENDING into all ``BLENDED`` slots, halfway to full alpha."""
     for name in BLENDED:
         slot = training.slot_by_name[name]
         training.germinate(slot, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"], tempo=1, target=0.5)
@@ -36,7 +36,7 @@ def blend(training: ParallelEnvState) -> None:
 
 
 def comparisons(request: Request) -> Iterator[Comparison]:
-    """The tree against one configuration, and against each by itself."""
+    """Yields the tree against one configuration, and against each configuration evaluated separately."""
     for device in request.devices:
         for samples, width in request.sizes or DEFAULT_SIZES:
             yield from _at(_QUICK if request.quick else samples, width, device)

@@ -1,1 +1,1 @@
-"""The `esper` command: one file a subcommand, loaded when it is called."""
+"""The `esper` command: one module per subcommand, loaded when it is called."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -15,29 +16,34 @@ from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.experiment.comparison.comparison import Comparison
+    from esper.evaluation.comparison import Comparison
 
-ARM = """What takes part; give two or more. no-growth, random, heuristic, schedule, schedule:FILE.toml; ppo:RUN_FOLDER
-or checkpoint:PATH, an agent that has learned; pretrained, the one that ships; static, bigger and same-compute, made
-for another arm's hosts; NAME=FILE.toml, an arm with a config of its own; or
+ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, schedule or schedule:FILE.toml. A trained
+agent: ppo:RUN_FOLDER, checkpoint:PATH, or pretrained, which is shipped with Esper. A control made for the hosts of
+another arm: static, bigger or same-compute. An arm with its own config: NAME=FILE.toml or
 NAME:controller=...,SECTION.KEY=VALUE,..."""
 
 
 @click.command("compare")
 @config_options
 @click.option("--arm", "arms", multiple=True, metavar="ARM", help=ARM)
-@click.option("--pairs", type=click.IntRange(min=1), help="Hosts of every arm.  [default: 10]")
+@click.option("--pairs", type=click.IntRange(min=1), help="Number of hosts per arm.  [default: 10]")
 @click.option(
-    "--reference", metavar="NAME", help="What others are compared with.  [default: no-growth or the last arm]"
+    "--reference", metavar="NAME", help="Arm that the others are compared with.  [default: no-growth or the last arm]"
 )
-@click.option("--of", metavar="NAME", help="The arm that controls are made for.  [default: the first that grows hosts]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder, new or empty.  [default: runs/compare-TASK-TIME]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write results.json there, too; a new file.")
+@click.option("--of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="New or empty output folder.  [default: runs/compare-TASK-TIME]"
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write results.json to this path; a new file."
+)
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Go on with a comparison, or tell it again with another --reference; --task where that is a file of yours.",
+    help="Continue a comparison, or analyse it again with another --reference. A task defined in a file of yours has "
+    "to be named again with --task.",
 )
 def command(
     arms: tuple[str, ...],
@@ -51,29 +57,30 @@ def command(
     assignments: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Compare arms on the same hosts: same first weights, same batches, test accuracy of what was kept.
+    """Compare arms on the same hosts: same initial weights, same batches, test accuracy of the committed networks.
 
-    The other options are the config that all arms have in common. Fewer than 10 pairs are allowed, and are said to be
-    inconclusive. The folder gets every pair's values, the tables and plots.
+    The other options set config values shared by all arms. With fewer than 10 pairs, every verdict is "inconclusive".
+    The folder receives every pair's values, the tables and the plots.
     """
     own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Comparison.resume
     settings = [value for name, value in flags.items() if not (own and name == "task")]
     given = [*arms, pairs, of, out, config_file, *assignments, *settings]
     if resume is not None and any(value is not None for value in given):
         raise ConfigError(
-            "--resume FOLDER goes on with the comparison as it was begun; beside it only --reference may be given"
+            "--resume FOLDER continues the comparison with the settings it was started with; only --reference, --json "
+            "and the same user-defined --task can be given with it"
         )
     if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
+        raise ConfigError(f"--json {json_file}: give a new file in an existing folder")
 
     if resume is None:
         tables = build_tables(config_file, assignments, flags, {})
         ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
-        if ignored:  # the config of a run has them, too, and may be given as it is
-            raise ConfigError(f"{ignored[0]} means nothing here: --arm and --pairs say what is played")
+        if ignored:  # in --config they are allowed, because a run's config has them
+            raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm and --pairs instead")
 
-    from esper.experiment.comparison.arm import read_arms
-    from esper.experiment.comparison.comparison import Comparison
+    from esper.evaluation.arms import read_arms
+    from esper.evaluation.comparison import Comparison
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
     progress = ConsoleSink(TerminalConsole()).handle
@@ -87,13 +94,13 @@ def command(
 
 
 def play(comparison: Comparison, json_file: Path | None) -> None:
-    """Run it, and report what there is, also of one that was cut short."""
+    """Runs the comparison and reports the results, including those of an interrupted or failed one."""
     try:
         comparison.run()
     except KeyboardInterrupt:
         report(comparison, json_file)
         raise
-    except ConfigError:  # found before any work was done
+    except ConfigError:  # raised before any work was done
         raise
     except Exception as error:
         report(comparison, json_file)
@@ -104,14 +111,15 @@ def play(comparison: Comparison, json_file: Path | None) -> None:
 
 
 def report(comparison: Comparison, json_file: Path | None) -> None:
-    """Print and write what was finished; where nothing was, how to go on."""
-    from esper.experiment.comparison.folder import RESULTS
-    from esper.experiment.comparison.report import write_report
+    """Prints and saves the results; if no pair is complete, prints how to resume."""
+    from esper.evaluation.folder import RESULTS
+    from esper.evaluation.report import write_report
     from esper.telemetry.sinks.console import TerminalConsole
 
     folder, task = comparison.files.path, comparison.arms[0].config.task.name
     if comparison.outcome is None:
-        click.echo(f"No pair was finished by all arms: esper compare --resume {folder}{task_again(task)}")
+        again = f"esper compare --resume {shlex.quote(str(folder))}{task_again(task)}"
+        click.echo(f"No pair is complete in every arm yet. To continue: {again}")
         return
     click.echo()
     write_report(comparison.outcome, TerminalConsole())
@@ -120,6 +128,6 @@ def report(comparison: Comparison, json_file: Path | None) -> None:
 
 
 def default_folder(task: str) -> Path:
-    """``runs/compare-TASK-TIME``, with the stem of a task's file in place of its path."""
+    """Returns ``runs/compare-TASK-TIME``; for a task file, TASK is the stem of its path."""
     stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
     return Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,7 +1,8 @@
-"""`esper eval`: what an agent has learned, on hosts that it never saw."""
+"""`esper eval`: a learned policy on held-out hosts."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,30 +14,37 @@ from esper.cli.run import is_expected
 from esper.config import ConfigError, set_dotted
 
 if TYPE_CHECKING:
-    from esper.experiment.evaluation import Evaluation
+    from esper.evaluation.policy import Evaluation
 
 
 @click.command("eval")
 @click.argument("controller", metavar="RUN")
 @click.option(
     "--task",
-    help="What hosts are trained on.  [default: what it learned on; needed again where that is a file of yours]",
+    help="Task that hosts are trained on; required if the agent learned on a task defined in a file of yours.  "
+    "[default: the task it learned on]",
 )
 @click.option(
     "--width", type=int, help="Channels of the host's first block, or features of a token.  [default: the task's]"
 )
-@click.option("--pairs", type=int, help="Hosts that each plays.  [default: run.evaluation_pairs, 16]")
-@click.option("--seed", type=int, help="The held-out hosts of this seed.  [default: the run's]")
-@click.option("--device", help="Where hosts train: cpu, cuda, cuda:0, ...  [default: the run's]")
+@click.option("--pairs", type=int, help="Number of held-out hosts.  [default: run.evaluation_pairs, 16]")
+@click.option("--seed", type=int, help="Seed of the held-out hosts.  [default: the run's]")
+@click.option("--device", help="Device that hosts train on: cpu, cuda, cuda:0, ...  [default: the run's]")
 @click.option(
-    "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value that hosts are trained by."
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=C",
+    help="Set a config value for the training of hosts; can be repeated.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write every number there; a new file.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write all results to this path; a new file."
+)
 @click.option(
     "--save",
     type=click.Path(path_type=Path),
     metavar="FILE.safetensors",
-    help="Keep what RUN has learned as one file with what came out here; for --controller checkpoint:FILE.",
+    help="Save the agent with these results as one new file, for --controller checkpoint:FILE.",
 )
 def command(
     controller: str,
@@ -49,33 +57,33 @@ def command(
     json_file: Path | None,
     save: Path | None,
 ) -> None:
-    """Play what an agent has learned on hosts that it never saw, beside the same hosts left alone.
+    """Evaluate a trained agent on held-out hosts, beside the same hosts left alone.
 
-    RUN is a run's folder, its checkpoint.pt, a policy in a .safetensors file, or pretrained, the agent that ships. It
-    plays twice: greedy, its likeliest actions; stochastic, actions drawn from its policy. Where --task or --width make
-    other hosts than it learned on, this is what it is worth there.
+    RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained" for the shipped agent. It
+    plays twice: greedy (its likeliest actions) and stochastic (actions drawn from its policy). With --task or --width,
+    it plays hosts unlike those it learned on.
     """
     if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: give a new file in a folder that exists")
+        raise ConfigError(f"--json {json_file}: give a new file in an existing folder")
     changes: dict[str, Any] = {}
     for assignment in assignments:
         set_dotted(changes, assignment)
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
-    from esper.experiment.evaluation import evaluate_controller
-    from esper.experiment.files import write_json
-    from esper.experiment.learned import check_target, find_learned, save_policy
+    from esper.evaluation.policy import evaluate_controller
+    from esper.files.atomic import write_json
+    from esper.files.policy_source import check_target, find_learned, save_policy
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
     learned = find_learned(controller)
     if save is not None:
         check_target(save)
-        learned.own()  # an error before anything is played
+        learned.own()  # fail before anything is played
     start = time.perf_counter()
     try:
         found = evaluate_controller(learned, task, width, changes, ConsoleSink(TerminalConsole()).handle)
-        # Before anything is written: what took an hour to play should not be lost with a disk.
+        # Printed before anything is written: a full disk should not lose an hour of results.
         click.echo(words(found))
         click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
         if json_file is not None:
@@ -86,26 +94,27 @@ def command(
         if is_expected(error):
             raise click.ClickException(str(error)) from error
         raise
-    if save is not None:  # with the task: another one may have no blueprint that it knows
-        click.echo(f"Saved: esper run --task {found.config.task.name} --controller checkpoint:{save}")
+    if save is not None:  # names the task: on another one it may know no blueprint
+        again = shlex.join(["esper", "run", "--task", found.config.task.name, "--controller", f"checkpoint:{save}"])
+        click.echo(f"Saved. To use it: {again}")
 
 
 def words(found: Evaluation) -> str:
-    """What a person reads: a line for each way to act, beside the hosts left alone."""
+    """Formats the result for display: one line for each way to act, below the hosts left alone."""
     alone, *ours = found.arms
-    hosts = "1 host" if found.pairs == 1 else f"{found.pairs} hosts"
+    hosts = "1 held-out host" if found.pairs == 1 else f"{found.pairs} held-out hosts"
     width = "" if found.width is None else f", width {found.width}"
     origin = f" ({found.learned.origin})" if found.learned.origin else ""
     lines = [
         "",
         f"{found.learned.name}{origin}",
-        f"Test accuracy of {hosts} that it never saw ({found.config.task.name}{width}, seed {found.config.run.seed}), "
-        "and the paired difference to the same left alone:",
+        f"Test accuracy of {hosts} ({found.config.task.name}{width}, seed {found.config.run.seed}), "
+        "and the paired difference to the same hosts left alone:",
         "",
         f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
     ]
     lines += [f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.words}" for c in found.comparisons]
     sizes = "; ".join(
-        f"{arm.controller} {arm.parameters.mean():,.0f}, {arm.fossils.mean():.1f} seeds kept a host" for arm in ours
+        f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
     )
     return "\n".join([*lines, "", f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}."])

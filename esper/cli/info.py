@@ -6,11 +6,11 @@ import click
 
 
 @click.command("info")
-@click.option("--observation", is_flag=True, help="Print every entry of the observation for a task's host.")
-@click.option("--config", "config", is_flag=True, help="Print every config value with its default and meaning.")
+@click.option("--observation", is_flag=True, help="Print all entries of the observation for a task's host.")
+@click.option("--config", "config", is_flag=True, help="Print all config values with their defaults and meanings.")
 @click.option("--task", default="digits", show_default=True, help="The task whose host --observation describes.")
 def command(observation: bool, config: bool, task: str) -> None:
-    """Show versions, hardware and what was built; or the observation and the configuration."""
+    """Show versions, hardware and compiled modules; or the observation or the configuration."""
     if observation:
         show_observation(task)
     elif config:
@@ -21,11 +21,11 @@ def command(observation: bool, config: bool, task: str) -> None:
 
 def show_environment() -> None:
     """Versions, hardware, each compiled module with its path or why it is missing, and how to repair it."""
-    from esper.experiment.environment import summary_lines
+    from esper.files.system_info import summary_lines
     from esper.ops import _native
 
     click.echo("\n".join(summary_lines()))
-    click.echo(f"To build the modules again, from the root of the repository: {_native.REPAIR_COMMAND}")
+    click.echo(f"To rebuild the modules, run in the root of the repository: {_native.REPAIR_COMMAND}")
 
 
 def show_observation(task: str) -> None:

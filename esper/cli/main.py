@@ -1,4 +1,4 @@
-"""The `esper` command group. Subcommands are imported only when called, so that ``--help`` answers at once."""
+"""The `esper` command group. Subcommands are imported only when called, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import click
 from esper.config import ConfigError
 
 COMMANDS = {
-    "run": "Grow hosts with a controller, beside the same hosts left alone.",
+    "run": "Grow hosts with a controller, and compare them with the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
-    "eval": "Play what an agent has learned on hosts that it never saw, also of another task or width.",
-    "report": "Write runs as one page of HTML: curves, slots, contributions, rewards, time.",
-    "show": "Show how a run stands, also while it is going.",
-    "info": "Show versions, hardware and what was built; or the observation and the configuration.",
+    "eval": "Evaluate a trained agent on held-out hosts, also of another task or width.",
+    "report": "Write an HTML page about one or more runs: curves, slots, contributions, rewards, time.",
+    "show": "Show the status of a run, also while it is in progress.",
+    "info": "Show versions, hardware and compiled modules; or the observation or the configuration.",
     "tasks": "List the tasks, blueprints and controllers.",
 }
 
 EXIT_CODES = {
     "0": "done",
-    "1": "an error while running; what was done until then is kept, and how to go on is said",
-    "2": "wrong input; nothing was started",
-    "130": "interrupted, by Ctrl-C; as after an error",
+    "1": "an error while running; completed work is kept, and the message says how to resume",
+    "2": "invalid input; nothing was started",
+    "130": "interrupted with Ctrl-C; completed work is kept, as after an error",
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``esper.cli.NAME`` as ``command``."""
+    """A group whose commands are defined as ``esper.cli.NAME.command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -56,7 +56,7 @@ def group() -> None:
 
 
 def main() -> None:
-    """Run the command, and leave with one of ``EXIT_CODES``."""
+    """Runs the command and exits with one of ``EXIT_CODES``."""
     try:
         group(standalone_mode=False)
     except click.ClickException as error:
@@ -66,7 +66,7 @@ def main() -> None:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     except BrokenPipeError:
-        # Nobody reads any more; the interpreter must not find that out again when it closes the stream.
+        # The reader is gone; closing stdout at exit must not raise the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):

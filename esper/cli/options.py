@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become one config."""
+"""Options shared by several commands, and how they are combined into one config."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from esper.data.user_task import is_user_task, refuse_untrusted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Flag, the config value it sets, type, help.
+# Flag, the config value that it sets, type, help.
 FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
-    ("--task", ("task", "name"), click.STRING, "What hosts are trained on; see `esper tasks`.  [default: digits]"),
-    ("--envs", ("env", "n_envs"), click.INT, "Hosts trained together."),
-    ("--episode-length", ("env", "episode_length"), click.INT, "Epochs each host trains."),
-    ("--seed", ("run", "seed"), click.INT, "Seed of everything random.  [default: 0]"),
-    ("--device", ("run", "device"), click.STRING, "Where hosts train: cpu, cuda, cuda:0, ...  [default: cpu]"),
+    ("--task", ("task", "name"), click.STRING, "Task that hosts are trained on; see `esper tasks`.  [default: digits]"),
+    ("--envs", ("env", "n_envs"), click.INT, "Number of hosts trained together."),
+    ("--episode-length", ("env", "episode_length"), click.INT, "Number of epochs that each host is trained for."),
+    ("--seed", ("run", "seed"), click.INT, "Random seed of the run.  [default: 0]"),
+    ("--device", ("run", "device"), click.STRING, "Device that hosts train on: cpu, cuda, cuda:0, ...  [default: cpu]"),
 )
 
 
 def config_options(function: Command) -> Command:
-    """Add the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
-    function = click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Set any config value.")(
-        function
-    )
+    """Adds the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
+    function = click.option(
+        "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated."
+    )(function)
     function = click.option(
         "--config",
         "config_file",
@@ -43,19 +43,22 @@ def config_options(function: Command) -> Command:
 def build_config(
     config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
 ) -> TrainingConfig:
-    """The config from :func:`build_tables`. Raises ConfigError as that does."""
+    """Returns the config from :func:`build_tables`. Raises ConfigError like that function."""
     return TrainingConfig.parse(build_tables(config_file, assignments, flags, extra))
 
 
 def build_tables(
     config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
 ) -> dict[str, Any]:
-    """What is said about the config by a file, then ``--set``, then flags; what comes later wins.
+    """Returns the config tables given by a file, then ``--set``, then flags; later ones take precedence.
 
-    ``flags`` are the values of ``FLAGS`` by parameter name, ``extra`` further (section, key): value; None is not given.
+    Args:
+        flags: values of ``FLAGS`` by parameter name; None: not given.
+        extra: further values by (section, key); None: not given.
 
-    Raises ConfigError for wrong input, and for a run folder's config that names a task of the user's own: code is run
-    only when it is named in the command.
+    Raises:
+        ConfigError: the input is invalid, or a run folder's config names a user-defined task. Its code is run only if
+            the command itself names it.
     """
     tables = read_toml(config_file) if config_file else {}
     for assignment in assignments:
@@ -71,12 +74,12 @@ def build_tables(
 
 
 def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:
-    """Set ``section.key``; None is not given. A section that is itself a value is left for ``parse()`` to refuse."""
+    """Sets ``section.key`` unless ``value`` is None. A section that is not a table is left for ``parse()``."""
     table = tables.setdefault(section, {})
     if value is not None and isinstance(table, dict):
         table[key] = value
 
 
 def _is_of_a_run(config_file: Path) -> bool:
-    """Whether the file was written by a run, which leaves its environment beside it."""
+    """Whether the file was written by a run, which puts an env.json beside it."""
     return (config_file.parent / "env.json").exists()

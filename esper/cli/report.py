@@ -1,4 +1,4 @@
-"""`esper report`: runs as one page of HTML."""
+"""`esper report`: one HTML page about one or more runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import click
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    help="Where to write it.  [default: RUN/report.html; of several runs, ./report.html]",
+    help="File to write.  [default: RUN/report.html; for several runs, ./report.html]",
 )
 def command(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Write what run folders hold as one page of HTML; of several runs, side by side.
+    """Write an HTML page about a run; several runs are shown side by side.
 
-    The page needs no network and runs no script. A run may be going on, interrupted or damaged: the page says so.
+    The page needs no network and contains no script. A run may be in progress, interrupted or damaged: the page says
+    so.
     """
-    from esper.experiment.report.page import write_report
+    from esper.report.page import write_report
 
     path = write_report(runs, out)
     click.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")

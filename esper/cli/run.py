@@ -1,7 +1,8 @@
-"""`esper run`: grow hosts with a controller, and say what it achieved beside the same hosts left alone."""
+"""`esper run`: grows hosts with a controller and compares the result with the same hosts left alone."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.experiment.run_summary import RunSummary
+    from esper.run.summary import RunSummary
 
 
 @click.command("run")
@@ -22,21 +23,22 @@ if TYPE_CHECKING:
     "--controller",
     help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
 )
-@click.option("--rounds", type=click.INT, help="Rounds of one episode in every env.")
+@click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Run folder, new or empty.  [default: runs/TASK-CONTROLLER-TIME]"
+    "--out", type=click.Path(path_type=Path), help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]"
 )
 @click.option(
     "--track",
     multiple=True,
     metavar="NAME",
-    help="Show the run in tensorboard, wandb or trackio, too; may be given several times.",
+    help="Also show the run in tensorboard, wandb or trackio; can be repeated.",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Go on with an interrupted run; no other options, but --task where the task is a file of yours.",
+    help="Continue an interrupted run. Takes no other option, but a task defined in a file of yours has to be named "
+    "again with --task.",
 )
 def command(
     controller: str | None,
@@ -50,20 +52,23 @@ def command(
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
 
-    What is not given comes from the task. The run folder gets config.toml, env.json, baseline.json, events.jsonl,
-    metrics.csv, the best grown host and a checkpoint.
+    Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
+    events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
     own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Experiment.resume
     settings = [value for name, value in flags.items() if not (own and name == "task")]
     given = [controller, rounds, out, config_file, *assignments, *settings, track or None]
     if resume is not None and any(value is not None for value in given):
-        raise ConfigError("--resume FOLDER goes on with the run as it was begun; it takes no other option")
+        raise ConfigError(
+            "--resume FOLDER continues the run with the settings it was started with; only the same user-defined "
+            "--task can be given with it"
+        )
 
     if resume is None:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = build_config(config_file, assignments, flags, said)
 
-    from esper.experiment.run import Experiment
+    from esper.run.experiment import Experiment
     from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
 
@@ -80,7 +85,7 @@ def command(
             if not experiment.finished:
                 click.echo(how_to_go_on(folder, task))
             raise
-        except ConfigError:  # found before any work was done
+        except ConfigError:  # raised before any work was done
             raise
         except Exception as error:
             if is_expected(error):
@@ -93,31 +98,45 @@ def command(
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the error is told by its message alone: of a host in training, of its data, of a disk, of memory. A
-    traceback would say no more to who runs Esper; that of any other error is for who repairs it."""
+    """Whether the error's message says enough without a traceback.
+
+    These are errors of a host in training, a GPU, data, a disk or memory. Any other error needs a traceback for whoever
+    fixes it.
+    """
     from esper.data.shared_batches import SharedBatchError, worker_died
-    from esper.training.lanes import LaneError
+    from esper.training.lanes import DeviceFailed, LaneError
     from esper.training.memory import ran_out
 
-    return isinstance(error, LaneError | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
+    return (
+        isinstance(error, LaneError | DeviceFailed | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
+    )
 
 
 def task_again(task: str) -> str:
-    """The option that commands on a run's folder need where its task is a file of the user's."""
-    return f" --task {task}" if is_user_task(task) else ""
+    """Returns the ``--task`` option that commands on a run's folder need if the task is user-defined, otherwise ""."""
+    return "".join(f" {shlex.quote(word)}" for word in _named_again(task))
+
+
+def _named_again(task: str) -> list[str]:
+    return ["--task", task] if is_user_task(task) else []
 
 
 def how_to_go_on(folder: Path, task: str) -> str:
-    """What is left of a run that ended before its time."""
-    from esper.experiment import checkpoint
+    """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
+    from esper.files import checkpoint
 
     if checkpoint.files(folder):
-        return f"What was done until then is kept: esper run --resume {folder}{task_again(task)}"
-    return f"It had not come to a first checkpoint; the events until then are in {folder}."
+        return f"Progress was saved. To continue: {resume_command(folder, task)}"
+    return f"No checkpoint was written yet, so the run cannot be resumed; its events so far are in {folder}."
+
+
+def resume_command(folder: Path, task: str) -> str:
+    """Returns the command that resumes a run."""
+    return f"esper run --resume {shlex.quote(str(folder))}{task_again(task)}"
 
 
 def default_folder(task: str, controller: str) -> Path:
-    """``runs/TASK-CONTROLLER-TIME``, with the stem of a task's or a schedule's file in place of its path."""
+    """Returns ``runs/TASK-CONTROLLER-TIME``; for a task file or schedule file, the stem of its path is used."""
     kind, _, file = controller.partition(":")
     stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
     name = f"{stem}-{Path(file).stem if file else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -125,18 +144,18 @@ def default_folder(task: str, controller: str) -> Path:
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
-    """What a person reads last: the result beside each baseline, what it cost, where it is, what to try next."""
+    """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
     from esper.telemetry.sinks.console import count
 
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
-    resume = [f"  esper run --resume {summary.folder}{task_again(task)}"] if summary.interrupted else []
+    resume = [f"  {resume_command(summary.folder, task)}"] if summary.interrupted else []
     return "\n".join(
         [
             "",
             *(result_lines(summary) if summary.comparisons else [without_comparison(summary)]),
             done,
             *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
-            *(["Interrupted: what is above is of the rounds that were completed."] if summary.interrupted else []),
+            *(["Interrupted: the figures above cover only the completed rounds."] if summary.interrupted else []),
             "",
             "Next:",
             *resume,
@@ -146,14 +165,14 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
 
 def without_comparison(summary: RunSummary) -> str:
-    """Why there are no figures."""
+    """Explains why there are no results."""
     if summary.rounds == summary.total_rounds:
-        return "All rounds are done, the comparison is not: resuming plays what is left of it."
-    return "Nothing is compared: the agent is still learning."
+        return "All rounds are done, but the comparison is not: resume the run to complete it."
+    return "Nothing was compared: the agent is still learning."
 
 
 def result_lines(summary: RunSummary) -> list[str]:
-    """A table of the baselines, and in words whether the controller did better than each."""
+    """Formats a table of the baselines, and whether the controller did better than each."""
     ours, first = summary.controller, summary.comparisons[0].pair
     lines = [
         f"Test accuracy of {first.pairs} hosts grown by {ours}: {first.mean_a:.2f} %. "
@@ -164,13 +183,13 @@ def result_lines(summary: RunSummary) -> list[str]:
     lines += [
         "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
-        f"({summary.fossils:.1f} seeds kept a host).",
+        f"({summary.fossils:.1f} seeds kept per host).",
     ]
     return lines
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
-    """What a person may want to type next."""
+    """Suggests commands to run next."""
     from esper.control.script import schedule_ships
 
     if summary.controller == "ppo" and not summary.interrupted:
@@ -179,9 +198,11 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
         ours = summary.controller
     else:
         ours = "schedule" if schedule_ships(task) else "random"
-    return [
-        f"  esper compare --config {summary.folder}/config.toml{task_again(task)} --arm {ours} --arm heuristic "
-        f"--arm none --pairs 20",
-        *([f"  esper run --task {task} --controller {ours}"] if ours != summary.controller else []),
-        "  esper info --observation",
+    compare = ["esper", "compare", "--config", f"{summary.folder}/config.toml", *_named_again(task)]
+    commands = [
+        ["esper", "report", str(summary.folder)],
+        [*compare, "--arm", ours, "--arm", "heuristic", "--arm", "none", "--pairs", "20"],
+        *([["esper", "run", "--task", task, "--controller", ours]] if ours != summary.controller else []),
+        ["esper", "info", "--observation"],
     ]
+    return [f"  {shlex.join(command)}" for command in commands]

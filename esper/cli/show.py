@@ -1,4 +1,4 @@
-"""`esper show`: how a run stands."""
+"""`esper show`: status of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import click
 
 @click.command("show")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--watch", "watching", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends only the view.")
+@click.option(
+    "--watch", "watching", is_flag=True, help="Keep showing it until the run ends; Ctrl-C stops only the view."
+)
 def command(run: Path, watching: bool) -> None:
-    """Show how a run stands: how far it is, accuracy, verdict, slots, policy, time, what happened last.
+    """Show the status of a run: progress, accuracy, verdict, slots, policy, time and latest events.
 
-    RUN is the folder of a run that is going on, has ended, or was interrupted.
+    RUN is the folder of a run that is in progress, finished or interrupted.
     """
-    from esper.experiment.report.read import open_run
-    from esper.experiment.report.watch import show, watch
+    from esper.report.read import open_run
+    from esper.report.watch import show, watch
 
     found = open_run(run)
     if watching:

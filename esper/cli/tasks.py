@@ -1,4 +1,4 @@
-"""`esper tasks`: what can be trained, grown and chosen."""
+"""`esper tasks`: lists tasks, blueprints and controllers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ def command() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.data.tasks import SIMULATED, TASKS
     from esper.data.user_task import FORM
-    from esper.experiment.players import NAMES
+    from esper.rollout.policies import NAMES
     from esper.seeds.blueprints import BLUEPRINTS
 
     click.echo("Tasks")
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
         click.echo(f"  {name:16s} {description}")
-    click.echo(f"  {FORM:16s} a task of your own: the function returns an esper.data.task.Task")
+    click.echo(f"  {FORM:16s} a user-defined task: a function in your file that returns an esper.data.task.Task")
     for topology in BLUEPRINTS.topologies():
         click.echo(f"\nBlueprints for {topology} hosts")
         for name in BLUEPRINTS.names(topology):

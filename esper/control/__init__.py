@@ -1,1 +1,1 @@
-"""Controllers that do not learn: a rule, a script, chance, and doing nothing."""
+"""Controllers that do not learn: heuristic, scripted, random, and no growth."""

@@ -1,4 +1,4 @@
-"""What every controller is: observations and masks in, actions out."""
+"""The controller interface: observations and masks in, actions out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Masks = Mapping[str, NDArray[np.bool_]]
 
 
 class Controller(ABC):
-    """Chooses actions for E envs at once; sees what Gymnasium passes over the seam and nothing else."""
+    """Chooses actions for E envs at once; it sees only what the Gymnasium interface passes."""
 
     REMEMBERED: tuple[str, ...] = ()
-    """Names of the attributes in which a kind of controller keeps what it remembers of episodes under way: lists over
-    envs, of plain values."""
+    """Names of the attributes that hold a controller's state in running episodes: lists of plain values, one per
+    env."""
 
     def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
         self.spec = spec
@@ -34,7 +34,7 @@ class Controller(ABC):
         self.steps = np.zeros(n_envs, dtype=np.int64)
 
     def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """New episodes start in the envs of ``mask`` [E]; None for all."""
+        """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""
         for env in range(self.n_envs):
             if mask is None or mask[env]:
                 self.episode[env] += 1
@@ -42,7 +42,7 @@ class Controller(ABC):
                 self.begin_episode(env)
 
     def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
-        """Actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
+        """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
         actions = np.zeros((self.n_envs, len(HEADS)), dtype=np.int64)
         for env in range(self.n_envs):
             view = EnvView(self.spec, self.layout, observation[env], {name: mask[env] for name, mask in masks.items()})
@@ -51,22 +51,22 @@ class Controller(ABC):
         return actions
 
     def memory_state(self) -> dict[str, Any]:
-        """What it remembers of the episodes under way, as plain values; copies."""
+        """Returns a copy of the controller's state in the running episodes, as plain values."""
         own = {name: copy.deepcopy(getattr(self, name)) for name in self.REMEMBERED}
         return {"episode": self.episode.tolist(), "steps": self.steps.tolist(), "own": own}
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the episodes that ``state`` was taken in."""
+        """Continues the episodes in which ``state`` was taken."""
         self.episode[:], self.steps[:] = state["episode"], state["steps"]
         for name in self.REMEMBERED:
             setattr(self, name, copy.deepcopy(state["own"][name]))
 
-    def begin_episode(self, env: int) -> None:  # noqa: B027  most controllers remember nothing
-        """Forget what was remembered of this env."""
+    def begin_episode(self, env: int) -> None:  # noqa: B027  most controllers have no state
+        """Resets the controller's state for this env."""
 
     @abstractmethod
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
-        """The action [8] of one env."""
+        """Returns the action int64 [8] of one env."""
 
 
 class EnvView:
@@ -86,7 +86,7 @@ class EnvView:
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """Number of completed epochs."""
         return round(self.value("epoch") * self.layout.horizon)
 
     def age(self, slot: str) -> int:
@@ -108,7 +108,7 @@ class EnvView:
 
 
 class NoGrowth(Controller):
-    """Always WAIT: the host left alone."""
+    """Always WAITs, so that the host trains without growing."""
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
         return self.spec.encode(Op.WAIT)

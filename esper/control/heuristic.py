@@ -1,4 +1,4 @@
-"""A simple rule, as a person would grow a network by hand. It sees exactly what a learning controller sees."""
+"""A hand-written rule for growing a network. It sees exactly what a learning controller sees."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from esper.seeds.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
 from esper.spaces.observation import HISTORY, ObservationLayout
 
-# Accuracies are fractions and contributions tenths of 10 pp, as in the observation.
+# Accuracies are fractions and contributions are in units of 10 pp, as in the observation.
 LONG = 150
-"""The horizon at which the rates below are given; a shorter episode trains more in each of its epochs."""
+"""Reference horizon of the rates below; a shorter episode trains more in each epoch."""
 PLATEAU = 0.005
-"""An accuracy that rises less than this in 1/150 of an episode stands still."""
+"""An accuracy that rises by less than this in 1/150 of an episode is on a plateau."""
 STABLE_IMPROVEMENT = 0.03
-"""A loss that falls by less than this share in 1/150 of an episode has settled."""
+"""A loss that falls by less than this fraction in 1/150 of an episode has settled."""
 DROP = 0.02
 """A seed that costs more accuracy than this since its birth is pruned."""
 WORTH_KEEPING = 0.05
@@ -27,11 +27,11 @@ PRUNE_PENALTY, PENALTY_DECAY, PENALTY_LIMIT = 2.0, 0.5, 1.0
 
 
 class HeuristicController(Controller):
-    """Fossilizes what contributes, prunes what harms, advances what its gate lets through, and plants a seed in the
-    next free slot when the host has settled on a plateau.
+    """Fossilizes seeds that contribute, prunes seeds that harm, advances seeds whose gate would open, and plants a seed
+    in the next free slot once the host has reached a plateau.
 
-    Blueprints rotate in order of registration; each prune of one adds a penalty of 2, halved at every later
-    germination, and a blueprint with a penalty of 1 or more is skipped.
+    Blueprints rotate in order of registration. Each prune adds a penalty of 2 to its blueprint, every later
+    germination halves all penalties, and a blueprint with a penalty of 1 or more is skipped.
     """
 
     REMEMBERED = ("penalty", "turn", "accuracy_at_birth")
@@ -72,9 +72,9 @@ class HeuristicController(Controller):
         return bool(view.of(slot, "gate_passed")) and contribution > WORTH_KEEPING and contribution > error
 
     def _harmful(self, env: int, slot: str, view: EnvView) -> bool:
-        """Accuracy fell by more than 2 pp since the seed's birth, or a held seed's contribution is below −1 SE.
+        """True if accuracy fell by more than 2 pp since germination, or a held seed's contribution is below −1 SE.
 
-        Only a seed in the forward pass can be to blame.
+        Only seeds in the forward pass (BLENDING or HOLDING) past the trial period count.
         """
         stage = view.stage(slot)
         if stage not in (SeedStage.BLENDING, SeedStage.HOLDING) or view.age(slot) < self.trial_period:
@@ -85,9 +85,9 @@ class HeuristicController(Controller):
         )
 
     def _settled(self, view: EnvView) -> bool:
-        """Over the last ``patience`` epochs loss and accuracy improved by less than their thresholds an epoch.
+        """True if loss and accuracy improved by less than their thresholds per epoch in the last ``patience`` epochs.
 
-        The window is judged as a whole: single epochs of a small host are too noisy.
+        The test is on the window as a whole, because single epochs of a small host are too noisy.
         """
         if view.epoch < self.patience:
             return False
@@ -97,7 +97,7 @@ class HeuristicController(Controller):
         return improved < self.patience * self.stable_improvement * before and gained < self.patience * self.plateau
 
     def _germinate(self, env: int, view: EnvView) -> NDArray[np.int64]:
-        """The next blueprint in turn that is not out of favour, in the first free slot that can afford it."""
+        """Plants the next blueprint in turn without a high penalty in the first slot that can afford it, else WAITs."""
         names = self.spec.blueprints
         rotation = [names[(self.turn[env] + i) % len(names)] for i in range(len(names))]
         for name in rotation:

@@ -1,4 +1,4 @@
-"""Controllers by their names on the command line."""
+"""Controllers by command-line name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
 def make_controller(
     name: str, task: str, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int
 ) -> Controller:
-    """The controller of that name. Raises ConfigError that lists the known names or says what is wrong."""
+    """Makes the controller called ``name``.
+
+    Raises:
+        ConfigError: the name is unknown (lists the known names), or its schedule is invalid (names the file).
+    """
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
     path = schedule_file(name, task)
@@ -37,7 +41,10 @@ def make_controller(
 
 
 def schedule_file(name: str, task: str) -> Path | None:
-    """The file behind ``schedule`` or ``schedule:FILE``; None for a controller of another kind."""
+    """Returns the file of ``schedule`` or ``schedule:FILE``; None for any other controller.
+
+    Raises ConfigError if no schedule ships for the task.
+    """
     kind, _, file = name.partition(":")
     if kind != "schedule" or name == "schedule:":
         return None

@@ -1,4 +1,4 @@
-"""Chance: every legal op is equally likely, then every choice that is legal for it."""
+"""The random controller: a uniform legal op, then uniform legal choices for its heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.spaces.action import HEADS, RELEVANT, Op
 
 
 class RandomController(Controller):
-    """Draws by counter (run seed, env, episode, step), so that an env's draws do not depend on the other envs."""
+    """Acts at random, keyed by (run seed, env, episode, step), so that envs' draws are independent of one another."""
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
         draw = np.random.default_rng([self.run_seed, env, int(self.episode[env]), int(self.steps[env])])

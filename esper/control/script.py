@@ -1,4 +1,4 @@
-"""A written schedule: which action in which slot, and not before which epoch."""
+"""A controller that follows a written schedule of actions, each with a slot and an earliest epoch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCHEDULES = Path(__file__).parent / "schedules"
 
 
 class Entry(BaseModel):
-    """One line of a schedule; the heads that do not matter for ``op`` may be left out."""
+    """One action of a schedule; heads that do not matter for ``op`` may be omitted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epoch: Annotated[int, Field(ge=0)]
-    """Epochs done before the action may be taken."""
+    """Number of completed epochs before the action may be taken."""
     op: str
     slot: str
     blueprint: str | None = None
@@ -37,8 +37,8 @@ class Entry(BaseModel):
 class ScriptedController(Controller):
     """Follows a schedule in each env.
 
-    An entry is taken at its epoch or as soon afterwards as it is legal and, for ADVANCE and FOSSILIZE, as the gate in
-    front of it would open. Entries of one slot keep their order; one action is taken a step.
+    An entry is executed at its epoch, or as soon afterwards as it is legal and, for ADVANCE and FOSSILIZE, its gate
+    would open. Entries of one slot keep their order. One action is executed per step.
     """
 
     REMEMBERED = ("pending",)
@@ -74,7 +74,7 @@ class ScriptedController(Controller):
 
 
 def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
-    """The entry as an action [8]. Raises ConfigError for a name that this host or registry does not have."""
+    """Encodes an entry as an action int64 [8]. Raises ConfigError for a value unknown to this host or registry."""
     known = [op.name for op in Op if op is not Op.WAIT]
     if entry.op not in known:
         raise ConfigError(f"schedule, epoch {entry.epoch}: op {entry.op!r} is not one of: {', '.join(known)}")
@@ -86,7 +86,7 @@ def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
 
 
 def read_schedule(path: Path) -> list[Entry]:
-    """The ``[[action]]`` tables of a TOML file. Raises ConfigError naming the file and what would be right."""
+    """Reads the ``[[action]]`` tables of a TOML file. Raises ConfigError with the file and the expected format."""
     tables = read_toml(path, "schedule")
     if set(tables) != {"action"} or not isinstance(tables["action"], list):
         raise ConfigError(f"{path}: a schedule is a list of [[action]] tables with epoch, op, slot, ...")
@@ -100,12 +100,12 @@ def read_schedule(path: Path) -> list[Entry]:
 
 
 def schedule_ships(task: str) -> bool:
-    """Whether a schedule for this task comes with Esper."""
+    """True if a schedule for this task ships with Esper."""
     return (SCHEDULES / f"{task}.toml").is_file()
 
 
 def shipped_schedule(task: str) -> Path:
-    """The schedule that comes with Esper for a task. Raises ConfigError listing the tasks that have one."""
+    """Returns the schedule that ships for a task. Raises ConfigError listing the tasks that have one."""
     path = SCHEDULES / f"{task}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in SCHEDULES.glob("*.toml")))

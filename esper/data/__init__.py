@@ -1,1 +1,1 @@
-"""Data: tasks with three disjoint splits."""
+"""Data: tasks with disjoint training, validation and test splits."""

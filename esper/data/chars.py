@@ -1,7 +1,7 @@
-"""`chars`: a model of characters on the help texts that come with Python, so they are always there.
+"""`chars`: character-level language modelling on the help texts that ship with Python.
 
-The texts differ a little between versions of Python, and with them the vocabulary: results, and saved hosts, belong to
-one version.
+The texts, and with them the vocabulary, differ slightly between versions of Python, so results and saved hosts belong
+to one version.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from esper.hosts.transformer import TransformerHost
 LENGTH = 64
 FRACTIONS = (0.8, 0.1, 0.1)
 VALIDATION = 256
-"""Sequences validated on: 16,384 characters, whose accuracy has a standard error below 0.5 pp and whose pass costs a
-quarter of an epoch's. They are spread over all of the validation part, because its texts differ."""
+"""Number of validation sequences: 16,384 characters, whose accuracy has a standard error below 0.5 pp and whose pass
+costs a quarter of a training epoch. They are spread over the whole validation part, because its texts differ."""
 UNKNOWN = 0
-"""The token of a character that does not occur in the training part."""
+"""Token of characters that do not occur in the training part."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,24 @@ class Characters:
         return len(self.known) + 1
 
     def encode(self, text: str) -> Tensor:
-        """Tokens int64 [len(text)]."""
+        """Returns tokens, int64 [len(text)]."""
         number = {character: index + 1 for index, character in enumerate(self.known)}
         return torch.tensor([number.get(character, UNKNOWN) for character in text], dtype=torch.int64)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text; U+FFFD where it is unknown."""
+        """Returns the text of tokens [N], with U+FFFD for unknown characters."""
         return "".join(self.known[token - 1] if token else "\ufffd" for token in tokens.tolist())
 
 
 def read_text() -> str:
-    """All help texts in the order of their sorted names."""
+    """Joins all help texts, sorted by name."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def read_parts() -> list[str]:
-    """Training, validation and test text: by position, disjoint, about 80 / 10 / 10 %."""
+    """Returns the training, validation and test text: disjoint, by position, about 80 / 10 / 10 %."""
     text = read_text()
     return [text[part] for part in cut_by_position(len(text), FRACTIONS)]
 
@@ -65,12 +65,12 @@ def host_of(vocabulary: int) -> TransformerHost:
 
 
 def build_host() -> TransformerHost:
-    """Two layers, 64 wide, a slot after each."""
+    """Makes a transformer with two layers of width 64 and a slot after each."""
     return host_of(len(Characters.of(read_parts()[0])))
 
 
 def load() -> Task:
-    """Sequences of 64 characters; an epoch is 1,000 of them."""
+    """Loads the task: sequences of 64 characters, 1,000 of them per epoch."""
     parts = read_parts()
     characters = Characters.of(parts[0])
     train, validation, test = (windows(characters.encode(part), LENGTH) for part in parts)
@@ -84,7 +84,7 @@ def load() -> Task:
         validation=evenly_spaced(validation, VALIDATION),
         test=test,
         learning_rate=0.3,
-        batch_size=8,  # an episode of larger batches is too few steps of SGD to learn more than pairs of characters
+        batch_size=8,  # with larger batches, an episode has too few SGD steps to learn more than pairs of characters
         samples_per_epoch=1_000,
         n_envs=4,
         episode_length=20,

@@ -1,4 +1,4 @@
-"""`digits`: 1,797 handwritten digits of 8×8 pixels that come with scikit-learn, so they are always there."""
+"""`digits`: 1,797 handwritten digits of 8×8 pixels, which ship with scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TRAIN, VALIDATION, TEST = 997, 400, 400
 
 
 def build_host() -> CNNHost:
-    """A deliberately small host (277 parameters), so that growth can pay."""
+    """Makes a deliberately small host (277 parameters), so that growth can pay."""
     return CNNHost(in_channels=1, classes=10, base=3, blocks=2, kernel=3, pool_last=False, rows=2)
 
 
 def load() -> Task:
-    """The task with a fixed random split into 997 training, 400 validation and 400 test images."""
-    from sklearn.datasets import load_digits  # imported here: it takes most of a second
+    """Loads the task with a fixed random split into 997 training, 400 validation and 400 test images."""
+    from sklearn.datasets import load_digits  # imported here, because it takes most of a second
 
     digits = load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(digits.target))
     pixels = torch.tensor(digits.images[order], dtype=torch.float32).unsqueeze(1)  # [1797, 1, 8, 8], values 0 to 16
     labels = torch.tensor(digits.target[order], dtype=torch.int64)
-    # Normalised by what training images look like, so that nothing of the other splits leaks into the inputs.
+    # Normalised with the statistics of the training images, so that no information leaks from the other splits.
     mean, std = pixels[:TRAIN].mean(), pixels[:TRAIN].std()
     x = (pixels - mean) / std
     first, second = TRAIN, TRAIN + VALIDATION

@@ -1,4 +1,4 @@
-"""Random numbers that a data set draws for itself, as augmentation does, out of the process's generators."""
+"""Seeding of the process's global random generators, which data sets may use for augmentation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 GLOBAL_GENERATORS = threading.RLock()
-"""The process has one of each, so runs in several threads take turns."""
+"""Serialises the use of the process's global generators by runs in several threads."""
 
 
 def epoch_seed(rows: Tensor) -> int:
-    """A seed of 63 bits for what is drawn for an epoch of these rows, int64 [count], in this order."""
+    """Returns a 63-bit seed for the random draws of an epoch, derived from its ordered rows, int64 [count]."""
     return int.from_bytes(hashlib.sha256(rows.contiguous().numpy().tobytes()).digest()[:8]) >> 1
 
 
 @contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
-    """Run with the generators of torch (the CPU's), NumPy and Python at ``seed`` and put them back afterwards."""
-    # A worker has one thread; the lock may have been held by another of its parent's when it was forked.
+    """Seeds the global generators of torch (CPU), NumPy and Python for a block and restores them afterwards."""
+    # A worker has one thread, and another thread of its parent may have held the lock at the fork.
     with nullcontext() if get_worker_info() is not None else GLOBAL_GENERATORS:
         python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  rows may draw from it
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""A line of the table of known tasks, and where the data of a task lies."""
+"""Entries of the table of known tasks, and the location of their data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FALLBACK = "~/.cache/esper"
 
 
 def default_folder() -> Path:
-    """The environment variable ``ESPER_DATA``, or ``~/.cache/esper``."""
+    """Returns the folder in the environment variable ``ESPER_DATA``, or ``~/.cache/esper``."""
     return Path(os.environ.get(VARIABLE) or FALLBACK).expanduser()
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where data lies, and whether what is missing may be fetched from the internet."""
+    """The data folder, and whether missing data may be downloaded."""
 
     folder: Path = field(default_factory=default_folder)
     download: bool = False
@@ -35,10 +35,10 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task that is known by its name; nothing is read until one of the two is called."""
+    """A known task; nothing is read until ``load`` or ``build_host`` is called."""
 
     name: str
     description: str
     load: Callable[[DataOptions], Task]
     build_host: Callable[[], Host]
-    """The task's host, which needs none of its data; a saved host is built again with it."""
+    """Makes the task's host without loading the task; also used to rebuild saved hosts."""

@@ -1,4 +1,4 @@
-"""Whether a task's hosts can be trained and grown: tried on a few samples, before any work is done."""
+"""Checks on a few samples, before a run starts, that a task's hosts can be trained and grown."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from esper.data.task import SAMPLE, Task
 from esper.hosts.host import Host
 
 TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
-"""What parameters can be, for the fused optimizer to step them."""
+"""Parameter dtypes that the fused optimizer supports."""
 
 
 def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
-    """Make two hosts of ``task`` and try a training step of one, which is returned. The caller owns the random numbers.
+    """Makes two hosts of ``task``, tries forward and backward passes on one of them, and returns that one.
 
-    Images that lie in memory as bytes are given to it as ``image_dtype``.
+    Images stored as bytes are converted to ``image_dtype``. The check uses torch's global generator; the caller seeds
+    it and restores it.
 
-    Raises ConfigError for what is no host, for logits that are not the task's, for hosts that share weights, and for
-    networks that cannot be grown: without parameters or with some that cannot be trained, with sparse gradients, with
-    activation checkpointing, or with a site where gradients are switched off.
+    Raises:
+        ConfigError: the result of ``build_host`` is not a host, logits have the wrong shape, hosts share weights, or a
+            network cannot be grown: it has no parameters or parameters of a dtype that cannot be trained, sparse
+            gradients, activation checkpointing, or a site at which gradients are switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)
     host, other = (_made(task) for _ in range(2))
@@ -32,8 +34,8 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
     for name, tensor in _named(host):
         if tensor.data_ptr() in shared:
             raise ConfigError(
-                f"{task.name}: two hosts share {name}. build_host has to make a new network each time; of one that "
-                "exists already, a copy: copy.deepcopy"
+                f"{task.name}: two hosts share {name}: build_host must return a new network each time; to reuse "
+                "an existing one, return copy.deepcopy of it"
             )
     if not any(True for _ in host.parameters()):
         raise ConfigError(f"{task.name}: the host has no parameters")
@@ -55,7 +57,7 @@ def _made(task: Task) -> Host:
 
 
 def _named(host: Host) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers that hold anything yet; those of lazy layers come with the first forward pass."""
+    """Yields non-empty parameters and buffers; those of lazy layers are made in the first forward pass."""
     for name, tensor in chain(host.named_parameters(), host.named_buffers()):
         if not nn.parameter.is_lazy(tensor) and tensor.numel():
             yield name, tensor
@@ -69,7 +71,7 @@ def _check_dtypes(task: Task, host: Host) -> None:
     for name, parameter in host.named_parameters():
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             raise ConfigError(
-                f"{task.name}: {name} is {parameter.dtype}; parameters that are trained are one of "
+                f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
                 f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
             )
 
@@ -81,17 +83,17 @@ def _check_logits(task: Task, host: Host, x: Tensor) -> None:
         logits = host(x)
     wanted = (*y.shape, task.classes)
     if not isinstance(logits, Tensor):
-        raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}; it wants logits {wanted}")
+        raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}, not logits {wanted}")
     if tuple(logits.shape) != wanted:
         raise ConfigError(
-            f"{task.name}: in {mode} the host makes logits of shape {tuple(logits.shape)} of {len(y)} samples; it "
-            f"wants {wanted}"
+            f"{task.name}: in {mode} the host returns logits of shape {tuple(logits.shape)} for {len(y)} samples; "
+            f"expected {wanted}"
         )
 
 
 @contextmanager
 def _errors_told(task: Task, x: Tensor, mode: str) -> Iterator[None]:
-    """An error of the network becomes one about the task, with what went in."""
+    """Turns an error in the network into a ConfigError that names the task and the shape of its inputs."""
     try:
         yield
     except ConfigError:
@@ -104,7 +106,7 @@ def _errors_told(task: Task, x: Tensor, mode: str) -> Iterator[None]:
 
 
 def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
-    """A forward and a backward pass, with an eye on what runs when."""
+    """Runs a forward and a backward pass and checks gradients at the sites and of the parameters."""
     off: list[str] = []
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
     if off:
         raise ConfigError(
             f"{task.name}: gradients are switched off at slot {', '.join(off)} (torch.no_grad in the network); freeze "
-            "layers with requires_grad_(False) in its place"
+            "layers with requires_grad_(False) instead"
         )
     if logits.requires_grad:
         with _no_layer_may_run(task.name, host):
@@ -131,8 +133,8 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
 def _no_layer_may_run(task: str, host: Host) -> Iterator[None]:
     def refuse(_module: nn.Module, _inputs: object) -> None:
         raise ConfigError(
-            f"{task}: the network runs layers again in the backward pass (activation checkpointing), where slots and "
-            "dropout would not be what they were; switch it off"
+            f"{task}: the network runs layers again in the backward pass (activation checkpointing), when slots and "
+            "dropout would differ from the forward pass; switch it off"
         )
 
     with ExitStack() as hooks:

@@ -1,4 +1,4 @@
-"""Reading image data sets of torchvision: what is missing or corrupt is said in one message, before it is trusted."""
+"""Reads torchvision's image data sets; all missing and corrupt files are reported in one message."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from esper.data.entry import DataOptions
 from esper.hosts.torchvision_shim import import_torchvision
 
 Dataset = Any
-"""A data set class of torchvision, which comes without types."""
+"""A data set class of torchvision, which is untyped."""
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A data set of images, and how many it has; the test images are those that its authors set apart."""
+    """A data set of images and its sizes; the test images are the authors' own test set."""
 
     title: str
     channels: int
     classes: int
     side: int
     train: int
-    """Images to train on and to hold out from."""
+    """Number of images in the training files, including those held out."""
     held_out: int
-    """Of these, held out from training, by a fixed random split ..."""
+    """Number of images of the training files that are held out from training, by a fixed random split."""
     validation: int
-    """... and of these, validated on: enough for a standard error near 1 pp, at half the price of all of them."""
+    """Number of held-out images used for validation: enough for a standard error near 1 pp, at half the cost of all."""
     test: int
     home: str
-    """Where a person can get it."""
+    """Web page from which a person can download it."""
     dataset: Callable[[], Dataset]
-    """The class of torchvision that reads it: its files, checksums and address are attributes of the class."""
+    """Returns torchvision's class for it, whose attributes are its files, checksums and address."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Images:
 
 
 def read_images(source: ImageSource, options: DataOptions) -> tuple[Images, Images]:
-    """The training and the test images, in the order of the files.
+    """Returns the training and the test images, in the order of the files.
 
-    Raises ConfigError that names every missing and every corrupt file, with where to put them and how to get them.
+    Raises ConfigError with every missing and corrupt file, the folder for them, and how to get them.
     """
     dataset = source.dataset()
     problems = _problems(source, dataset, options.folder)
@@ -65,18 +65,20 @@ def read_images(source: ImageSource, options: DataOptions) -> tuple[Images, Imag
 
 
 def _problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
-    """One line for each file that is missing or corrupt."""
+    """Returns a line for each missing or corrupt file. Raises ConfigError if the folder cannot be read."""
     try:
         if hasattr(dataset, "train_list"):
             return _pickle_problems(dataset, folder)
         return _idx_problems(source, dataset, folder)
-    except OSError as error:  # no right to read, or to unpack; a disk that is full
+    except OSError as error:  # no permission to read or to unpack, or a full disk
         raise ConfigError(f"{source.title} in {folder} cannot be read: {error}") from None
 
 
 def _pickle_problems(dataset: Dataset, folder: Path) -> list[str]:
-    """CIFAR's batches are pickles, and reading a pickle runs what it says. Their checksums are compared before any of
-    them is opened: that is what makes it safe."""
+    """Checks the checksums of CIFAR's files before any of them is opened.
+
+    They are pickles, and loading a pickle can run code; the checksums make it safe.
+    """
     meta = (dataset.meta["filename"], dataset.meta["md5"])
     files = [
         (folder / dataset.base_folder / name, md5) for name, md5 in (*dataset.train_list, *dataset.test_list, meta)
@@ -94,7 +96,7 @@ def _checksum_problem(file: Path, md5: str) -> str | None:
 
 
 def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
-    """Files as the authors ship them (.gz) are unpacked once their checksum is right; unpacked ones have one size."""
+    """Checks IDX files: an archive (.gz) must have the right checksum and is unpacked; then the size must be right."""
     lines = []
     for archive, md5 in dataset.resources:
         packed = folder / dataset.__name__ / "raw" / archive
@@ -106,7 +108,7 @@ def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[s
                 continue
             import_torchvision("torchvision.datasets.utils").extract_archive(str(packed), str(packed.parent))
         count = source.train if archive.startswith("train") else source.test
-        # A head of 16 bytes and one byte a pixel, or a head of 8 and one byte a label.
+        # A header of 16 bytes and one byte per pixel, or a header of 8 bytes and one byte per label.
         wanted = 16 + count * source.side**2 if "images" in archive else 8 + count
         size = file.stat().st_size
         if size != wanted:
@@ -126,7 +128,7 @@ def _download(source: ImageSource, dataset: Dataset, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         dataset(folder, download=True)
-    except (OSError, RuntimeError, EOFError) as error:  # no network, a page that moved, a full disk, a broken archive
+    except (OSError, RuntimeError, EOFError) as error:  # no network, a moved page, a full disk, a broken archive
         raise ConfigError(
             f"{source.title} could not be downloaded to {folder}: {error}\nGet it by hand from {source.home}"
         ) from None
@@ -136,7 +138,7 @@ def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> I
     try:
         found = dataset(folder, train=train)
         pixels, labels = torch.as_tensor(found.data), torch.as_tensor(found.targets, dtype=torch.int64)
-    except Exception as error:  # whatever bytes that are no such file lead to
+    except Exception as error:  # invalid files can raise anything
         raise ConfigError(f"{_unreadable(dataset, folder, train)} cannot be read as {source.title}: {error}") from None
     if pixels.ndim == 3:  # gray images come without a channel
         pixels = pixels.unsqueeze(-1)
@@ -147,12 +149,12 @@ def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> I
     if tuple(pixels.shape) != wanted or pixels.dtype != torch.uint8:
         raise ConfigError(f"{what} are {pixels.dtype} {list(pixels.shape)}, not torch.uint8 {list(wanted)}")
     if len(labels) != count or int(labels.min()) < 0 or int(labels.max()) >= source.classes:
-        raise ConfigError(f"{what} want {count} labels from 0 to {source.classes - 1}")
+        raise ConfigError(f"{what} must have {count} labels from 0 to {source.classes - 1}")
     return Images(pixels, labels)
 
 
 def _unreadable(dataset: Dataset, folder: Path, train: bool) -> Path:
-    """The first file that holds no batch of images; the folder where none stands out."""
+    """Returns the first file that is not a batch of images, or the folder if there is no such file."""
     for name, _ in (*dataset.train_list, *dataset.test_list) if hasattr(dataset, "train_list") else ():
         file: Path = folder / dataset.base_folder / name
         try:

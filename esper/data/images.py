@@ -1,4 +1,4 @@
-"""Image tasks: CIFAR-10 with five hosts, CIFAR-100, Fashion-MNIST. A table of presets, read in one way."""
+"""Image tasks: presets for CIFAR-10 with six hosts, CIFAR-100 and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ FASHION_MNIST = ImageSource(
 
 @dataclass(frozen=True)
 class ImagePreset:
-    """A task: a data set and a host for it."""
+    """An image task: a data set and a host for it."""
 
     name: str
     source: ImageSource
     parameters: int
-    """Of the host alone."""
+    """Number of parameters of the host without seeds."""
     build_host: Callable[[], Host]
     kind: str = "CNN"
 
@@ -72,7 +72,7 @@ class ImagePreset:
         return f"{source.title} ({sizes}), from a local folder; {self.kind} of {self.parameters:,} parameters"
 
     def load(self, options: DataOptions) -> Task:
-        """Raises ConfigError for data that is missing or corrupt."""
+        """Loads the task. Raises ConfigError if its data is missing or corrupt."""
         train, validation, test = read_splits(self.source, options)
         return Task(
             name=self.name,
@@ -98,7 +98,7 @@ class ImagePreset:
 
 
 def cnn(source: ImageSource, base: int, blocks: int = 3, kernel: int = 3, pool: bool = True) -> Callable[[], Host]:
-    """Makes convolutional hosts; without pools there is one row of slots."""
+    """Returns a factory of convolutional hosts; without pools there is one row of slots."""
     return partial(
         CNNHost, source.channels, source.classes, base=base, blocks=blocks, kernel=kernel, pool=pool, rows=1 + pool
     )
@@ -123,9 +123,10 @@ PRESETS = (
 
 
 def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split, Split]:
-    """Training, validation and test: bytes, with a table that normalises a channel by what training images look like.
+    """Returns the training, validation and test split, stored as bytes.
 
-    The split is random, and always the same. Validation is a fixed part of what is held out from training.
+    Their table normalises each channel with the statistics of the training images. The random split is always the
+    same; validation is a fixed part of the images that are held out from training.
     """
     images, test = read_images(source, options)
     order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(source.train))
@@ -141,7 +142,7 @@ def _take(images: Images, rows: Tensor) -> Images:
 
 
 def _mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
-    """Of each channel of images uint8 [N, H, W, C], as parts of 255, from how often each value occurs."""
+    """Returns the mean and std of each channel of images uint8 [N, H, W, C], divided by 255, from a histogram."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in x.unbind(-1):

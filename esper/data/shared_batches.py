@@ -1,9 +1,9 @@
-"""Batches for many envs out of one set of data that does not fit in memory.
+"""Batches for many envs from one data set that does not fit in memory.
 
-One loader with lasting workers serves all envs. At every step it reads one batch for each env, of equal size, each with
-rows from the env's own stream of indices: what an env gets depends neither on the number of workers nor on the others.
-That holds for what rows draw at random, too: the generators of a process start anew for every batch, from the rows of
-its epoch and its place in it.
+One loader with persistent workers serves all envs. At every step it reads one batch per env, all of equal size, with
+rows from the env's own index stream, so an env's batches depend neither on the number of workers nor on other envs.
+Random draws in rows (augmentation) are reproducible, too: the global generators are seeded for every batch from the
+rows of its epoch and its place in it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 class SharedBatchError(RuntimeError):
-    """A step that is not one batch of the agreed size for every env, or data that could not be read or used.
+    """Raised for a step without a batch of the right size for every env, or for data that cannot be read or used.
 
-    ``env`` is whose batch it was, None where it is about all of them; ``batch`` the number of the step in its epoch.
+    ``env`` is the env of the batch, or None if all are affected; ``batch`` is the number of the step in its epoch.
     """
 
     def __init__(self, message: str, env: int | None = None, batch: int | None = None) -> None:
@@ -37,27 +37,27 @@ class SharedBatchError(RuntimeError):
 
 
 def worker_died(error: BaseException) -> bool:
-    """Whether this is what torch raises, in the main thread and wherever that is, when a worker of a loader ends."""
+    """True for the error that torch raises, anywhere in the main thread, when a loader's worker dies."""
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a network was made for, which every batch that is read has to be."""
+    """The shapes, dtype and classes that a network was made for; every batch must match them."""
 
     inputs: tuple[int, ...]
-    """Shape of one."""
+    """Shape of one input."""
     dtype: torch.dtype
     targets: tuple[int, ...]
     classes: int
 
     @classmethod
     def like(cls, x: Tensor, y: Tensor, classes: int) -> Expected:
-        """As inputs x [n, ...] and targets y [n, ...]."""
+        """Takes the shapes and the dtype from inputs x [n, ...] and targets y [n, ...]."""
         return cls(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), classes)
 
     def fault(self, x: Tensor, y: Tensor) -> tuple[int, str] | None:
-        """The place of the first sample of the batch that cannot be learned from, and why; None for none."""
+        """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""
         found = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)
         wanted = (self.inputs, self.dtype, self.targets, torch.int64)
         if found != wanted:
@@ -76,14 +76,14 @@ class Expected:
 
 
 class IndexStream(Protocol):
-    """Whose rows an env sees, epoch after epoch."""
+    """The stream of rows that an env sees."""
 
     def draw(self, count: int) -> Tensor:
-        """The rows of the env's next epoch, int64 [count]."""
+        """Draws the rows of the env's next epoch, int64 [count]."""
 
 
 class Permutations:
-    """A new permutation of ``size`` rows every epoch, out of a generator that is the env's own."""
+    """A new permutation of ``size`` rows every epoch, drawn from the env's own generator."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
         self.size, self.generator = size, generator
@@ -97,14 +97,15 @@ class SharedBatchIterator:
 
     Args:
         dataset: map-style, rows (x, y) of equal shapes.
-        streams: one index stream an env.
-        batch_size: rows in one batch of one env.
-        steps: batches an epoch.
-        workers: processes that read; 0 reads in this one. They live until :meth:`close`.
-        expected: what batches have to be; None takes them as they are.
-        pinned: whether batches lie in page-locked memory, which a GPU copies from while the CPU goes on.
+        streams: one index stream per env.
+        batch_size: rows per batch of one env.
+        steps: batches per epoch.
+        workers: number of reader processes, which live until :meth:`close`; 0 reads in this process.
+        expected: shapes and dtype that batches must have; None does not check them.
+        pinned: whether batches lie in page-locked memory, from which a GPU copies without blocking the CPU.
 
-    Raises ValueError for no env, for numbers below 1, and where an epoch takes more rows than there are.
+    Raises ValueError without streams, for a batch_size or steps below 1, for negative workers, and if an epoch needs
+    more rows than the data has.
     """
 
     def __init__(
@@ -129,29 +130,29 @@ class SharedBatchIterator:
         self.batch_size = batch_size
         self.steps = steps
         self.worker_pids: frozenset[int] = frozenset()
-        """Processes that have read for the newest epoch."""
+        """Ids of the processes that have read for the current epoch."""
         self.spans = Spans()
-        """Told how long epochs waited for data, as ``stage``; an env that reads puts its own here."""
+        """Records the time spent waiting for data, as ``stage``; an env replaces it with its own."""
         self._plan = _Plan(self.streams, rows, batch_size, steps)
         self._loader: DataLoader[_Step] | None = DataLoader(
             _Steps(dataset, expected),
             sampler=self._plan,
-            batch_size=None,  # a step is what the loader takes for one item: it is made whole in a worker
+            batch_size=None,  # the loader's item is a whole step, assembled in a worker
             collate_fn=_unchanged,
             worker_init_fn=_apart,
             num_workers=workers,
             persistent_workers=workers > 0,
-            generator=torch.Generator(),  # of its own: a loader draws a seed for its workers every epoch
+            generator=torch.Generator(),  # its own, since a loader draws a seed for its workers every epoch
             pin_memory=pinned,  # by a thread of this process, see _Step.pin_memory
         )
         self._epoch = 0
         self._reading: Iterator[_Step] | None = None
 
     def epoch(self) -> Iterator[list[Batch]]:
-        """``steps`` lists with one (x, y) an env.
+        """Yields ``steps`` lists with one (x, y) per env.
 
-        An epoch that is not read to its end is over when the next one begins. Raises SharedBatchError for a stream that
-        gives other rows than asked for, rows that cannot be read, and a worker that has died.
+        Starting an epoch ends an unfinished earlier one. Raises SharedBatchError if a stream returns invalid rows, if
+        rows cannot be read, if a worker has died, or if a newer epoch or :meth:`close` has ended this one.
         """
         if self._loader is None:
             raise SharedBatchError("the batches are closed")
@@ -170,7 +171,7 @@ class SharedBatchIterator:
                     read = next(self._reading)
             except StopIteration:
                 raise SharedBatchError(f"the loader ended after {step} of {self.steps} steps", batch=step) from None
-            except (RuntimeError, EOFError, OSError) as error:  # a killed worker is noticed in one of these ways
+            except (RuntimeError, EOFError, OSError) as error:  # a killed worker shows up as one of these
                 raise SharedBatchError(
                     f"reading step {step} of {self.steps}: a worker died: {error or type(error).__name__}", batch=step
                 ) from error
@@ -194,8 +195,8 @@ class SharedBatchIterator:
         return read.batches
 
     def close(self) -> None:
-        """End the workers; a second call does nothing."""
-        # A loader ends its workers when nothing refers to it and to its iterator any more; it has no other way.
+        """Ends the workers; a second call does nothing."""
+        # A loader ends its workers only when nothing refers to it or its iterator any more.
         self._reading = None
         self._loader = None
 
@@ -208,30 +209,30 @@ class SharedBatchIterator:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a worker sends: the batches of all envs, or why there are none."""
+    """A worker's result for one step: the batches of all envs, or the reason of a failure."""
 
     pid: int
     batches: list[Batch]
     failure: str | None = None
     env: int | None = None
-    """Whose batch failed."""
+    """The env whose batch failed."""
 
     def pin_memory(self) -> _Step:
-        """The same in page-locked memory; the loader calls it by this name."""
+        """Copies the batches to page-locked memory; the loader calls this method by name."""
         return replace(self, batches=[(x.pin_memory(), y.pin_memory()) for x, y in self.batches])
 
 
 Ask = tuple[int, list[int]]
-"""A batch that is to be read: what its rows draw from at random, and the rows."""
+"""A batch to read: the seed of its random draws, and its rows."""
 
 
 class _Plan(Sampler[list[Ask]]):
-    """Which rows each env gets at each step; the whole epoch is drawn at once, however far ahead workers read."""
+    """The rows of each env at each step; a whole epoch is drawn at once, however far ahead workers read."""
 
     def __init__(self, streams: tuple[IndexStream, ...], rows: int, batch_size: int, steps: int) -> None:
         self.streams, self.rows, self.batch_size, self.steps = streams, rows, batch_size, steps
         self.drawn: list[tuple[int, Tensor]] = []
-        """For each env, what its epoch's rows draw from, and the rows [steps, batch_size]."""
+        """The epoch's seed and rows [steps, batch_size] for each env."""
 
     def draw(self) -> None:
         count = self.steps * self.batch_size
@@ -258,7 +259,7 @@ class _Plan(Sampler[list[Ask]]):
 
 
 class _Steps(Dataset["_Step"]):
-    """Reads all batches of one step. A failure is sent as a message, since not every exception can be sent."""
+    """Reads all batches of one step. A failure is sent as a message, since not every exception can be pickled."""
 
     def __init__(self, dataset: Dataset[Batch], expected: Expected | None) -> None:
         self.dataset, self.expected = dataset, expected
@@ -284,8 +285,10 @@ class _Steps(Dataset["_Step"]):
 
 
 def _apart(_worker: int) -> None:
-    """Signals to the group of the process that trains, of a terminal or a batch system, are for that one to answer: it
-    may still want to end a step. A worker is ended by it, or ends when it is gone."""
+    """Moves a worker to its own process group, so that a terminal's or batch system's signals reach the trainer only.
+
+    The trainer may still want to finish a step; it ends its workers, and they end if it dies.
+    """
     os.setpgid(0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Turning a text of stories into a file of tokens, story by story: the text is never in memory as a whole."""
+"""Tokenizes a text of stories into a file, story by story, without loading the whole text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from esper.config import ConfigError
 
 END = "<|endoftext|>"
 READ = 1 << 20
-"""Characters read together."""
+"""Number of characters read at once."""
 TOGETHER = 1_000
-"""Stories tokenized together."""
+"""Number of stories tokenized at once."""
 
 
 def write_tokens(text: Path, tokenizer_file: Path, out: Path, vocabulary: int) -> None:
-    """Write ``out``, uint16, each story ended by the token of ``<|endoftext|>``; it is there as a whole or not at all.
+    """Writes ``out`` atomically: uint16 tokens, with the token of ``<|endoftext|>`` after each story.
 
-    Raises ConfigError for a tokenizer or a text that cannot be used, OSError for a file.
+    Raises ConfigError if the tokenizer or the text is unusable, OSError if a file cannot be read or written.
     """
     tokenizer = _open(tokenizer_file, vocabulary)
     end = tokenizer.token_to_id(END)
@@ -57,7 +57,7 @@ def _open(file: Path, vocabulary: int) -> Any:
 
 
 def _stories(text: Path) -> Iterator[str]:
-    """What stands between the separators, without the white space around it; empty ones are left out."""
+    """Yields the stories between the separators, stripped of white space; empty ones are skipped."""
     rest = ""
     with text.open(encoding="utf-8") as file:
         while read := file.read(READ):

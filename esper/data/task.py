@@ -1,4 +1,4 @@
-"""A task: a host, three disjoint splits of data, and the sizes that suit them."""
+"""A task: a host, three disjoint splits of data, and default sizes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Sample = tuple[Tensor, Tensor]
 SAMPLE = 3
 
 MOST_CHANNELS = 32
-"""Of images that lie in memory as bytes."""
+"""Max channels of images stored as bytes."""
 
 PAD = -100
-"""Target of what does not count, such as the tokens behind the end of a text."""
+"""Target that is ignored, such as padding after the end of a text."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How a training image is changed each time it is seen; only what leaves its meaning alone."""
+    """Random, label-preserving changes to a training image each time it is used."""
 
     crop: int = 0
-    """Pixels of value 0 put on every side, before a window of the image's size is cut out anywhere; 0 cuts nothing."""
+    """Number of zero pixels added on every side before a random window of the image's size is cut out; 0: no crop."""
     flip: bool = False
-    """Whether half of them are mirrored left to right."""
+    """Whether half of the images, chosen at random, are mirrored left to right."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples resident in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
+    """Samples in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
 
-    With a ``table``, float32 [C, 256], inputs are images of bytes, x uint8 [N, H, W, C], and networks see
+    With a ``table``, float32 [C, 256], inputs are images stored as bytes, x uint8 [N, H, W, C], and networks see
     ``table[c, pixel]`` as float32 [B, C, H, W] in channels_last.
     """
 
@@ -57,14 +57,14 @@ class Split:
         return Split(self.x.to(device), self.y.to(device), table)
 
     def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Samples ``first`` to ``last`` − 1 as networks see them; ``dtype`` is for those made from bytes."""
+        """Returns samples ``first`` to ``last`` − 1 as networks see them; ``dtype`` applies to images from bytes."""
         if self.table is None:
             return self.x[first:last]
         rows = torch.arange(first, min(last, len(self)), device=self.x.device)
         return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
 
     def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Room for ``count`` inputs, not filled."""
+        """Allocates an uninitialised buffer for ``count`` inputs."""
         if self.table is None:
             return self.x.new_empty((count, *self.x.shape[1:]))
         _, height, width, channels = self.x.shape
@@ -73,25 +73,25 @@ class Split:
 
     @cached_property
     def counts(self) -> NDArray[np.float64]:
-        """Targets of each sample that count, [N]: 1 for a class, the tokens that are no padding for a text."""
+        """Number of targets in each sample, float64 [N]: 1 for classes, the non-padding tokens for text."""
         if self.y.dim() == 1:
             return np.ones(len(self.y))
         return np.asarray((self.y != PAD).sum(dim=1).double().cpu())
 
     def check(self, name: str, classes: int) -> None:
-        """Raises ConfigError for what cannot be trained on."""
+        """Raises ConfigError, starting with ``name``, if the split cannot be trained on."""
         if len(self.x) != len(self.y) or not len(self.y):
-            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; it wants as many, and some")
+            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more")
         self._check_table(name)
         if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
             raise ConfigError(
-                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; it wants int64, [N] or [N, T]"
+                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
             )
         known = self.y if self.y.dim() == 1 else self.y[self.y != PAD]
         if not len(known) or int(known.min()) < 0 or int(known.max()) >= classes:
             raise ConfigError(f"{name}: targets must lie between 0 and {classes - 1}; padding of tokens is {PAD}")
         if not self.counts.all():
-            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} is nothing but padding")
+            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} contains only padding")
         if self.x.is_floating_point():
             finite = self.x.isfinite().flatten(1).all(dim=1)
             if not finite.all():
@@ -109,11 +109,11 @@ class Split:
         if self.table.dtype != torch.float32 or tuple(self.table.shape) != wanted:
             raise ConfigError(
                 f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
-                f"channels want float32 {wanted}, see esper.ops.normalisation_table"
+                f"channels need float32 {wanted}, see esper.ops.normalisation_table"
             )
         if not min(self.x.shape) > 0 or wanted[0] > MOST_CHANNELS:
             raise ConfigError(
-                f"{name}: images of bytes have 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
+                f"{name}: uint8 images need 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
             )
         for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
             if not tensor.is_contiguous():
@@ -124,39 +124,41 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """What hosts are trained on. Rewards, gates and the governor see validation only; test is read by reports only.
+    """The data, the host and the default sizes of a problem.
+
+    Rewards, gates and the governor see the validation split only; only reports read the test split.
 
     Raises ConfigError for splits that cannot be trained on.
     """
 
     name: str
     classes: int
-    """Size of the last dimension of the logits: classes of an image, the vocabulary of a text."""
+    """Size of the last dimension of the logits: the number of image classes, or the vocabulary of a text."""
     build_host: Callable[[], Host]
-    """Makes a fresh host; where it draws initial weights from torch's generator, every episode has its own."""
+    """Makes a new host; initial weights drawn from torch's generator differ between episodes."""
     train: Split | Dataset[Sample]
-    """In memory, or a map-style dataset (x, y) of samples of equal shapes that workers read."""
+    """In memory, or a map-style dataset of samples (x, y) with equal shapes, which workers read."""
     validation: Split
     test: Split
     description: str = ""
     learning_rate: float = 0.05
     batch_size: int = 64
     samples_per_epoch: int | None = None
-    """Samples each env draws in one epoch; None: all of the training split."""
+    """Samples that each env draws per epoch; None: the whole training split."""
     n_envs: int = 8
     episode_length: int = 30
     rounds: int = 4
-    """Rounds of a run whose controller does not learn."""
+    """Number of rounds of a run whose controller does not learn."""
     learning_rounds: int = 25
-    """Rounds of a run whose controller learns."""
+    """Number of rounds of a run whose controller learns."""
     evaluation_batch: int = 500
-    """Samples that are evaluated at once: features of many more leave the caches, and take twice as long."""
+    """Samples per evaluation batch; features of much larger batches do not fit in the caches and take twice as long."""
     workers: int = 2
-    """Processes that read training data which is not in memory."""
+    """Number of processes that read training data which is not in memory."""
     augmentation: Augmentation = Augmentation()
-    """What is done to training images that lie in memory as bytes."""
+    """Augmentation of training images that are stored as bytes."""
     precision: Precision = "float32"
-    """What passes compute with, see ``TaskConfig.precision``."""
+    """Precision of forward and backward passes, see ``TaskConfig.precision``."""
 
     def __post_init__(self) -> None:
         for name, split in self._splits().items():
@@ -169,23 +171,23 @@ class Task:
         if self.augmentation == Augmentation():
             return
         if not isinstance(self.train, Split) or self.train.table is None:
-            raise ConfigError(f"{self.name}: only training images of bytes with a table are augmented, and it has none")
+            raise ConfigError(f"{self.name}: augmentation needs uint8 training images with a table")
         side, crop = min(self.train.x.shape[1:3]), self.augmentation.crop
         if not 0 <= crop < side:
-            raise ConfigError(f"{self.name}: crop is {crop}; images of this size want 0 to {side - 1} pixels")
+            raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
 
     def _splits(self) -> dict[str, Split]:
-        """Those in memory, by name."""
+        """Returns the splits that are in memory, by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if isinstance(split, Split)}
 
     @property
     def samples(self) -> int:
-        """Of the training split."""
+        """Number of training samples."""
         return len(self.train)  # type: ignore[arg-type]
 
     def calibration_inputs(self, count: int = 256) -> Tensor:
-        """The first training inputs, at most ``count``, on the task's device."""
+        """Returns the first training inputs, at most ``count``, on the task's device."""
         count = min(count, self.samples)
         if isinstance(self.train, Split):
             return self.train.inputs(0, count)
@@ -193,21 +195,24 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where the data lies, and hosts train."""
+        """Device of the data in memory, on which hosts train."""
         return self.validation.x.device
 
     def to(self, device: torch.device) -> Task:
-        """The same task with its splits on ``device``."""
+        """Returns the same task with its in-memory splits on ``device``."""
         return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
 
     @property
     def sample(self) -> Tensor:
-        """A few inputs that networks are tried on."""
+        """A few validation inputs, on which networks are tried."""
         return self.validation.inputs(0, SAMPLE)
 
 
 def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
-    """The config with the task's numbers in place of None. Raises ConfigError for a batch that the data cannot fill."""
+    """Returns the config with the task's defaults in place of None.
+
+    Raises ConfigError for a batch or an epoch that the data cannot fill, or for more micro-batches than samples.
+    """
     chosen = config.task
     samples = chosen.samples_per_epoch or task.samples_per_epoch or task.samples
     batch = chosen.batch_size or task.batch_size

@@ -20,20 +20,21 @@ TASKS: dict[str, TaskEntry] = {
 }
 
 SIMULATED: dict[str, str] = {"planted": "simulated hosts under a known law, to try controllers on; 64 envs, no data"}
-"""Tasks whose hosts are simulated, with what they are: they have an env (``esper.env.make``) and nothing to load."""
+"""Descriptions of tasks with simulated hosts: they have an env (``esper.env.make``) and no data to load."""
 
 
 def load_task(name: str, options: DataOptions | None = None, trusted: bool = True) -> Task:
-    """The task with its data.
+    """Loads a task with its data.
 
     Args:
         name: a known name, or ``path.py:function`` of a file whose function returns a Task.
-        options: where data lies; None: the default folder, and nothing is downloaded.
-        trusted: whether the name comes from the person who runs this; False where it was read from a run's files. Code
-            in a file is run only when it is trusted.
+        options: data folder and download permission; None: the default folder, and no downloads.
+        trusted: True if the name was given by the user, False if it was read from a run's files. Code in a file runs
+            only if it is trusted.
 
-    Raises ConfigError listing the known names when there is no task of that name, when it has no data, when its data is
-    missing or corrupt, or when it is code that is not trusted.
+    Raises:
+        ConfigError: the name is unknown (lists the known ones), the task is simulated, its data is missing or corrupt,
+            or it is code that is not trusted.
     """
     if is_user_task(name):
         if not trusted:
@@ -43,7 +44,7 @@ def load_task(name: str, options: DataOptions | None = None, trusted: bool = Tru
 
 
 def build_host(name: str, trusted: bool = True) -> Host:
-    """A task's host, without reading its data. Raises ConfigError as :func:`load_task` does."""
+    """Makes a task's host; a known task is not loaded for that. Raises ConfigError as :func:`load_task` does."""
     if is_user_task(name):
         return load_task(name, trusted=trusted).build_host()
     return _entry(name).build_host()

@@ -1,4 +1,4 @@
-"""Sequences of tokens out of one long stream: windows that do not overlap, with targets shifted by one."""
+"""Sequences from one long stream of tokens: non-overlapping windows with targets shifted by one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from esper.data.task import Split
 
 
 def windows(tokens: Tensor, length: int) -> Split:
-    """Tokens int64 [M] as inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is left out.
+    """Cuts tokens int64 [M] into inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is dropped.
 
-    The target of each token is the one that follows it. Windows do not overlap, and every window has ``length`` targets
-    out of ``tokens`` itself, so that nothing crosses a border between splits. Inputs and targets share memory.
+    The target of a token is the next one. Windows do not overlap, and all targets come from ``tokens`` itself, so that
+    no window crosses a border between splits. Inputs and targets share memory. Raises ValueError if N would be 0.
     """
     count = max(0, len(tokens) - 1) // length
     if count == 0:
@@ -24,13 +24,13 @@ def windows(tokens: Tensor, length: int) -> Split:
 
 
 def evenly_spaced(split: Split, count: int) -> Split:
-    """``count`` rows of the split, spread over all of it; the split itself where it has no more than that."""
+    """Returns a copy of ``count`` rows spread evenly over the split, or of all rows if there are no more."""
     rows = torch.linspace(0, len(split) - 1, min(count, len(split)), dtype=torch.float64).round().long()
     return Split(x=split.x[rows].clone(), y=split.y[rows].clone())
 
 
 def cut_by_position(total: int, fractions: Sequence[float]) -> list[slice]:
-    """Disjoint slices that follow each other, with about these fractions of ``total``; the last takes the rest."""
+    """Returns consecutive slices with about these fractions of ``total``; the last slice takes the rest."""
     borders = [0]
     for fraction in fractions[:-1]:
         borders.append(borders[-1] + int(total * fraction))

@@ -1,8 +1,8 @@
 """`tinystories`: short stories for a transformer of 30 million parameters, from files in the data folder.
 
-In ``tinystories/`` lie either token files, ``train.bin`` and ``validation.bin`` (uint16, each story ended by the token
-of ``<|endoftext|>``), or texts, ``train.txt`` and ``validation.txt`` (stories separated by ``<|endoftext|>``), with
-GPT-2's ``tokenizer.json``. A text is turned into a token file once, and the token file is read from then on.
+``tinystories/`` contains either token files, ``train.bin`` and ``validation.bin`` (uint16, with the token of
+``<|endoftext|>`` after each story), or texts, ``train.txt`` and ``validation.txt`` (stories separated by
+``<|endoftext|>``), with GPT-2's ``tokenizer.json``. A text is tokenized once; from then on the token file is read.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ NAME = "tinystories"
 VOCABULARY = 50_257
 LENGTH = 256
 MEASURED = 32
-"""Sequences of 256 that are validated on, and as many to test on: 8,192 tokens, whose accuracy has a standard error
-near 0.5 pp. There are no more because every epoch evaluates them, once for each configuration of the seeds."""
+"""Number of sequences of 256 tokens for validation, and for test: 8,192 tokens, whose accuracy has a standard error
+near 0.5 pp. There are no more because every epoch evaluates them once for each configuration of the seeds."""
 PARTS = ("train", "validation")
 HOME = "https://huggingface.co/datasets/roneneldan/TinyStories"
 TOKENIZER_HOME = "https://huggingface.co/openai-community/gpt2"
 
 
 def build_host() -> TransformerHost:
-    """Six layers, 384 wide, a slot after every second one."""
+    """Makes a transformer with six layers of width 384 and a slot after every second one."""
     return TransformerHost(vocabulary=VOCABULARY, width=384, layers=6, heads=6, block=LENGTH, slots=3)
 
 
 def load(options: DataOptions) -> Task:
-    """Training sequences stay in the file, as a data set that workers read; they do not fit in memory everywhere. The
-    first half of the validation stories is validated on, the other half tested on.
+    """Loads the task. Workers read training sequences from the file, because they may not fit in memory.
 
-    Raises ConfigError for files that are missing or unusable.
+    Validation uses the first half of the validation stories, test the second half. Raises ConfigError for files that
+    are missing or unusable.
     """
     try:
         train, validation = token_files(options.folder / NAME)
-    except OSError as error:  # no right to read or to write; a disk that is full
+    except OSError as error:  # no permission to read or write, or a full disk
         raise ConfigError(f"{options.folder / NAME} cannot be used: {error}") from None
     held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
     first, second = cut_by_position(len(held_out), (0.5, 0.5))
     if min(first.stop, len(held_out) - first.stop) <= LENGTH:
-        raise ConfigError(f"{validation.path} has {len(held_out)} tokens; it takes {2 * LENGTH + 2} or more")
+        raise ConfigError(f"{validation.path} has {len(held_out)} tokens; {2 * LENGTH + 2} or more are needed")
     sequences = TokenWindows(train, LENGTH)
     return Task(
         name=NAME,
@@ -75,7 +75,10 @@ def _measured(tokens: torch.Tensor) -> Split:
 
 
 def token_files(folder: Path) -> tuple[TokenFile, TokenFile]:
-    """Training and validation tokens, made from the texts where there are no token files yet. Raises ConfigError."""
+    """Returns the training and validation tokens, after tokenizing texts that have no token file yet.
+
+    Raises ConfigError if files are missing or unusable, or if a text is newer than its token file.
+    """
     texts = [part for part in PARTS if not (folder / f"{part}.bin").is_file()]
     tokenizer = folder / "tokenizer.json"
     missing = [folder / f"{part}.txt" for part in texts if not (folder / f"{part}.txt").is_file()]

@@ -1,4 +1,4 @@
-"""Tokens in a file of uint16, memory-mapped: what does not fit in memory is read where it lies, a row at a time."""
+"""Tokens in a memory-mapped uint16 file, read one row at a time, so that they need not fit in memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.utils.data import Dataset
 from esper.config import ConfigError
 
 SCAN = 1 << 24
-"""Tokens looked at together when a file is checked: 32 MiB."""
+"""Number of tokens checked at once, 32 MiB."""
 
 
 class TokenFile:
-    """The tokens of one file; opened where it is used, so that it can be sent to another process by its path.
+    """The tokens of one file; it is opened on first use and pickled by its path.
 
-    Raises ConfigError for a file that cannot be one, or that holds a token outside the vocabulary.
+    Raises ConfigError if the file is empty or has an odd size, or contains a token outside the vocabulary.
     """
 
     def __init__(self, path: Path, vocabulary: int) -> None:
         self.path = path
         size = path.stat().st_size
         if size == 0 or size % 2:
-            raise ConfigError(f"{path} has {size} bytes; a token file has two a token (uint16, little-endian)")
+            raise ConfigError(f"{path} has {size} bytes; a token file has two bytes per token (uint16, little-endian)")
         self._tokens: NDArray[np.uint16] | None = None
         for first in range(0, len(self), SCAN):
             highest = int(self.tokens[first : first + SCAN].max())
@@ -35,7 +35,7 @@ class TokenFile:
 
     @property
     def tokens(self) -> NDArray[np.uint16]:
-        """uint16 [M], memory-mapped."""
+        """Memory-mapped tokens, uint16 [M]."""
         if self._tokens is None:
             self._tokens = np.memmap(self.path, dtype="<u2", mode="r")
         return self._tokens
@@ -44,20 +44,20 @@ class TokenFile:
         return self.path.stat().st_size // 2
 
     def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "_tokens": None}  # a memory map would travel as a copy of the whole file
+        return {"path": self.path, "_tokens": None}  # a memory map would be pickled as a copy of the whole file
 
 
 class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of ``length`` tokens that do not overlap, each with targets shifted by one: pairs int64 [length].
+    """Non-overlapping windows of ``length`` tokens with targets shifted by one: pairs (x, y), each int64 [length].
 
-    Raises ConfigError for a file without a single window.
+    Raises ConfigError if the file is too short for one window.
     """
 
     def __init__(self, file: TokenFile, length: int) -> None:
         self.file, self.length = file, length
         self.count = (len(file) - 1) // length
         if self.count < 1:
-            raise ConfigError(f"{file.path} has {len(file)} tokens; a sequence with its targets takes {length + 1}")
+            raise ConfigError(f"{file.path} has {len(file)} tokens; a sequence with its targets needs {length + 1}")
 
     def __len__(self) -> int:
         return self.count

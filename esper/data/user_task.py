@@ -1,4 +1,4 @@
-"""Tasks from a Python file of the user: ``path.py:function``, where the function returns a Task."""
+"""Tasks from a user's Python file: ``path.py:function``, whose function returns a Task."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ FORM = "path.py:function"
 
 
 def is_user_task(name: str) -> bool:
-    """Whether a task's name is that of a Python file and a function, and not one of the known names."""
+    """True if a task's name refers to a Python file and a function."""
     return ":" in name or name.endswith(".py")
 
 
 def refuse_untrusted(name: str, where: str) -> ConfigError:
-    """The error for such a name that comes out of a file and not from the person who runs it."""
+    """Makes the error for a user task that is named by a file (``where``) and not by the user."""
     return ConfigError(
         f"{where} names the task {name!r}, which is Python code; Esper runs code only when you name it yourself. "
-        f"Look at the file, and give --task again: --task {name} (task={name!r} from Python)"
+        f"Review the file, then name it: --task {name} (task={name!r} from Python)"
     )
 
 
 def confirmed_task(found: str, given: str | None, where: str) -> str:
-    """The task of a run whose files name ``found``, where ``given`` is what the person who runs it named, if anything.
+    """Returns the task of a run whose files name ``found``, given the user's ``--task``, if any.
 
-    Code is taken from what was given only. Raises ConfigError.
+    Code is loaded only from a name that the user gave. Raises ConfigError if that is missing, or names another task.
     """
     if given is None:
         if is_user_task(found):
@@ -46,15 +46,15 @@ def confirmed_task(found: str, given: str | None, where: str) -> str:
 
 
 def same_task(found: str, given: str) -> bool:
-    """Whether two names mean one task: the file may have moved, the function is still the same."""
+    """True if two names mean the same task; a user task's file may have moved, but its function has the same name."""
     both = is_user_task(found) and is_user_task(given)
     return found == given or (both and found.rpartition(":")[2] == given.rpartition(":")[2])
 
 
 def load_user_task(name: str) -> Task:
-    """Run the file and call its function. The task goes by ``name`` from then on, so that its run can name it.
+    """Runs the file, calls its function, and returns the task under ``name``, by which its run refers to it.
 
-    Raises ConfigError: no such file or function, an exception in either, or a result that is no usable Task.
+    Raises ConfigError if there is no such file or function, if one of them raises, or if the result is not a Task.
     """
     path, _, function = name.rpartition(":")
     if not path.endswith(".py") or not function.isidentifier():
@@ -75,7 +75,7 @@ def load_user_task(name: str) -> Task:
 
 
 def _run(file: Path) -> ModuleType:
-    """The file as a module of its own, compiled afresh; classes in it can find their module while they are made."""
+    """Runs the file as a new module, which is registered first, so that its classes find their module."""
     digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
     module = ModuleType(f"esper_user_task_{digest}")
     module.__file__ = str(file)
@@ -85,7 +85,7 @@ def _run(file: Path) -> ModuleType:
 
 
 def _describe(error: BaseException, file: Path) -> str:
-    """What happened, and on which line of the file."""
+    """Describes the error, with its line in the file."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} is not Python: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]

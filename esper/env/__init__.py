@@ -1,1 +1,1 @@
-"""The environment: hosts in training behind the Gymnasium vector API."""
+"""The environment: training hosts behind the Gymnasium vector API."""

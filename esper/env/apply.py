@@ -1,4 +1,4 @@
-"""How an action changes slots: one function an op, each behind its gate."""
+"""Execution of actions on slots: one function per op, each behind its gate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from esper.training.governor import Governor
 
 
 class Growing(Protocol):
-    """The parts of an episode that actions and gates have to do with."""
+    """The parts of an episode that actions and gates use."""
 
     training: ParallelEnvState
     world: World
@@ -35,7 +35,7 @@ class Growing(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an action; ``reason`` says why it was refused."""
+    """Result of an action; ``reason`` says why it was refused, or is empty."""
 
     op: Op
     succeeded: bool
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def apply_action(episode: Growing, action: Action) -> Outcome:
-    """Execute one legal action and report it."""
+    """Executes one legal action and emits its event, except for WAIT."""
     if action.op is Op.WAIT:
         return Outcome(Op.WAIT, True, "")
     slot = episode.slots[action.slot]
@@ -120,7 +120,7 @@ _OPS: Mapping[Op, Callable[[Growing, SeedSlot, Action], str]] = MappingProxyType
 
 
 def next_gate(episode: Growing, slot: SeedSlot) -> GateResult | None:
-    """The gate in front of the slot's next stage (ADVANCE, or FOSSILIZE from HOLDING), or None where there is none."""
+    """Evaluates the gate of the slot's next stage (ADVANCE, or FOSSILIZE from HOLDING); None if it has no gate."""
     target = SeedStage.FOSSILIZED if slot.stage is SeedStage.HOLDING else ADVANCES.get(slot.stage)
     if target is None:
         return None
@@ -129,7 +129,7 @@ def next_gate(episode: Growing, slot: SeedSlot) -> GateResult | None:
 
 
 def automatic_gates(episode: Growing) -> None:
-    """Open the gates that the config opens by themselves; prune a seed that blocks an automatic G2 for too long."""
+    """Opens automatic gates (``env.auto_advance``) and prunes seeds that fail an automatic G2 for too long."""
     automatic = episode.world.config.env.auto_advance
     for slot in episode.slots:
         target = ADVANCES.get(slot.stage)

@@ -15,6 +15,7 @@ from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import evaluate
 from esper.training.memory import Parts
+from esper.training.placement import HostCopy, copies_to_pin
 from esper.training.tiers import prepare_hosts
 from esper.training.totals import make_totals
 
@@ -73,7 +74,8 @@ def measure_baseline(
     prepare_hosts(config.run, envs, lanes)
     for env in envs:
         env.reset(run_seed, episode=0)
-    trainer = HostTrainer(tasks[0], envs, lanes, parts)
+    pinned = copies_to_pin(config.run, envs, kept=(HostCopy.EPOCH_START,))
+    trainer = HostTrainer(tasks[0], envs, lanes, parts, pinned)
     try:
         trainer.repeatable(validate, envs)
         for _ in range(horizon):

@@ -1,4 +1,4 @@
-"""What ``gymnasium.make`` and ``gymnasium.make_vec`` call for ``esper/Growth-v0``."""
+"""Entry points of ``gymnasium.make`` and ``gymnasium.make_vec`` for ``esper/Growth-v0``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PLAIN = {
     **dict.fromkeys(set(TaskConfig.model_fields) - {"name"}, "task"),
     **dict.fromkeys(set(EnvConfig.model_fields) - {"n_envs"}, "env"),
 }
-"""Fields that are keywords by themselves, and their sections."""
+"""Config fields that are keywords themselves, with their sections."""
 TABLES = tuple(name for name in TrainingConfig.model_fields if name != "task")
-"""Sections that are keywords, given as dicts."""
+"""Config sections that are keywords and take dicts."""
 
 
 def make_vector(
@@ -29,20 +29,20 @@ def make_vector(
     render_mode: None = None,
     **keywords: Any,
 ) -> SlotVectorEnv:
-    """What ``gymnasium.make_vec("esper/Growth-v0", ...)`` makes.
+    """Makes the env of ``gymnasium.make_vec("esper/Growth-v0", ...)``.
 
     Args:
-        num_envs: hosts, all trained together.
-        task: as `esper tasks` lists them; None takes it from ``config``, where the default is ``digits``.
+        num_envs: number of hosts, which train together.
+        task: a name that `esper tasks` lists; None takes it from ``config``, whose default is ``digits``.
         config: the whole configuration, or its tables.
         autoreset_mode: SAME_STEP or DISABLED, see SlotVectorEnv.
-        render_mode: there is nothing to render.
+        render_mode: must be None: there is nothing to render.
         keywords: override ``config``: any field of its sections ``env`` and ``task``, such as ``episode_length=20``,
             and the other sections as dicts, such as ``reward={"mode": "sparse"}``.
 
     Raises:
-        ConfigError: a value that cannot be, or a task that is not known.
-        TypeError: a keyword that is not known, or a render mode.
+        ConfigError: an invalid value or an unknown task.
+        TypeError: an unknown keyword, or a render mode.
         ValueError: another autoreset mode.
     """
     if render_mode is not None:
@@ -51,10 +51,12 @@ def make_vector(
 
 
 def make_single(**keywords: Any) -> SingleEnv:
-    """What ``gymnasium.make("esper/Growth-v0", ...)`` makes: one host; keywords are those of :func:`make_vector`
-    that concern one env."""
+    """Makes the env of ``gymnasium.make("esper/Growth-v0", ...)``: one host.
+
+    It takes the keywords of :func:`make_vector` except ``num_envs`` and ``autoreset_mode``, which raise TypeError.
+    """
     if refused := {"num_envs", "autoreset_mode"} & set(keywords):
-        raise TypeError(f"{', '.join(sorted(refused))}: one env has none; use gymnasium.make_vec for many")
+        raise TypeError(f"{', '.join(sorted(refused))}: not available for one env; use gymnasium.make_vec for many")
     return SingleEnv(make_vector(1, autoreset_mode=AutoresetMode.DISABLED, **keywords))
 
 
@@ -63,18 +65,16 @@ def _configured(
 ) -> TrainingConfig:
     base = config if isinstance(config, TrainingConfig) else TrainingConfig.parse(dict(config or {}))
     if base.env.n_envs not in (None, num_envs):
-        raise ConfigError(
-            f"num_envs is {num_envs}, but env.n_envs of the config {base.env.n_envs}; leave the latter out"
-        )
+        raise ConfigError(f"num_envs is {num_envs}, but env.n_envs of the config is {base.env.n_envs}; omit the latter")
     tables: dict[str, dict[str, Any]] = {name: {} for name in TrainingConfig.model_fields}
     for name, value in keywords.items():
         if name in PLAIN:
             tables[PLAIN[name]][name] = value
         elif name not in TABLES:
             known = ", ".join(["num_envs", "task", "config", "autoreset_mode", *TABLES, *sorted(PLAIN)])
-            raise TypeError(f"got an unexpected keyword argument {name!r}; known are: {known}")
+            raise TypeError(f"got an unexpected keyword argument {name!r}; known: {known}")
         elif not isinstance(value, Mapping):
-            raise TypeError(f"{name} is a dict of the fields of that section of the config, not {value!r}")
+            raise TypeError(f"{name} must be a dict of values of that section of the config, not {value!r}")
         else:
             tables[name] |= value
     tables["env"]["n_envs"] = num_envs

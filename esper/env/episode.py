@@ -1,6 +1,6 @@
-"""One env's episode: a host in training with its slots, governor and counterfactuals, phase by phase.
+"""One env's episode: a training host with its slots, governor and counterfactuals, phase by phase.
 
-The vector env calls the phases of a step in order for all envs together; nothing here knows of other envs.
+The vector env calls the phases of a step in order, each for all envs together; an episode does not know other envs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from esper.training.totals import EpochTotals
 
 
 class Episode:
-    """State and phases of one env."""
+    """The state of one env and the phases of its steps."""
 
     def __init__(self, training: ParallelEnvState, world: World) -> None:
         self.training = training
         self.world = world
         self.slots = [training.slot_by_name[name] for name in world.spec.slots]
-        """Row-major, as in actions and observations."""
-        self.governor = Governor(world.config.governor, training.durations, training.task.classes)
+        """Slots in row-major order, as in actions and observations."""
+        self.governor = Governor(world.config.governor, training.durations, training.task.classes, world.pinned)
         self.counterfactual = CounterfactualHelper()
         self.signals = SignalTracker()
         self.done = True
 
-    # Lanes report errors by these.
+    # Lanes use these to report errors.
     @property
     def index(self) -> int:
         return self.training.index
@@ -55,7 +55,7 @@ class Episode:
         return self.training.batch
 
     def reset(self, run_seed: int, episode: int) -> None:
-        """A fresh host; its first validation follows with :meth:`validate`, :meth:`read` and :meth:`begin`."""
+        """Starts an episode with a new host; :meth:`validate`, :meth:`read` and :meth:`begin` must follow."""
         self.training.reset(run_seed, episode)
         self.governor.reset()
         self.signals.reset()
@@ -64,14 +64,14 @@ class Episode:
         self.done = False
         self.truncated = False
         self.stopped: str | None = None
-        """Why the episode was cut short, as ``env.stop_on`` names it."""
+        """The condition of ``env.stop_on`` that truncated the episode."""
         self.total_reward = 0.0
         self.terms: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the steps to come depend on, between two steps: plain values and CPU tensors.
+        """Returns the state needed to resume between two steps, as plain values and CPU tensors.
 
-        What was validated last is not in it: it is measured anew in every step, and all that lasts is in the slots."""
+        The last validation is not included: it is repeated in every step, and the slots keep its lasting results."""
         return {
             "training": host_state(self.training),
             "governor": self.governor.state_dict(),
@@ -86,7 +86,7 @@ class Episode:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; raises KeyError or ValueError where it is that of another host."""
+        """Resumes from ``state``. Raises KeyError or ValueError if it belongs to a different host."""
         self.reset(state["training"]["run_seed"], state["training"]["episode"])
         load_host_state(self.training, state["training"], self.world.blueprints)
         self.governor.load_state_dict(state["governor"], self.training.device)
@@ -97,14 +97,14 @@ class Episode:
         self.total_reward = state["total_reward"]
 
     def begin(self) -> None:
-        """After the first validation: the first snapshot, and the first entry of the histories.
+        """Takes the first snapshot and starts the histories, after the first validation.
 
-        Raises ValueError where nothing could be restored, because the host is not finite before any training.
+        Raises ValueError if the host is not finite before any training, since no snapshot could restore it.
         """
         if self.not_finite:
             raise ValueError(
                 f"env {self.index}: the host is not finite before any training (validation loss "
-                f"{self.measurement.loss:g}); look at its initial values and at the validation data"
+                f"{self.measurement.loss:g}); check its initial weights and the validation data"
             )
         self.governor.start_from(self.measurement.loss)
         self.governor.snapshot_if_due(self.training, self._record(), fossilized=False)
@@ -112,15 +112,19 @@ class Episode:
 
     # Phase 1
     def act(self, action: Action) -> None:
-        """Apply one legal action to the slots."""
+        """Applies one legal action to the slots."""
         self.rolled_back = False
         self.outcome = apply_action(self, action)
 
-    # Phase 2 trains hosts, and knows nothing of episodes.
+    # Phase 2 trains hosts and does not involve episodes.
 
     # Phase 3, on a lane
     def validate(self) -> None:
-        """Evaluate all configurations; results wait on the device: in the env's totals, and here what else there is."""
+        """Evaluates all configurations; results stay on the device, in the env's totals and in ``packed``.
+
+        ``packed`` float64 [1 + S + ...] holds the number of non-finite elements in the weights of host and fossils and
+        in the host's buffers, the ``finite`` flags of the slots (row-major), and the gradient statistics.
+        """
         env = self.training
         every = self.world.config.env.counterfactual_every
         plan = self.counterfactual.plan(env.slots, costly=env.epoch % every == 0)
@@ -139,7 +143,7 @@ class Episode:
         )
 
     def read(self, packed: Tensor, totals: EpochTotals) -> None:
-        """Take in what was transferred: ``packed`` float64 and the env's ``totals``, both on the CPU."""
+        """Reads the transferred epoch: ``packed`` float64 and the env's ``totals``, both on the CPU."""
         head, configurations = 1 + len(self.slots), len(self.counterfactual.configurations)
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
         found = Evaluation(totals.stats(configurations), totals.correct(configurations))
@@ -156,7 +160,7 @@ class Episode:
             committed_loss=self.counterfactual.loss_of(COMMITTED),
             all_off_loss=self.counterfactual.loss_of(ALL_OFF),
         )
-        # Losses of the network that would be kept, and of the host alone, are in rewards and in the snapshot's record.
+        # Losses with fossils only and with every seed off enter rewards and the snapshot's record.
         seen = (self.measurement.loss, self.measurement.committed_loss, self.measurement.all_off_loss)
         self.not_finite += sum(not math.isfinite(loss) for loss in seen)
         self._measure_seeds(packed[head:])
@@ -192,7 +196,7 @@ class Episode:
 
     # Phase 4
     def govern(self) -> None:
-        """Cut living seeds that are not finite; roll back a host that went bad; else take a snapshot when due."""
+        """Rolls back a bad host; in a healthy one, cuts non-finite living seeds and takes a snapshot if it is due."""
         env = self.training
         self._with_seed = [slot for slot in self.slots if slot.seed is not None]
         panic = self.governor.check(self.measurement.loss, self.not_finite)
@@ -202,7 +206,7 @@ class Episode:
             self.governor.snapshot_if_due(env, self._record(), fossilized)
             return
         snapshot = self.governor.roll_back(env)
-        self.counterfactual.reset()  # it is about the network that went bad
+        self.counterfactual.reset()  # its results are those of the bad network
         self.rolled_back = True
         record = snapshot.record
         self.measurement = Measurement(
@@ -225,7 +229,7 @@ class Episode:
         )
 
     def _cut_broken_seeds(self) -> None:
-        """Only in a healthy host: in a broken one every seed has seen values that are not finite."""
+        """Cuts non-finite living seeds. The host must be healthy: in a bad one every seed has non-finite inputs."""
         for slot, finite in zip(self.slots, self.finite, strict=True):
             if slot.living and not finite:
                 assert slot.blueprint is not None
@@ -235,9 +239,9 @@ class Episode:
 
     # Phase 5
     def tick(self) -> None:
-        """Move every clock by one epoch, once.
+        """Advances every clock by one epoch and opens automatic gates.
 
-        A seed that the governor removed was trained in this epoch: its cooldown begins with the next.
+        If the governor removed a seed in this epoch, the slot's cooldown begins with the next one.
         """
         for slot in self.slots:
             if slot.seed is not None or slot not in self._with_seed:
@@ -247,7 +251,7 @@ class Episode:
 
     # Phase 6
     def close_epoch(self) -> None:
-        """Remember what was measured; the episode may end here, or be cut short."""
+        """Records the measurement and decides whether the episode ends or is truncated here."""
         self.signals.record(self.measurement)
         self.done = self.epoch >= self.training.horizon or self.governor.ends_episode
         if not self.done:
@@ -255,7 +259,7 @@ class Episode:
             self.done = self.truncated = self.stopped is not None
 
     def _early_stop(self) -> str | None:
-        """Which of ``env.stop_on`` holds; see its docstring."""
+        """Returns the condition of ``env.stop_on`` that holds, or None."""
         config = self.world.config.env
         if "divergence" in config.stop_on and self.rolled_back:
             return "divergence"
@@ -266,18 +270,18 @@ class Episode:
         return None
 
     def credit(self, terms: dict[str, float]) -> float:
-        """Take note of what this epoch earned, by name; returns the sum."""
+        """Stores the reward terms of this epoch by name and returns their sum."""
         self.terms = terms
         reward = sum(terms.values())
         self.total_reward += reward
         return reward
 
     def baseline_accuracy(self) -> float:
-        """b_t at this epoch, pp."""
+        """Returns the no-growth baseline b_t at this epoch, pp."""
         return self.world.baseline.accuracy[self.epoch]
 
     def report_changes(self) -> None:
-        """Send the stage changes since the last call as events."""
+        """Emits the stage changes since the last call as events."""
         for change in self.training.take_changes():
             self._emit(
                 StageChanged,
@@ -297,8 +301,10 @@ class Episode:
 
 
 def transfer(episodes: list[Episode]) -> None:
-    """Bring every env's epoch to the CPU: one transfer of the totals of all, and one of what else there is; so many
-    for each device."""
+    """Transfers every env's epoch to the CPU and reads it.
+
+    There are two transfers per device: one of all totals, and one of flags and gradient statistics.
+    """
     blocks: dict[int, list[Episode]] = {}
     for episode in episodes:
         blocks.setdefault(id(episode.training.totals.accumulators), []).append(episode)

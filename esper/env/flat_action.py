@@ -1,4 +1,4 @@
-"""Wrappers that offer the legal joint actions as one ``Discrete``, so that plain PPO and DQN can drive an env."""
+"""Wrappers with the joint actions as one ``Discrete``, so that plain PPO and DQN can drive an env."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ else:
 
 
 class FlatTable:
-    """The list of joint actions behind a ``Discrete``: ``actions`` int64 [N, 8]."""
+    """The joint actions behind a ``Discrete``: ``actions`` int64 [N, 8]."""
 
     def __init__(self, spec: ActionSpec) -> None:
         self.actions = joint_actions(spec)
         self.space = Discrete(len(self.actions))
 
     def look_up(self, chosen: Any) -> Ints:
-        """The rows [..., 8] of chosen numbers [...]. Raises ValueError for one that is not a number of an action."""
+        """Returns the actions [..., 8] of indices [...]. Raises ValueError for an index out of range."""
         numbers, last = np.asarray(chosen), len(self.actions) - 1
         if not np.issubdtype(numbers.dtype, np.integer) or (numbers < 0).any() or (numbers > last).any():
-            raise ValueError(f"an action is an integer from 0 to {last}, not {chosen!r}")
+            raise ValueError(f"an action must be an integer from 0 to {last}, not {chosen!r}")
         return np.asarray(self.actions[numbers])
 
     def legal(self, masks: Info) -> NDArray[np.int8]:
-        """``info["action_mask"]`` of E envs as int8 [E, N], the type that ``Discrete.sample`` takes."""
+        """Converts ``info["action_mask"]`` of E envs to int8 [E, N], the dtype that ``Discrete.sample`` takes."""
         return legal_joint_actions(self.actions, masks).astype(np.int8)
 
 
 class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstructorArgs):
-    """One host, driven by one number: the joint action of that number in ``table.actions``.
+    """One host with a discrete action: the index of a joint action in ``table.actions``.
 
-    ``info["action_mask"]`` is int8 [N], 1 where that action is legal, exactly.
+    ``info["action_mask"]`` is int8 [N], 1 for exactly the legal actions.
 
     Args:
         env: a ``SingleEnv``, wrapped or not.
@@ -69,11 +69,11 @@ class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstr
         return observation, reward, terminated, truncated, self._flat(info)
 
     def action(self, action: np.int64) -> Ints:
-        """The joint action [8] of that number. Raises ValueError for a number that is none's."""
+        """Returns the joint action [8] at that index. Raises ValueError for an index out of range."""
         return self.table.look_up(action)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """What is legal now, bool [N], as sb3-contrib reads it."""
+        """Returns the currently legal actions, bool [N], as sb3-contrib reads them."""
         return self._legal.astype(np.bool_)
 
     def _flat(self, info: Info) -> Info:
@@ -82,9 +82,10 @@ class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstr
 
 
 class FlatActionVector(VectorWrapperOfActions):
-    """Many hosts, each driven by one number; actions are integers [E].
+    """Many hosts with discrete actions: integers [E], indices of joint actions in ``table.actions``.
 
-    ``info["action_mask"]`` is int8 [E, N], and so is that in ``info["final_info"]``, zero where no episode ended.
+    ``info["action_mask"]`` is int8 [E, N], and so is that in ``info["final_info"]``, which is 0 for envs whose episode
+    did not end.
 
     Args:
         env: a vector env of this package, wrapped or not.
@@ -102,12 +103,12 @@ class FlatActionVector(VectorWrapperOfActions):
         return observation, self._flat(info)
 
     def step(self, actions: Ints) -> tuple[Float32s, NDArray[Any], NDArray[Any], NDArray[Any], Info]:
-        """Take the joint actions of these numbers [E]. Raises ValueError for a number that is none's."""
+        """Executes the joint actions at these indices [E]. Raises ValueError for an index out of range."""
         observation, rewards, terminated, truncated, info = self.env.step(self.table.look_up(actions))
         return observation, rewards, terminated, truncated, self._flat(info)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """What is legal now, bool [E, N]."""
+        """Returns the currently legal actions, bool [E, N]."""
         return self._legal.astype(np.bool_)
 
     def _flat(self, info: Info) -> Info:
@@ -116,6 +117,6 @@ class FlatActionVector(VectorWrapperOfActions):
         if "final_info" in info:
             ended = info["_final_info"]
             final = self.table.legal(info["final_info"]["action_mask"])
-            final[~ended] = 0  # WAIT is always legal, but these have no final state
+            final[~ended] = 0  # without a final state, not even WAIT is legal
             info["final_info"] = {**info["final_info"], "action_mask": final}
         return info

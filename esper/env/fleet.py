@@ -1,6 +1,6 @@
-"""The state of many envs as arrays: what masks, observations and rewards are computed from.
+"""The state of many envs as arrays, from which masks, observations and rewards are computed.
 
-Hosts in training are gathered into a fleet after each step; a simulated env keeps its state in one. E envs, S slots.
+Training hosts are gathered into a fleet after each step; a simulated env keeps its state in one. E envs, S slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 
 def stage_table(stages: Collection[SeedStage]) -> Bools:
-    """Whether a stage is one of these, by the stage's value."""
+    """Returns a bool table, indexed by a stage's value, that is True for these stages."""
     table = np.zeros(max(SeedStage) + 1, dtype=np.bool_)
     table[list(stages)] = True
     return table
@@ -40,7 +40,7 @@ HAS_SEED = stage_table({*LIVING, SeedStage.FOSSILIZED})
 
 NAN = float("nan")
 
-# What an array field is made of: its element type, the value it starts with, the axes after the leading ones.
+# Metadata of array fields: dtype, initial value, and axes after the leading ones.
 INT: dict[str, Any] = {"kind": np.int64, "empty": 0, "shape": ()}
 FLOAT: dict[str, Any] = {"kind": np.float64, "empty": 0.0, "shape": ()}
 FLAG: dict[str, Any] = {"kind": np.bool_, "empty": False, "shape": ()}
@@ -49,34 +49,34 @@ MEASURED: dict[str, Any] = {**FLOAT, "empty": NAN}
 
 @dataclass
 class Arrays:
-    """Arrays that share their leading axes."""
+    """A dataclass of arrays with the same leading axes."""
 
     @classmethod
     def fresh(cls, *axes: int, **given: Arrays) -> Self:
-        """All values as at the start of an episode; ``given`` are the fields that are not arrays."""
+        """Makes arrays with initial values and these leading axes; ``given`` are the fields that are not arrays."""
         kinds = {f.name: f.metadata for f in fields(cls) if f.metadata}
         made: dict[str, Any] = {name: np.full((*axes, *m["shape"]), m["empty"], m["kind"]) for name, m in kinds.items()}
         return cls(**given, **made)
 
     def clear(self, where: Bools, keep: Collection[str] = ()) -> None:
-        """Give the places of ``where`` (bool over the leading axes) their first values again, but for ``keep``."""
+        """Resets the entries of ``where`` (bool over the leading axes) to initial values, except in fields ``keep``."""
         for f in fields(self):
             if f.metadata and f.name not in keep:
                 getattr(self, f.name)[where] = f.metadata["empty"]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The arrays by name, as tensors of their own."""
+        """Returns copies of the arrays by name, as tensors."""
         return {f.name: torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self) if f.metadata}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Write over the arrays in place."""
+        """Overwrites the arrays in place."""
         for name, values in state.items():
             getattr(self, name)[...] = values.numpy()
 
 
 @dataclass
 class Slots(Arrays):
-    """Everything about slots and their seeds, [E, S]; NaN where a measurement was not made."""
+    """The state of slots and their seeds, [E, S]; NaN for a measurement that was not made."""
 
     stage: Ints = field(metadata={**INT, "empty": SeedStage.DORMANT})
     epochs_in_stage: Ints = field(metadata=INT)
@@ -90,7 +90,7 @@ class Slots(Arrays):
     incubation_target: Floats = field(metadata=FLOAT)
     fading: Bools = field(metadata=FLAG)
     blueprint: Ints = field(metadata={**INT, "empty": -1})
-    """Index in the action spec's blueprints, -1 for none."""
+    """Index into the action spec's blueprints, -1 without a seed."""
     parameters: Ints = field(metadata=INT)
     trial: Floats = field(metadata=MEASURED)
     trial_error: Floats = field(metadata=MEASURED)
@@ -105,12 +105,12 @@ class Slots(Arrays):
     vanishing: Floats = field(metadata=MEASURED)
     exploding: Floats = field(metadata=MEASURED)
     gate_score: Floats = field(metadata=FLOAT)
-    """Fraction of the next gate's checks that hold; 0 where there is no gate."""
+    """Fraction of the next gate's checks that hold; 0 without a gate."""
     gate_passed: Bools = field(metadata=FLAG)
 
     @property
     def holding(self) -> Bools:
-        """Alpha is not on its way anywhere."""
+        """True if no ramp of alpha is running."""
         return np.asarray(self.alpha_done >= self.alpha_steps)
 
     @property
@@ -123,20 +123,20 @@ class Slots(Arrays):
 
     @property
     def blended_alpha(self) -> Floats:
-        """Alpha of the seeds in the forward pass, 0 of the others."""
+        """Alpha of seeds in the forward pass, 0 for other slots."""
         return np.where(IS_BLENDED[self.stage], self.alpha, 0.0)
 
 
 @dataclass
 class Fleet(Arrays):
-    """Everything about envs but their slots, [E]; accuracies pp."""
+    """The state of envs, [E]; accuracies in pp."""
 
     slots: Slots
     epoch: Ints = field(metadata=INT)
     train_loss: Floats = field(metadata=FLOAT)
     train_accuracy: Floats = field(metadata=FLOAT)
     loss: Floats = field(metadata=FLOAT)
-    """Validation loss, everything on."""
+    """Validation loss with everything on."""
     accuracy: Floats = field(metadata=FLOAT)
     committed: Floats = field(metadata=FLOAT)
     """Accuracy with fossils only."""
@@ -145,7 +145,7 @@ class Fleet(Arrays):
     """Validation loss with fossils only."""
     all_off_loss: Floats = field(metadata=FLOAT)
     loss_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
-    """[E, HISTORY]: one epoch ago, two, ...; the first value where the history is shorter."""
+    """Losses one epoch ago, two, ..., [E, HISTORY]; the first value if the history is shorter."""
     accuracy_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
     best_accuracy: Floats = field(metadata=FLOAT)
     epochs_since_best: Ints = field(metadata=INT)
@@ -155,12 +155,12 @@ class Fleet(Arrays):
     rollbacks: Ints = field(metadata=INT)
     anomaly_pending: Bools = field(metadata=FLAG)
     potential: Floats = field(metadata=FLOAT)
-    """The reward's stored Φ."""
+    """The potential Φ stored by the reward."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What masks, observations and rewards need beside the state: the same for all envs and for the whole run."""
+    """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
 
     config: TrainingConfig
     spec: ActionSpec
@@ -168,7 +168,7 @@ class Rules:
     horizon: int
     host_parameters: int
     largest: Ints
-    """[S, B]: parameters of each blueprint in each slot with its largest blend style."""
+    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
 
     @cached_property
     def durations(self) -> Durations:
@@ -176,7 +176,7 @@ class Rules:
 
     @property
     def budget(self) -> float:
-        """Parameters that seeds may add."""
+        """Max parameters that seeds may add."""
         return self.config.env.parameter_budget * self.host_parameters
 
     @cached_property
@@ -188,16 +188,16 @@ class Rules:
         return self.baseline.in_stds(np.array(self.baseline.loss))
 
     def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
-        """b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
+        """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
         return self._accuracy[np.minimum(epoch + ahead, self.horizon)]
 
     def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
-        """The no-growth loss at these epochs, or ``ahead`` epochs later, in standard deviations of the final one."""
+        """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
         return self._loss[np.minimum(epoch + ahead, self.horizon)]
 
 
 def reward_state(fleet: Fleet, rules: Rules) -> RewardState:
-    """What rewards read, [E] each; copies, so that it stays as it was when the fleet moves on."""
+    """Copies the inputs of rewards, [E] each, so that later changes of the fleet do not affect them."""
     slots = fleet.slots
     return RewardState(
         accuracy=fleet.accuracy.copy(),

@@ -1,4 +1,4 @@
-"""From hosts in training to a fleet: the one place where their state is read into arrays."""
+"""Gathers the state of training hosts into the arrays of a fleet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from esper.training.env_state import ParallelEnvState
 
 
 def gather(episodes: Sequence[Episode]) -> Fleet:
-    """The present state of all envs; the potential is the reward's, and is left 0."""
+    """Returns the current state of all envs; the potential, which the reward owns, is 0."""
     fleet = Fleet.fresh(len(episodes), slots=_slots(episodes))
     for e, episode in enumerate(episodes):
         now, signals = episode.measurement, episode.signals
@@ -71,7 +71,10 @@ def _slot(slot: SeedSlot, gate: GateResult | None, spec: ActionSpec) -> dict[str
 
 
 def largest_sizes(training: ParallelEnvState, spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
-    """[S, B]: parameters of a seed with its largest blend style, the gated one: affordable means in any style."""
+    """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
+
+    The gated style is the largest, so a blueprint that is affordable is so in any style.
+    """
     topology = training.host.topology
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
     channels = [training.slot_by_name[name].site.channels for name in spec.slots]

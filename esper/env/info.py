@@ -1,4 +1,4 @@
-"""The info dict of a vector env, which holds arrays [E, ...] and dicts of them: one env's part, and ended episodes'."""
+"""Parts of a vector env's info dict, which holds arrays [E, ...] and dicts: that of one env, and of ended episodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ Info = dict[str, Any]
 
 
 def of_env(info: Info, env: int) -> Info:
-    """What ``info`` says of one env: scalars as Python's, arrays as copies. Keys that start with ``_``, which say for
-    which envs the others are meant, have no place in it."""
+    """Returns one env's part of ``info``, with Python scalars and copies of arrays.
+
+    It omits keys that start with ``_``, which mark the envs for which other keys are valid.
+    """
     part: Info = {}
     for key, value in info.items():
         if key.startswith("_"):
@@ -26,12 +28,11 @@ def of_env(info: Info, env: int) -> Info:
 
 
 def final_entries(observation: NDArray[np.float32], info: Info, ended: NDArray[np.bool_]) -> Info:
-    """What Gymnasium's vector envs add to the info of a step in which the episodes of ``ended`` (bool [E]) ended and
-    were reset.
+    """Returns the info entries that Gymnasium's vector envs add in a step in which ``ended`` (bool [E]) episodes reset.
 
-    ``final_obs`` is an object array [E] of observations, None where the episode goes on. ``final_info`` is ``info`` of
-    the ended ones, zero elsewhere, and like every dict in it has for each key another one, ``_key``, that says where
-    its values mean something.
+    ``final_obs`` is an object array [E] of observations, None for episodes that continue. ``final_info`` is ``info`` of
+    the ended episodes, zero elsewhere; it and every dict in it have a bool array ``_key`` for each key, which marks the
+    envs whose values are valid.
     """
     observations = np.full(len(ended), None, dtype=object)
     for env in np.flatnonzero(ended):

@@ -1,4 +1,4 @@
-"""Which ops are legal in which slots, and which blueprints a slot can afford."""
+"""Legality of ops in slots, and the blueprints that each slot can afford."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IS_BUSY = stage_table({SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN})
 
 
 def legal_actions(fleet: Fleet, rules: Rules) -> ActionMask:
-    """The masks of all envs in their present state."""
+    """Returns the masks of all envs in their current state."""
     slots = fleet.slots
     envs, places = slots.stage.shape
     op_slot = np.zeros((envs, len(Op), places), dtype=np.bool_)
@@ -28,9 +28,9 @@ def legal_actions(fleet: Fleet, rules: Rules) -> ActionMask:
 
 
 def may_germinate(slots: Slots, rules: Rules) -> Bools:
-    """[E]: below both caps and, with ``one_incubating``, no seed in GERMINATED, TRAINING or cooldown in this host.
+    """Bool [E]: below both caps and, with ``one_incubating``, no seed in GERMINATED, TRAINING or cooldown in the host.
 
-    Living seeds count against ``max_fossils`` too: a seed that could never be kept is not planted.
+    Living seeds also count against ``max_fossils``: a seed that could never be kept is not planted.
     """
     env, places = rules.config.env, slots.stage.shape[1]
     living, fossils = slots.living.sum(axis=1), slots.fossil.sum(axis=1)
@@ -41,17 +41,17 @@ def may_germinate(slots: Slots, rules: Rules) -> Bools:
 
 
 def may_advance(slots: Slots, rules: Rules) -> Bools:
-    """A seed in GERMINATED, TRAINING or BLENDING whose gate is not automatic."""
+    """Bool [E, S]: a seed in GERMINATED, TRAINING or BLENDING whose gate is not automatic."""
     manual = [stage for stage, after in ADVANCES.items() if GATES[after][0] not in rules.config.env.auto_advance]
     return stage_table(manual)[slots.stage]
 
 
 def may_prune(slots: Slots, rules: Rules) -> Bools:
-    """A living seed that is old enough and whose alpha holds."""
+    """Bool [E, S]: a living seed that is old enough and whose alpha holds."""
     return np.asarray(slots.living & (slots.age >= rules.durations.min_prune_age) & slots.holding)
 
 
 def may_retarget(slots: Slots) -> Bools:
-    """A seed in BLENDING or HOLDING whose alpha holds."""
+    """Bool [E, S]: a seed in BLENDING or HOLDING whose alpha holds."""
     blended = (slots.stage == SeedStage.BLENDING) | (slots.stage == SeedStage.HOLDING)
     return np.asarray(blended & slots.holding)

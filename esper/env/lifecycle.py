@@ -1,7 +1,7 @@
-"""The life of seeds in arrays: what ``SeedSlot`` does to one slot, done to the slots of many envs at once.
+"""The lifecycle of seeds in arrays: the operations of ``SeedSlot`` for the slots of many envs at once.
 
-Everywhere ``where`` is bool [E, S] and says which slots a change applies to; the mask has allowed it before. Values are
-[E, S], or [E, 1] for a value an env. A test drives both implementations by the same actions.
+``where`` is always bool [E, S] and selects the slots of a change, which the action mask has allowed before. Values are
+[E, S], or [E, 1] for one value per env. A test drives both implementations with the same actions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from esper.spaces import action
 _CURVES = [AlphaCurve(name) for name in action.ALPHA_CURVES]
 _STYLES = [STYLES[name] for name in action.STYLES]
 STYLE_CURVE: Ints = np.array([_CURVES.index(style.curve) for style in _STYLES])
-"""Curve of a style's first ramp."""
+"""Curve of the first ramp, by style."""
 STYLE_OPERATOR: Ints = np.array([list(BlendOperator).index(style.operator) for style in _STYLES])
 STYLE_IS_GATED: Bools = np.array([style.operator is BlendOperator.GATE for style in _STYLES])
 
@@ -28,7 +28,7 @@ LONGEST = max(*action.TEMPOS, *action.ALPHA_SPEEDS)
 
 
 def _ramp_table() -> Floats:
-    """[curves, steps, done]: how far a ramp of so many steps has come."""
+    """Returns the progress of ramps, [curves, steps, done]."""
     table = np.zeros((len(_CURVES), LONGEST + 1, LONGEST + 1))
     for c, curve in enumerate(_CURVES):
         for steps in range(1, LONGEST + 1):
@@ -38,7 +38,7 @@ def _ramp_table() -> Floats:
 
 
 def _following(after: dict[SeedStage, SeedStage]) -> Ints:
-    """The stage that follows, by a stage's value; itself where none does."""
+    """Returns the next stage, indexed by a stage's value; the stage itself if it has none."""
     table = np.arange(max(SeedStage) + 1)
     table[list(after)] = list(after.values())
     return table
@@ -51,7 +51,7 @@ _COOLED = _following({stage: next(iter(TRANSITIONS[stage])) for stage in COOLDOW
 
 @dataclass
 class SeedSlots(Slots):
-    """Slots with what only their own life needs, [E, S]."""
+    """Slots with the additional state of simulated seeds, [E, S]."""
 
     style: Ints = field(metadata=INT)
     tempo: Ints = field(metadata=INT)
@@ -64,7 +64,7 @@ class SeedSlots(Slots):
 
     @property
     def learning(self) -> Bools:
-        """A fading seed is frozen, a germinated one has not started."""
+        """True for seeds that train: not in GERMINATED, and not while alpha is falling."""
         return np.asarray(HAS_SEED[self.stage] & (self.stage != SeedStage.GERMINATED) & ~self.lowering)
 
 
@@ -84,7 +84,7 @@ def germinate(
 
 
 def advance(slots: SeedSlots, where: Bools) -> None:
-    """To the next stage; entering BLENDING takes the first step of the ramp at once."""
+    """Moves to the next stage; entering BLENDING takes the first step of the ramp at once."""
     ramps = where & (slots.stage == SeedStage.TRAINING)
     _ramp(slots, ramps, slots.incubation_target, slots.tempo, STYLE_CURVE[slots.style])
     _enter(slots, where, _ADVANCED[slots.stage])
@@ -95,13 +95,13 @@ def fossilize(slots: SeedSlots, where: Bools) -> None:
 
 
 def set_alpha_target(slots: SeedSlots, where: Bools, target: Floats, steps: Ints, curve: Ints) -> None:
-    """A new ramp; leaving full alpha takes a seed from HOLDING back to BLENDING."""
+    """Starts a new ramp; a target below 1 takes a seed from HOLDING back to BLENDING."""
     _ramp(slots, where, target, steps, curve)
     _enter(slots, where & (slots.stage == SeedStage.HOLDING) & (target < 1), SeedStage.BLENDING)
 
 
 def prune(slots: SeedSlots, where: Bools, steps: Ints, curve: Ints) -> None:
-    """Remove seeds: at once, or after alpha faded to zero in ``steps`` epochs."""
+    """Removes seeds: blended ones after fading to alpha 0 in ``steps`` epochs, others at once."""
     fades = where & IS_BLENDED[slots.stage] & (slots.alpha > 0) & (steps > 0)
     _ramp(slots, fades, np.zeros((1, 1)), steps, curve)
     slots.fading |= fades
@@ -110,13 +110,13 @@ def prune(slots: SeedSlots, where: Bools, steps: Ints, curve: Ints) -> None:
 
 
 def cut(slots: SeedSlots, where: Bools) -> None:
-    """Remove seeds now and start the cooldown."""
+    """Removes seeds now and starts the cooldown."""
     slots.clear(where)
     slots.stage[where] = SeedStage.PRUNED
 
 
 def tick(slots: SeedSlots, active: Bools, embargo: int) -> None:
-    """One epoch has passed in the envs of ``active`` [E]: alpha, a faded prune, cooldown."""
+    """Ends an epoch in the envs of ``active`` bool [E]: alpha, clocks, faded seeds, cooldown (``embargo`` epochs)."""
     here = np.broadcast_to(active[:, None], slots.stage.shape)
     cooling, seeded = here & IS_COOLING[slots.stage], here & HAS_SEED[slots.stage]
     slots.epochs_in_stage += here
@@ -130,7 +130,7 @@ def tick(slots: SeedSlots, active: Bools, embargo: int) -> None:
 
 
 def judge(slots: SeedSlots, anomaly_pending: Bools, rules: Rules) -> None:
-    """Write what the gates in front of the next stages say, as ``evaluate_gate`` does. NaN never passes a check."""
+    """Sets ``gate_score`` and ``gate_passed`` of the next gates, as ``evaluate_gate`` does. NaN fails every check."""
     gates, durations, stage = rules.config.env.gates, rules.durations, slots.stage
     strict = gates.level == "strict"
     slack = gates.trial_standard_errors * slots.trial_error
@@ -160,7 +160,7 @@ def judge(slots: SeedSlots, anomaly_pending: Bools, rules: Rules) -> None:
 
 
 def automatic_gates(slots: SeedSlots, active: Bools, anomaly_pending: Bools, rules: Rules) -> None:
-    """Open the gates that the config opens by themselves; prune a seed that blocks an automatic G2 for too long."""
+    """Opens automatic gates (``env.auto_advance``) and prunes seeds that fail an automatic G2 for too long."""
     automatic = [stage for stage, after in ADVANCES.items() if GATES[after][0] in rules.config.env.auto_advance]
     if not automatic:
         return
@@ -173,7 +173,7 @@ def automatic_gates(slots: SeedSlots, active: Bools, anomaly_pending: Bools, rul
 
 
 def _ramp(slots: SeedSlots, where: Bools, target: Floats, steps: Ints, curve: Ints) -> None:
-    """Start a ramp from here and take its first step; ``steps`` 0 jumps."""
+    """Starts a ramp from the current alpha and takes its first step; 0 steps jump."""
     for values, new in (
         (slots.alpha_start, slots.alpha),
         (slots.alpha_target, target),
@@ -187,7 +187,7 @@ def _ramp(slots: SeedSlots, where: Bools, target: Floats, steps: Ints, curve: In
 
 
 def _advance_alpha(slots: SeedSlots, where: Bools) -> None:
-    """One step of the ramp; nothing while holding."""
+    """Takes one step of running ramps."""
     moving = where & ~slots.holding
     slots.alpha_done += moving
     start, target = slots.alpha_start, slots.alpha_target

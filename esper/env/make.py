@@ -1,4 +1,4 @@
-"""Envs for a task by name, whether its hosts are trained or simulated."""
+"""Makes envs for a task by name, with trained or simulated hosts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from esper.hosts.host import Host
 from esper.telemetry.event import Event
 from esper.training.device_lanes import devices_of
 from esper.training.memory import Parts
+from esper.training.workspaces import WORKSPACES, lanes_of
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,19 @@ class EnvMaker:
     """Makes the envs of one run, which share its data."""
 
     config: TrainingConfig
-    """With the task's numbers in place of None."""
+    """The configuration, with the task's defaults in place of None."""
     task: Task | None
-    """None where hosts are simulated."""
+    """The task; None for simulated hosts."""
     parts: Parts | None = field(default=None, compare=False)
-    """What all hosts of the run compute batches in; None leaves it to each env."""
+    """The micro-batches that all hosts of the run share; None: each env has its own."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
-    """The task on the further devices of ``config.run.device``."""
+    """Copies of the task on the other devices of ``config.run.device``."""
 
     @classmethod
     def of(cls, config: TrainingConfig, task: Task | None = None) -> EnvMaker:
-        """Takes ``task``, or loads the data of ``config.task.name``, to ``config.run.device``.
+        """Moves ``task``, or the loaded task ``config.task.name`` if it is None, to ``config.run.device``.
 
-        Raises ConfigError listing the known names, or for sizes that the data cannot serve.
+        Raises ConfigError for an unknown task, listing the known ones, or for sizes that the data cannot fill.
         """
         if task is not None:
             config = config.with_values(task={"name": task.name})
@@ -46,12 +47,14 @@ class EnvMaker:
             return cls(planted.resolve(config), None)
         else:
             task = load_task(config.task.name, DataOptions.of(config.task))
-        task, *elsewhere = (task.to(device) for device in devices_of(config.run.device))
-        config = resolve(config, task)
+        config, devices = resolve(config, task), devices_of(config.run.device)
+        if any(device.type == "cuda" for device in devices):
+            WORKSPACES.bound(lanes_of(config, len(devices)))  # before anything uses cuBLAS
+        task, *elsewhere = (task.to(device) for device in devices)
         return cls(config, task, Parts(config), tuple(elsewhere))
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
-        """The same with other hosts; for a task that trains some."""
+        """Returns a maker for other hosts; not for simulated ones."""
         assert self.task is not None
         task, *elsewhere = (replace(task, build_host=build_host) for task in (self.task, *self.elsewhere))
         return replace(self, task=task, elsewhere=tuple(elsewhere))
@@ -62,7 +65,7 @@ class EnvMaker:
         emit: Callable[[Event], None] = ignore,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
     ) -> SlotVectorEnv:
-        """An env; ``n_envs`` in place of the config's, ``emit`` for its events (simulated hosts have none)."""
+        """Makes an env; ``n_envs`` replaces the config's, ``emit`` receives its events (simulated hosts have none)."""
         config = self.config.with_values(env={"n_envs": n_envs}) if n_envs else self.config
         if self.task is None:
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
@@ -72,8 +75,8 @@ class EnvMaker:
 
 
 def make_env(config: TrainingConfig, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED) -> SlotVectorEnv:
-    """The env of ``config.task.name`` on ``config.run.device``; see SlotVectorEnv for ``autoreset_mode``.
+    """Makes the env of ``config.task.name`` on ``config.run.device``; see SlotVectorEnv for ``autoreset_mode``.
 
-    Raises ConfigError listing the known names.
+    Raises ConfigError as :meth:`EnvMaker.of` does.
     """
     return EnvMaker.of(config).make(autoreset_mode=autoreset_mode)

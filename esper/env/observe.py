@@ -1,4 +1,4 @@
-"""From a fleet to the named values of its observations."""
+"""Computes observations, by name, from a fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esper.spaces.observation import HISTORY, ObservationLayout, clamp_pp, symlo
 
 
 def observe(fleet: Fleet, rules: Rules, layout: ObservationLayout) -> NDArray[np.float32]:
-    """The observations of all envs, [E, size]."""
+    """Returns the observations of all envs, float32 [E, size]."""
     return layout.vectors(_base(fleet, rules), _slots(fleet.slots, rules))
 
 
@@ -79,7 +79,7 @@ def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
         "contribution_measured": ~np.isnan(slots.contribution),
         "epochs_since_measured": slots.epochs_since_measured / horizon,
         "interaction": clamp_pp(slots.interaction),
-        # The layout writes 0 for the NaN of what was not measured.
+        # The layout replaces NaN (not measured) by 0.
         "gradient_norm": symlog(slots.gradient_norm),
         "gradient_ratio": symlog(slots.gradient_ratio),
         "gradient_health": slots.gradient_health,

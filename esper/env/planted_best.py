@@ -1,18 +1,19 @@
-"""The best return of the planted task, by a search over schedules under the law without noise.
+"""The best return of the planted task, found by a search over schedules under the law without noise.
 
-Without noise an env is deterministic, so a schedule is an action an epoch, int64 [T, 8], and its return is played, not
-estimated. The search has two parts:
+Without noise an env is deterministic, so a schedule is one action per epoch, int64 [T, 8], and its return is played,
+not estimated. The search has two parts:
 
-1. Order, blueprints and pace. Every order of every subset of the slots, with every choice of blueprints that are worth
-   something there, is tried at several paces (incubation, tempo, style), each seed planted as soon as the one before it
-   has left incubation. Seeds hardly act on one another in the law (a small synergy, the concave rent), and whatever
-   they do early they do better, so that what is left to find is near one of these.
-2. Polishing. The best schedules are improved until no single edit helps: any head of any action changed, an action
-   moved to any other epoch, left out, or put in; and all later actions shifted by an epoch.
+1. Order, blueprints and pace. Every order of every subset of the slots, with every choice of blueprints of positive
+   worth there, is tried at several paces (incubation and tempo); each seed is planted as soon as the one before it has
+   left incubation. In the law, seeds hardly interact (a small synergy, the concave rent) and do better the earlier they
+   are planted, so the optimum is near one of these schedules.
+2. Polishing. The best schedules are improved until no single edit helps. An edit changes a head of an action, moves an
+   action to a free epoch, swaps two, removes or inserts one, or shifts all later actions by an epoch.
 
-So the result is the best of all orders and choices, and cannot be improved by any single edit: near-optimal, and
-exactly reproducible. Returns are discounted by the reward's γ: only so do the potential terms of an episode cancel
-exactly. In an undiscounted sum they leave (γ − 1) · ΣΦ, a penalty on holding seeds, which says nothing of the outcome.
+So the result is at least as good as all orders and choices, and no single edit improves it: it is near-optimal and
+exactly reproducible. Returns are discounted by the reward's γ, because only then do the potential terms of an episode
+cancel exactly. In an undiscounted sum they leave (γ − 1) · ΣΦ, a penalty on holding seeds that is unrelated to the
+outcome.
 """
 
 from __future__ import annotations
@@ -31,23 +32,28 @@ from esper.env.planted_law import Law
 from esper.spaces.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
 
 Schedule = NDArray[np.int64]
-"""An action an epoch, [T, 8]."""
+"""One action per epoch, [T, 8]."""
 
 BATCH = 2048
-"""Schedules played together."""
+"""Number of schedules played together."""
 KEPT = 2
-"""Schedules that are polished."""
+"""Number of schedules that are polished."""
 
 
 @dataclass(frozen=True)
 class Best:
+    """The best schedule found."""
+
     schedule: Schedule
     discounted: float
     """Σ γ^t r_t."""
 
 
 def play(schedules: NDArray[np.int64], config: TrainingConfig, law: Law | None = None) -> Floats:
-    """Discounted returns [N] of schedules [N, T, 8] under the law without noise; an illegal action is WAIT."""
+    """Plays schedules [N, T, 8] under the law without noise and returns their discounted returns [N].
+
+    An illegal action is executed as WAIT.
+    """
     quiet = replace(law or Law(), noise=0.0, paired_noise=0.0)
     returns: list[Floats] = []
     for start in range(0, len(schedules), BATCH):
@@ -63,7 +69,7 @@ def play(schedules: NDArray[np.int64], config: TrainingConfig, law: Law | None =
 
 
 def best_return(config: TrainingConfig | None = None, law: Law | None = None) -> Best:
-    """The best schedule and its discounted return in the config's reward mode."""
+    """Searches for the best schedule and its discounted return in the config's reward mode."""
     env = PlantedVectorEnv(config, law)
     config, law = env.config, env.law
     candidates = np.array(list(_planned(env)))
@@ -73,7 +79,7 @@ def best_return(config: TrainingConfig | None = None, law: Law | None = None) ->
 
 
 def edits(schedule: Schedule, spec: ActionSpec) -> Iterator[Schedule]:
-    """Every schedule that differs by one edit."""
+    """Yields every schedule that differs by one edit."""
     taken = np.flatnonzero(schedule[:, 0] != Op.WAIT)
     free = np.flatnonzero(schedule[:, 0] == Op.WAIT)
     for epoch in taken.tolist():
@@ -91,7 +97,7 @@ def edits(schedule: Schedule, spec: ActionSpec) -> Iterator[Schedule]:
         for other in taken[taken > epoch].tolist():
             yield _with(schedule, {epoch: schedule[other], other: action})
     for epoch in free.tolist():
-        # What comes earlier or later by an epoch from here on.
+        # All later actions move one epoch earlier.
         yield np.concatenate((schedule[:epoch], schedule[epoch + 1 :], np.zeros((1, len(HEADS)), dtype=np.int64)))
         for action in _insertions(spec):
             yield _with(schedule, {epoch: action})
@@ -100,7 +106,7 @@ def edits(schedule: Schedule, spec: ActionSpec) -> Iterator[Schedule]:
 
 
 def _insertions(spec: ActionSpec) -> Iterator[NDArray[np.int64]]:
-    """One action of each op for each slot (and blueprint), the other heads at the values that are most often right."""
+    """Yields an action of each op for each slot (and blueprint), with the usually best values of the other heads."""
     for slot in spec.slots:
         yield from (spec.encode(Op.GERMINATE, slot, name, tempo=TEMPOS[0]) for name in spec.blueprints)
         yield from (spec.encode(op, slot) for op in (Op.ADVANCE, Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET))
@@ -114,7 +120,7 @@ def _with(schedule: Schedule, actions: dict[int, NDArray[np.int64] | int]) -> Sc
 
 
 def _polish(schedule: Schedule, env: PlantedVectorEnv) -> Best:
-    """The best single edit, as long as there is one that helps."""
+    """Applies the best single edit as long as one improves the return."""
     value = float(play(schedule[None], env.config, env.law)[0])
     while True:
         neighbours = np.array(list(edits(schedule, env.action_spec)))
@@ -126,7 +132,7 @@ def _polish(schedule: Schedule, env: PlantedVectorEnv) -> Best:
 
 
 def _planned(env: PlantedVectorEnv) -> Iterator[Schedule]:
-    """Every order of every subset of slots, with every useful choice of blueprints, at several paces."""
+    """Yields schedules for every order of every subset of slots and every useful choice of blueprints and pace."""
     law, least = env.law, Durations.of(env.config, env.horizon).min_training_epochs
     useful = [[b for b, worth in enumerate(row) if worth > 0] for row in law.worth]
     for count in range(len(law.slots) + 1):
@@ -139,12 +145,15 @@ def _planned(env: PlantedVectorEnv) -> Iterator[Schedule]:
 
 
 def _as_soon_as_possible(seeds: list[tuple[int, int]], incubation: int, tempo: int, env: PlantedVectorEnv) -> Schedule:
-    """Plant, incubate, blend, hold and fossilize each seed; the next one is planted when this one starts to blend."""
+    """Plants, incubates, blends, holds and fossilizes each seed; the next is planted when this one starts to blend.
+
+    ``seeds`` are (slot, blueprint) indices, ``tempo`` is an index into ``TEMPOS``, ``incubation`` is in epochs.
+    """
     schedule = np.zeros((env.horizon, len(HEADS)), dtype=np.int64)
     start = 0
 
     def put(epoch: int, op: Op, slot: int, blueprint: int = 0) -> int:
-        """The first free epoch from ``epoch`` on; beyond the horizon nothing is done."""
+        """Schedules an action in the first free epoch from ``epoch`` on, if within the horizon; returns the epoch."""
         while epoch < env.horizon and schedule[epoch, 0] != Op.WAIT:
             epoch += 1
         if epoch < env.horizon:
@@ -158,7 +167,7 @@ def _as_soon_as_possible(seeds: list[tuple[int, int]], incubation: int, tempo: i
         planted = put(start, Op.GERMINATE, slot, blueprint)
         incubated = put(planted + 1, Op.ADVANCE, slot)
         blended = put(incubated + incubation, Op.ADVANCE, slot)
-        # The ramp takes one step on entering and one in each tick.
+        # The ramp takes one step on entering BLENDING and one in each tick.
         held = put(blended + TEMPOS[tempo] - 1, Op.ADVANCE, slot)
         put(held + 1, Op.FOSSILIZE, slot)
         start = blended + 1

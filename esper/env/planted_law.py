@@ -1,18 +1,18 @@
-"""The law of the planted task: what a simulated host's accuracy follows. Accuracies are pp, T the horizon.
+"""The law of the planted task, which gives the accuracy of simulated hosts. Accuracies are pp, T is the horizon.
 
 - Host. Alone it reaches ``floor + (ceiling − floor) · (1 − exp(−t / (host_time · T)))`` after t epochs.
-- Plasticity. p(t) = (1 + cos(π t / T)) / 2, as a learning rate falls: what happens early counts more.
-- Maturity of a seed: m = 1 − exp(−x / (seed_time · T)). x grows by p an epoch, times alpha once the seed is blended,
-  and times ``incubation_rate`` while it is incubated. A germinated seed and a fading one learn nothing.
+- Plasticity. p(t) = (1 + cos(π t / T)) / 2 falls like a learning rate, so that early epochs count more.
+- Maturity of a seed: m = 1 − exp(−x / (seed_time · T)). x grows by p per epoch, times alpha once the seed is blended,
+  and times ``incubation_rate`` while it is incubated. Germinated and fading seeds do not learn.
 - Worth. A seed adds worth[slot][blueprint] · share[operator] · alpha · m. Some worths are negative, and one blueprint
   is clearly the best of each slot. Two seeds of positive worth in neighbouring slots also add synergy · αm · α'm'.
-- Shock. A change of alpha by Δ from one epoch to the next hurts the host: by rising_shock · Δ² · (1 − m) when it rises,
-  because the seed is not ripe, and by falling_shock · Δ² · m when it falls, because the host leans on it. So blending
-  too early, pruning a ripe seed, and doing either in a jump cost accuracy. The hurt heals by healing · p an epoch.
-- Reliance. A host leans on the seeds that are blended in: wherever one is switched off, because its contribution is
-  measured or because it was not kept, accuracy falls by reliance · αm beside what the seed adds.
-- Noise. What is measured has one error an epoch, the same for all configurations of a host, of standard deviation
-  ``noise``; contributions and trials have errors of their own of standard deviation ``paired_noise``.
+- Shock. A change of alpha by Δ from one epoch to the next costs accuracy: rising_shock · Δ² · (1 − m) if it rises,
+  because the seed is immature, and falling_shock · Δ² · m if it falls, because the host relies on the seed. So blending
+  too early, pruning a mature seed, and doing either in one jump cost accuracy. The loss heals by healing · p per epoch.
+- Reliance. A host relies on its blended seeds: if one is switched off, because its contribution is measured or because
+  it was not kept, accuracy falls by reliance · αm in addition to what the seed adds.
+- Noise. Measured accuracies have one error per epoch, with standard deviation ``noise``, which is the same for all
+  configurations of a host; contributions and trials have their own errors, with standard deviation ``paired_noise``.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from esper.env.lifecycle import STYLE_OPERATOR, SeedSlots
 from esper.seeds.stage import SeedStage
 
 CHANCE = math.log(10)
-"""Loss of a host that guesses, as if there were ten classes."""
+"""Loss of a host that guesses among ten classes."""
 
 
 @dataclass(frozen=True)
 class Law:
+    """Parameters of the law; see the module's docstring. Raises ValueError for lengths that do not match."""
+
     slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")
     blueprints: tuple[str, ...] = ("moss", "fern", "oak", "ivy")
     worth: tuple[tuple[float, ...], ...] = ((3.0, 8.0, -4.0, -3.0), (-3.0, 3.0, 9.0, -5.0), (7.0, -4.0, -5.0, 3.0))
-    """By slot, then blueprint."""
+    """Worth of a seed by slot, then blueprint, pp."""
     worth_std: float = 0.0
-    """Where it is not 0, every episode has worths of its own: these plus normal numbers of that standard deviation."""
+    """If above 0, every episode has its own worths: these plus normal noise with this standard deviation, pp."""
     share: tuple[float, float, float] = (1.0, 0.8, 0.9)
-    """Part of its worth that a seed can reach: add, multiply, gate."""
+    """Fraction of its worth that a seed can reach, by blend operator: add, multiply, gate."""
     synergy: float = 1.0
     parameters: tuple[int, ...] = (100, 300, 600, 400)
-    """By blueprint; a gated seed has ``gate_parameters`` more."""
+    """Number of parameters by blueprint; a gated seed has ``gate_parameters`` more."""
     gate_parameters: int = 50
     host_parameters: int = 1000
     floor: float = 10.0
     ceiling: float = 65.0
     host_time: float = 0.2
     curve: tuple[float, ...] | None = None
-    """Accuracy of the host alone by epochs done, pp; None: from floor, ceiling and host_time."""
+    """Accuracy of the host alone by number of epochs, pp; None: from floor, ceiling and host_time."""
     seed_time: float = 0.12
     incubation_rate: float = 0.5
     rising_shock: float = 3.0
@@ -60,16 +62,16 @@ class Law:
     noise: float = 0.3
     paired_noise: float = 0.3
     spread: float = 0.3
-    """Standard deviation of the baseline's final accuracy, pp; what loss rewards are measured in, so that it stays when
-    the noise is switched off."""
+    """Standard deviation of the baseline's final accuracy, pp. It is the unit of loss rewards, and so it does not
+    depend on the noise."""
 
     def __post_init__(self) -> None:
         shape = (len(self.slots), len(self.blueprints))
         if np.shape(self.worth) != shape or len(self.parameters) != shape[1]:
-            raise ValueError(f"worth is [slots][blueprints], here {shape}, and parameters one number a blueprint")
+            raise ValueError(f"expected worth of shape {shape} [slots, blueprints] and parameters of length {shape[1]}")
 
     def only(self, blueprints: tuple[str, ...]) -> Law:
-        """The law for hosts in which only these of its blueprints can be planted."""
+        """Returns the law for hosts in which only these blueprints can be planted."""
         places = [self.blueprints.index(name) for name in blueprints]
         return replace(
             self,
@@ -79,18 +81,18 @@ class Law:
         )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:
-        """Of the host alone after so many epochs, pp."""
+        """Returns the accuracy of the host alone after ``epoch`` epochs, pp."""
         if self.curve is not None:
             return np.asarray(np.array(self.curve)[epoch])
         risen = 1 - np.exp(-epoch / (self.host_time * horizon))
         return np.asarray(self.floor + (self.ceiling - self.floor) * risen)
 
     def loss(self, accuracy: Floats) -> Floats:
-        """Validation loss at an accuracy: chance at ten percent, falling in proportion."""
+        """Returns the validation loss at an accuracy: chance at 10 %, falling linearly."""
         return CHANCE * np.maximum(100 - accuracy, 1.0) / 90
 
     def baseline(self, horizon: int, episodes: int) -> Baseline:
-        """The law without seeds and without noise, and the standard deviation that it has with noise."""
+        """Returns the no-growth baseline: curves without seeds and noise, and a standard deviation from ``spread``."""
         accuracy = self.host_accuracy(np.arange(horizon + 1), horizon)
         spread = max(CHANCE * self.spread / 90, SMALLEST_STD)
         return Baseline(tuple(accuracy.tolist()), tuple(self.loss(accuracy).tolist()), spread, episodes)
@@ -98,34 +100,35 @@ class Law:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Without noise, pp."""
+    """Accuracies without noise, [E] unless noted, pp."""
 
     accuracy: Floats
     committed: Floats
     all_off: Floats
     contribution: Floats
-    """[E, S], of blended seeds."""
+    """Contributions of blended seeds, [E, S]."""
     interaction: Floats
+    """Interactions of blended seeds with their neighbours, [E, S]."""
     trial: Floats
-    """[E, S]: what a seed would add at its incubation target."""
+    """Accuracy that a seed would add at its incubation target, [E, S]."""
 
 
 class Growth:
     """Hosts and seeds of E envs under the law."""
 
     STATE = ("worth", "experience", "trained_alpha", "scar")
-    """What changes."""
+    """Names of the arrays that change."""
 
     def __init__(self, law: Law, n_envs: int, horizon: int) -> None:
         self.law, self.horizon = law, horizon
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
-        """[E, S, B]."""
+        """Worths of seeds, [E, S, B], pp."""
         self.share = np.array(law.share)
         self.experience = np.zeros((n_envs, len(law.slots)))
         self.trained_alpha = np.zeros_like(self.experience)
-        """Alpha that the last epoch was trained with."""
+        """Alpha in the last trained epoch, [E, S]."""
         self.scar = np.zeros(n_envs)
-        """Accuracy lost to shocks and not healed yet."""
+        """Accuracy lost to shocks and not healed yet, [E], pp."""
 
     def reset(self, mask: Bools) -> None:
         self.experience[mask] = self.trained_alpha[mask] = 0.0
@@ -133,11 +136,11 @@ class Growth:
 
     @property
     def maturity(self) -> Floats:
-        """m, [E, S]."""
+        """Maturity m of seeds, [E, S]."""
         return np.asarray(1 - np.exp(-self.experience / (self.law.seed_time * self.horizon)))
 
     def train(self, slots: SeedSlots, epoch: Ints, active: Bools) -> None:
-        """One epoch, the one after ``epoch`` [E], in the envs of ``active``."""
+        """Trains one epoch, the one after ``epoch`` [E], in the envs of ``active`` bool [E]."""
         law, here = self.law, active[:, None]
         self.experience[here & (slots.stage == SeedStage.GERMINATED)] = 0.0
         plasticity = (1 + np.cos(np.pi * epoch / self.horizon)) / 2
@@ -151,7 +154,7 @@ class Growth:
         np.copyto(self.trained_alpha, alpha, where=here)
 
     def measure(self, slots: SeedSlots, epoch: Ints) -> Accuracies:
-        """All configurations of all envs after ``epoch`` epochs [E]."""
+        """Returns the accuracies of all configurations of all envs after ``epoch`` epochs [E]."""
         worth = np.take_along_axis(self.worth, np.maximum(slots.blueprint, 0)[:, :, None], axis=2)[:, :, 0]
         worth = np.where(slots.blueprint >= 0, worth * self.share[STYLE_OPERATOR[slots.style]], 0.0)
         helpful, maturity = worth > 0, self.maturity
@@ -172,7 +175,7 @@ class Growth:
         )
 
     def _effect(self, worth: Floats, realised: Floats) -> Floats:
-        """pp that seeds add together, [E]."""
+        """Returns the accuracy that all seeds add together, [E], pp."""
         helping = realised * (worth > 0)
         return np.asarray(
             (worth * realised).sum(axis=1) + self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
@@ -180,7 +183,7 @@ class Growth:
 
 
 def _neighbours(values: Floats) -> Floats:
-    """The sum of the values of the slots on either side, [E, S]."""
+    """Returns the sum of the values of both neighbouring slots, [E, S]."""
     total = np.zeros_like(values)
     total[:, 1:] += values[:, :-1]
     total[:, :-1] += values[:, 1:]

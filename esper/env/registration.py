@@ -1,4 +1,4 @@
-"""Makes ``esper/Growth-v0`` known to Gymnasium, without importing Gymnasium or torch before they are needed."""
+"""Registers ``esper/Growth-v0`` with Gymnasium, without importing Gymnasium or torch before they are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ID = "esper/Growth-v0"
 
 
 def register() -> None:
-    """Register the id; what it names is imported when an env is made."""
+    """Registers the id; its entry points are imported when an env is made."""
     import gymnasium
 
     if ID not in gymnasium.registry:
@@ -25,9 +25,9 @@ def register() -> None:
 
 
 def register_when_imported() -> None:
-    """Register now where Gymnasium is imported already, else as soon as it is.
+    """Registers now if Gymnasium is already imported, else as soon as it is.
 
-    Gymnasium reads no entry points of packages, and sorted imports put ``import esper`` first.
+    Gymnasium does not read entry points of packages, and sorted imports put ``import esper`` first.
     """
     if "gymnasium" in sys.modules:
         register()
@@ -36,7 +36,7 @@ def register_when_imported() -> None:
 
 
 class _AfterGymnasium(MetaPathFinder, Loader):
-    """Lets Gymnasium be found and loaded as it would be anyway, once, and registers after that."""
+    """Import hook that lets Gymnasium load as usual, once, and then registers the id."""
 
     def __init__(self) -> None:
         self.loader: Loader | None = None

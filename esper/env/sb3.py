@@ -1,6 +1,6 @@
-"""The vector env as Stable-Baselines3's ``VecEnv``, so that its agents train all hosts together.
+"""The vector env as a ``VecEnv`` of Stable-Baselines3, so that its agents train all hosts together.
 
-Importing this module needs stable_baselines3, which Esper itself does not.
+Importing this module requires stable_baselines3, which Esper itself does not need.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 except ImportError as error:
     raise ImportError(
-        "esper.env.sb3 needs Stable-Baselines3; type: pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
+        "esper.env.sb3 needs Stable-Baselines3; pip install stable-baselines3 (or sb3-contrib, for MaskablePPO)"
     ) from error
 
 
 class SB3VecEnv(VecEnv):
     """A vector env of this package behind the API of Stable-Baselines3.
 
-    An ended episode's last observation is in ``infos[i]["terminal_observation"]``, its info is that of its last step,
-    and ``infos[i]["TimeLimit.truncated"]`` is True where it was cut short, so that its value is to be bootstrapped: the
-    horizon is a true end. Masks are left out of infos; sb3-contrib reads them by ``env_method("action_masks")``.
+    When an episode ends, ``infos[i]["terminal_observation"]`` is its last observation, the rest of ``infos[i]`` is that
+    of its last step, and ``infos[i]["TimeLimit.truncated"]`` is True if it was truncated, so that its value must be
+    bootstrapped; the horizon is a termination. Infos have no masks; sb3-contrib reads them with
+    ``env_method("action_masks")``.
 
     Args:
         env: a vector env of this package or its ``FlatActionVector``, with autoreset SAME_STEP.
@@ -40,14 +41,17 @@ class SB3VecEnv(VecEnv):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         if env.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP:
             mode = env.metadata["autoreset_mode"].name
-            raise ValueError(f"Stable-Baselines3 wants autoreset_mode=AutoresetMode.SAME_STEP, the env has {mode}")
+            raise ValueError(f"Stable-Baselines3 needs autoreset_mode=AutoresetMode.SAME_STEP, the env has {mode}")
         self.env = env
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
     def reset(self) -> NDArray[np.float32]:
-        """Start an episode in every env, under the run seed given to ``seed`` if one was given since the last reset."""
+        """Starts an episode in every env, with the run seed passed to ``seed`` since the last reset, if any.
+
+        Raises ValueError if options were set.
+        """
         if any(self._options):
-            raise ValueError("hosts take no options at a reset; set_options() is of no use here")
+            raise ValueError("hosts take no options at a reset: set_options() is not supported")
         observation, info = self.env.reset(seed=self._seeds[0])
         self._reset_seeds()
         self.reset_infos = self._infos(info)
@@ -72,9 +76,9 @@ class SB3VecEnv(VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """``action_masks`` of each env; anything else is the vector env's and the same for all.
+        """Returns ``action_masks`` of each env; other attributes are those of the vector env, the same for all.
 
-        Raises AttributeError for what it does not have."""
+        Raises AttributeError for an unknown attribute."""
         if attr_name == "action_masks":
             return [partial(self._action_masks, env) for env in self._get_indices(indices)]
         value = getattr(self.env, attr_name, None)
@@ -83,20 +87,20 @@ class SB3VecEnv(VecEnv):
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Always raises AttributeError: hosts have no attributes of their own."""
+        """Always raises AttributeError, since hosts have no attributes of their own."""
         raise AttributeError(f"all hosts are one vector env; set {attr_name} on it: venv.env.{attr_name} = ...")
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """``action_masks`` of each env, bool [n]. Raises AttributeError for another name: hosts have no others."""
+        """Calls ``action_masks`` of each env, bool [n]. Raises AttributeError for any other method."""
         if method_name != "action_masks" or method_args or method_kwargs:
             raise AttributeError(f"hosts have no method {method_name!r} with such arguments; they have: action_masks()")
-        masks = self.env.action_masks()  # type: ignore[attr-defined]  # not every VectorEnv has them
+        masks = self.env.action_masks()  # type: ignore[attr-defined]  # not every VectorEnv has this method
         return [masks[env] for env in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        """False: a wrapper of single envs has no place here."""
+        """Returns False for each env: hosts cannot be wrapped one by one."""
         return [False for _ in self._get_indices(indices)]
 
     def _action_masks(self, env: int) -> NDArray[np.bool_]:

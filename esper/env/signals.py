@@ -1,4 +1,4 @@
-"""What has been measured of one env so far in its episode: the history that observations read."""
+"""The measurements of one env in its episode so far, whose history observations read."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measurement:
-    """One epoch of one env after the governor; accuracies pp."""
+    """Measurements of one env in one epoch, after the governor; accuracies in pp."""
 
     train_loss: float
     train_accuracy: float
     loss: float
-    """Validation loss, everything on."""
+    """Validation loss with everything on."""
     accuracy: float
-    """Validation accuracy, everything on."""
+    """Validation accuracy with everything on."""
     committed: float
     """Validation accuracy with fossils only."""
     all_off: float
-    """Validation accuracy with every seed off, fossils too."""
+    """Validation accuracy with every seed off, including fossils."""
     committed_loss: float
     """Validation loss with fossils only."""
     all_off_loss: float
-    """Validation loss with every seed off, fossils too."""
+    """Validation loss with every seed off, including fossils."""
 
 
 class SignalTracker:
@@ -46,14 +46,14 @@ class SignalTracker:
 
     @property
     def epochs_since_best(self) -> int:
-        """0 when the last epoch is the best so far; the first of equal bests counts."""
+        """Epochs since the best accuracy, the first of equal ones; 0 if the last epoch is the best so far."""
         return len(self.accuracies) - 1 - self.accuracies.index(self.best_accuracy) if self.accuracies else 0
 
     def risen(self, epochs: int) -> float:
-        """What the best accuracy rose by in the last ``epochs`` epochs, pp; infinite in a shorter history."""
+        """Returns the rise of the best accuracy in the last ``epochs`` epochs, pp; infinite for a shorter history."""
         earlier = self.accuracies[:-epochs]
         return self.best_accuracy - max(earlier) if earlier else math.inf
 
     def ago(self, values: list[float], epochs: int) -> float:
-        """The value that many epochs before the last one; the first one where the history is shorter."""
+        """Returns the value ``epochs`` before the last one, or the first one if the history is shorter; 0 if empty."""
         return values[max(0, len(values) - 1 - epochs)] if values else 0.0

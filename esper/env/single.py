@@ -1,4 +1,4 @@
-"""One host as a plain ``gymnasium.Env``, for libraries and checkers that know no vector envs."""
+"""One host as a plain ``gymnasium.Env``, for libraries and checkers without support for vector envs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     """The only env of a vector env.
 
     Observations are float32 [layout.size], actions int64 [8], rewards float; info is that of the vector env without
-    its first axis. ``reset(seed=s)`` sets the run seed and starts episode 0 under it; ``reset()`` starts the next
-    episode. Without a seed the run seed is that of the config: views that are made for one ``SyncVectorEnv`` or
-    ``DummyVecEnv`` play the same episodes unless they are seeded, as both do when given a seed.
+    its first axis. ``reset(seed=s)`` sets the run seed and starts its episode 0; ``reset()`` starts the next episode.
+    Without a seed, the run seed is that of the config: several SingleEnvs in a ``SyncVectorEnv`` or ``DummyVecEnv``
+    play the same episodes unless these are given a seed, which they pass on.
 
     Args:
-        env: has one env, which is not reset by itself.
+        env: a vector env with one env and without autoreset.
 
     Raises:
-        ValueError: ``env`` has more envs, or resets them.
+        ValueError: ``env`` has several envs, or resets automatically.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's declaration
@@ -33,7 +33,7 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def __init__(self, env: SlotVectorEnv) -> None:
         if env.num_envs != 1 or env.metadata["autoreset_mode"] is not AutoresetMode.DISABLED:
             mode = env.metadata["autoreset_mode"].name
-            raise ValueError(f"wanted a vector env of one env with autoreset DISABLED, got {env.num_envs} with {mode}")
+            raise ValueError(f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode}")
         self.env = env
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
@@ -43,13 +43,13 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode. ``options`` has no meaning here."""
+        """Starts an episode. ``options`` are ignored."""
         super().reset(seed=seed)
         observation, info = self.env.reset(seed=seed)
         return observation[0], of_env(info, 0)
 
     def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One epoch of the host.
+        """Executes an action and trains the host for one epoch.
 
         Raises:
             ResetNeeded: the episode has ended, or none was started.
@@ -59,12 +59,12 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
             raise gymnasium.error.ResetNeeded("no episode is going on; call reset() first")
         action = np.asarray(action)
         if action.shape != self.action_space.shape:
-            raise ValueError(f"the action has shape {action.shape}, wanted {self.action_space.shape}")
+            raise ValueError(f"the action has shape {action.shape}, expected {self.action_space.shape}")
         observation, rewards, terminated, truncated, info = self.env.step(action[None])
         return observation[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), of_env(info, 0)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """The per-head masks side by side, bool [sum of head sizes], as sb3-contrib reads them."""
+        """Returns the concatenated masks of the heads, bool [sum of head sizes], as sb3-contrib reads them."""
         return np.asarray(self.env.action_masks()[0])
 
     def close(self) -> None:

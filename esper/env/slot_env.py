@@ -1,11 +1,12 @@
-"""What every vector env of this package shares: spaces, masks, rewards, observations and the info dict.
+"""The base of all vector envs of this package: spaces, masks, rewards, observations and the info dict.
 
-A subclass keeps the state, applies actions and moves time; what a controller sees of it is made here, from a fleet.
+A subclass keeps the state, applies actions and advances time; this class computes what a controller sees from a fleet.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
+from esper.training.placement import HostCopy
 from esper.training.tiers import Tier
 
 Float32s = NDArray[np.float32]
@@ -41,44 +43,44 @@ AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
 def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The autoreset mode, given as such or by its value. Raises ValueError listing the modes that there are."""
+    """Returns the autoreset mode, given as such or by its value. Raises ValueError listing the supported modes."""
     known = {mode.value: mode for mode in AUTORESET_MODES}
     value = mode.value if isinstance(mode, AutoresetMode) else mode
     if value not in known:
         wanted = " or ".join(f"AutoresetMode.{mode.name} ({mode.value!r})" for mode in AUTORESET_MODES)
-        raise ValueError(f"autoreset_mode is {wanted}, not {mode!r}")
+        raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
     return known[value]
 
 
 @dataclass(frozen=True)
 class Grown:
-    """What each env has grown in its episode so far, [E]."""
+    """Growth of each env in its episode so far, [E]."""
 
     parameters: Floats
-    """Of the committed network: host and fossils."""
+    """Number of parameters of the committed network: host and fossils."""
     fossils: Floats
     epochs: Floats
     rollbacks: Floats
 
 
 def copied(values: NDArray[Any]) -> Tensor:
-    """An array as a tensor of its own, which can be read back without running code."""
+    """Copies an array to a tensor, which can be loaded from a file without running code."""
     return torch.from_numpy(np.array(values))
 
 
 class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     """Envs with slots behind the Gymnasium vector API.
 
-    What happens when an env's episode ends is set by the autoreset mode, which ``metadata["autoreset_mode"]`` tells:
+    The autoreset mode, in ``metadata["autoreset_mode"]``, sets what happens when an env's episode ends:
 
-    - DISABLED (default): the env idles (its action is ignored, its reward is 0, its flags stay as they were,
-      ``info["idle"]`` is True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] starts it again.
-    - SAME_STEP: its next episode starts in the same step. The observation and the info returned, masks included, are
-      of the new episode; those that the old one ended with are in ``info["final_obs"]`` and ``info["final_info"]``
+    - DISABLED (default): the env idles (its action is ignored, its reward is 0, its flags do not change,
+      ``info["idle"]`` is True) until ``reset(options={"reset_mask": mask})`` with a bool mask [E] restarts it.
+    - SAME_STEP: the next episode starts in the same step. The returned observation and info, including the masks, are
+      those of the new episode; those at the end of the old one are in ``info["final_obs"]`` and ``info["final_info"]``
       (see ``esper.env.info.final_entries``).
 
     Observations are float32 [E, layout.size]; actions int64 [E, 8] in the order of ``esper.spaces.action.HEADS``;
-    ``info["action_mask"]`` holds the legal ones. An illegal action is executed as WAIT and counted in
+    ``info["action_mask"]`` marks the legal ones. An illegal action is executed as WAIT and counted in
     ``info["illegal_actions"]``.
     """
 
@@ -87,7 +89,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def __init__(
         self, config: TrainingConfig, spec: ActionSpec, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED
     ) -> None:
-        """``config`` has numbers for ``env.n_envs`` and ``env.episode_length``."""
+        """``config`` must have numbers for ``env.n_envs`` and ``env.episode_length``."""
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
         self.config = config
         self.num_envs = int(config.env.n_envs or 1)
@@ -101,39 +103,48 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.run_seed = config.run.seed
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
         self.baseline: Baseline | None = None
-        """The no-growth curves; where there are none at the first reset they are measured."""
+        """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
-        """Known from the first reset on."""
+        """Set from the first reset on."""
         self.reward = Reward(config.reward, Durations.of(config, self.horizon).dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.done = np.ones(self.num_envs, dtype=np.bool_)
         self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
         self.episode_numbers = np.full(self.num_envs, -1)
-        """[E] int64, counted from the first episode under the run seed; -1 before it."""
+        """Number of the current episode of each env, int64 [E]: 0 for the first under the run seed, -1 before it."""
         self.tier: Tier | None = None
-        """How steps of hosts are carried out; None where hosts are simulated."""
+        """Execution tier of training steps; None for simulated hosts."""
+        self.pinned: tuple[HostCopy, ...] = ()
+        """Copies of hosts that lie in pinned CPU memory, so that a limit on GPU memory holds."""
         self.spans = Spans(marks=config.run.mark_phases)
-        """Times the phases of steps, and whatever else of its run the env's owner puts under a phase."""
+        """Times the phases of steps, and other parts of the run that the env's owner assigns to a phase."""
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        """Wall seconds by phase (``esper.telemetry.span.PHASES``) since the env was made; a copy."""
+        """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
 
+    def copies_held(self) -> list[Counter[str]]:
+        """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        return []
+
     def prepare(self) -> None:
-        """Get ready what the first reset needs; it does this itself where it was not done before."""
+        """Prepares the first reset, such as by measuring the baseline; optional, since the reset does it if needed."""
 
     @property
     @abstractmethod
     def host_parameters(self) -> int:
-        """Of the host alone."""
+        """Number of parameters of the host without seeds."""
 
     @abstractmethod
     def test_accuracy(self) -> Floats:
-        """Accuracy of each committed network (fossils only) on what no reward, gate or governor saw, pp [E]."""
+        """Returns the test accuracy of each committed network (fossils only), pp [E].
+
+        No reward, gate or governor uses the test data.
+        """
 
     def grown(self) -> Grown:
-        """What each env has grown so far."""
+        """Returns the growth of each env so far."""
         assert self.rules is not None
         slots = self.fleet.slots
         fossil_parameters = np.where(slots.fossil, slots.parameters, 0).sum(axis=1)
@@ -145,8 +156,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the steps to come depend on, between two steps of episodes under way: nested dicts and lists
-        of CPU tensors and plain values, copies."""
+        """Returns the state needed to resume between two steps.
+
+        It consists of nested dicts and lists of copied CPU tensors and plain values.
+        """
         return {
             "run_seed": self.run_seed,
             "potentials": {name: copied(values) for name, values in self.reward.stored.items()},
@@ -156,9 +169,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, dict[str, Any]]:
-        """Go on from ``state``, as if its episodes had been played here; the observation and info that it ends in.
+        """Resumes from ``state`` and returns the observation and info at that point.
 
-        What steps depend on the whole run long is not in it: config, task, baseline and blueprints are to be the same.
+        Run-constant inputs are not saved: config, task, baseline and blueprints must be the same.
         """
         self.prepare()
         self.run_seed = state["run_seed"]
@@ -171,18 +184,18 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     @abstractmethod
     def _hosts_state(self) -> Any:
-        """The hosts' part of the state."""
+        """Returns the hosts' part of the state."""
 
     @abstractmethod
     def _load_hosts(self, state: Any) -> Fleet:
-        """Take in the hosts' part."""
+        """Loads the hosts' part of the state."""
 
     @abstractmethod
     def _step(self, actions: Actions) -> StepResult:
-        """One epoch of every env whose episode goes on; nothing is reset."""
+        """Runs one epoch of every env with an unfinished episode, without autoreset."""
 
     def step(self, actions: Actions) -> StepResult:
-        """One epoch of every host. ``actions`` int64 [E, 8]; rewards float64 [E], flags bool [E].
+        """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
 
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
         """
@@ -195,13 +208,16 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         return observation, rewards, terminated, truncated, info
 
     def action_masks(self) -> Bools:
-        """The per-head masks side by side, bool [E, sum of head sizes], as sb3-contrib reads them."""
+        """Returns the concatenated masks of the heads, bool [E, sum of head sizes], as sb3-contrib reads them."""
         masks = self.mask.heads(self.action_spec)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
     def _begin(self, seed: int | list[int | None] | None, options: dict[str, Any] | None, everyone: bool) -> Bools:
-        """The envs whose episodes start now, with their counters set. Raises ValueError for a reset mask of another
-        type or shape, and for a list of seeds: envs derive their own from the run seed."""
+        """Resets the counters of the envs whose episodes start now and returns these envs, bool [E].
+
+        Raises ValueError for a reset mask of another dtype or shape, and for a list of seeds: envs derive their seeds
+        from the run seed.
+        """
         if isinstance(seed, list):
             name = type(self).__name__
             raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
@@ -210,10 +226,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             mask = np.asarray(options["reset_mask"])
             if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
                 given = f"{mask.dtype} {list(mask.shape)}"
-                raise ValueError(f"options['reset_mask'] is a bool array [{self.num_envs}], not {given}")
+                raise ValueError(f"options['reset_mask'] must be a bool array [{self.num_envs}], not {given}")
             starting = starting if everyone else mask
         if seed is not None:
-            super().reset(seed=int(seed))  # Gymnasium's own generator, which nothing here draws from
+            super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
             self.run_seed = seed
             self.episode_numbers[:] = -1
         self.episode_numbers[starting] += 1
@@ -225,21 +241,24 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         return starting
 
     def _accepted(self, actions: Actions) -> Actions:
-        """The actions that will be executed: WAIT for idle envs and, counted, in place of illegal ones."""
+        """Returns the actions to execute: WAIT for idle envs, and for illegal actions, which are counted.
+
+        Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
+        """
         if self.rules is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         actions = np.asarray(actions, dtype=np.int64)
         if actions.shape != (self.num_envs, len(HEADS)):
-            raise ValueError(f"actions have shape {actions.shape}, wanted {(self.num_envs, len(HEADS))}")
+            raise ValueError(f"actions have shape {actions.shape}, expected {(self.num_envs, len(HEADS))}")
         for head, size, column in zip(HEADS, self.action_spec.sizes, actions.T, strict=True):
             if column.min() < 0 or column.max() >= size:
-                raise ValueError(f"{head} is one of 0 to {size - 1}, not {column.tolist()}")
+                raise ValueError(f"{head} must be one of 0 to {size - 1}, not {column.tolist()}")
         legal = self.mask.legal(np.arange(self.num_envs), actions)
         self.illegal_actions += ~legal & ~self.done
         return np.where((legal & ~self.done)[:, None], actions, Op.WAIT)
 
     def _show(self, fleet: Fleet) -> Float32s:
-        """The fleet as it is now is what controllers see; returns the observations [E, size]."""
+        """Sets the fleet that controllers see, with its masks, and returns the observations [E, size]."""
         assert self.rules is not None
         self.fleet = fleet
         fleet.potential = self.reward.potential + np.zeros(self.num_envs)
@@ -248,7 +267,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         return observe(fleet, self.rules, self.layout)
 
     def _pay(self, fleet: Fleet, active: Bools) -> Floats:
-        """Rewards [E] of the step from the state shown last to ``fleet``; ``self.done`` says what ended in it."""
+        """Returns the rewards [E] of the step from the last shown state to ``fleet``; ``self.done`` must be set."""
         assert self.rules is not None
         transition = Transition(
             before=self._state,
@@ -267,7 +286,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def _info(self) -> dict[str, Any]:
         assert self.rules is not None
         return {
-            # Copies, because these tables decide what is legal.
+            # Copies, because the env itself uses these tables.
             "action_mask": {name: mask.copy() for name, mask in self.mask.heads(self.action_spec).items()},
             "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
             "illegal_actions": self.illegal_actions.copy(),

@@ -5,6 +5,7 @@ One step trains every host for one epoch. What a controller needs travels throug
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from esper.config import TrainingConfig
 from esper.data.fit import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline, measure_baseline
+from esper.env.device_time import TrainingTime
 from esper.env.episode import Episode, transfer
 from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
@@ -31,6 +33,7 @@ from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.evaluate import committed_configuration, evaluate
 from esper.training.memory import Parts
+from esper.training.placement import copies_to_pin
 from esper.training.precision import casting, concrete, image_dtype
 from esper.training.randomness import seeded
 from esper.training.tiers import make_lanes, prepare_hosts
@@ -109,7 +112,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.parts = parts or Parts(config)
         if emit is not ignore:
             self.parts.tell = self._tell
-        self.trainer = HostTrainer(task, self.training, self.lanes, self.parts)
+        if config.run.max_device_copies_mib is not None:
+            self.pinned = copies_to_pin(config.run, self.training, self._most_seed_parameters())
+        self.trainer = HostTrainer(task, self.training, self.lanes, self.parts, self.pinned)
+        self.training_time = TrainingTime(self.spans, [each.device for each in self.tasks])
         self.episodes: list[Episode] = []
         self._not_captured: set[str] = set()
         """Reasons that have been told."""
@@ -158,8 +164,16 @@ class GrowthVectorEnv(SlotVectorEnv):
             host_parameters=training.host_parameters,
             largest=largest_sizes(training, self.action_spec, self.blueprints),
         )
-        world = World(self.config, self.action_spec, self.blueprints, b, self._tell)
+        world = World(self.config, self.action_spec, self.blueprints, b, self._tell, self.pinned)
         self.episodes = [Episode(training, world) for training in self.training]
+
+    def copies_held(self) -> list[Counter[str]]:
+        return [episode.governor.held() + self.trainer.held(episode.training) for episode in self.episodes]
+
+    def _most_seed_parameters(self) -> int:
+        """The most parameters that seeds add to a host: the largest in every slot, within the budget."""
+        largest = largest_sizes(self.training[0], self.action_spec, self.blueprints).max(axis=1).sum()
+        return int(min(largest, self.config.env.parameter_budget * self.host_parameters))
 
     def _step(self, actions: Actions) -> StepResult:
         """One epoch of every host: act, train, validate, govern, tick, reward."""
@@ -170,12 +184,13 @@ class GrowthVectorEnv(SlotVectorEnv):
             for episode in active:
                 episode.act(Action.decode(actions[episode.index]))
                 episode.report_changes()
-        with self.spans("train"):
+        with self.spans("train"), self.training_time:
             self.trainer.epoch([episode.training for episode in active])
         with self.spans("validate"):
             self.trainer.repeatable(Episode.validate, active)
             if active:
                 transfer(active)
+        self.training_time.settle()
         self._tell_what_is_not_captured()
         for episode in active:
             self.watch(episode)
@@ -230,8 +245,10 @@ class GrowthVectorEnv(SlotVectorEnv):
         return accuracy
 
     def close_extras(self, **_kwargs: Any) -> None:
-        self.lanes.close()
-        self.trainer.close()
+        try:
+            self.lanes.close()
+        finally:  # a GPU that failed
+            self.trainer.close()
 
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):

@@ -1,1 +1,1 @@
-"""Hosts: the networks that are trained and grown."""
+"""Hosts: networks that are trained and grown."""

@@ -12,13 +12,13 @@ from esper.ops import NormReluPool
 from esper.seeds.slot import SlotSite
 
 FUSED_CHANNELS = 8
-"""The fused BatchNorm, ReLU and pool work on vectors of this many channels; thinner hosts are faster without."""
+"""Vector width, in channels, of the fused BatchNorm, ReLU and pool; hosts with fewer channels are faster without it."""
 
 
 class CNNHost(SegmentedHost):
-    """``blocks`` convolution blocks with a slot before the pool of each (row 0) and, with ``rows=2``, after it (row 1).
+    """Convolution blocks with a slot before the pool of each (row 0) and, with ``rows=2``, after it (row 1).
 
-    Hosts whose ``base`` is a multiple of 8 compute in channels_last, with BatchNorm, ReLU and pool as one operator.
+    If ``base`` is a multiple of 8, the host computes in channels_last, with BatchNorm, ReLU and pool as one operator.
 
     Args:
         in_channels: channels of the images [B, in_channels, H, W].
@@ -27,8 +27,10 @@ class CNNHost(SegmentedHost):
         blocks: number of blocks.
         kernel: side of the square convolution kernels, odd.
         pool: whether blocks end in a 2×2 max-pool.
-        pool_last: whether the last one does, too, before the global average.
-        rows: 1 or 2; a second row needs the pool, without which both rows would see the same features.
+        pool_last: whether the last block does, too, before the global average.
+        rows: 1 or 2; two rows need the pool, without which both rows would see the same features.
+
+    Raises ValueError for other ``rows``.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class CNNHost(SegmentedHost):
         rows: int = 2,
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
-            raise ValueError(f"rows is 1, or 2 with pool; not rows={rows}, pool={pool}")
+            raise ValueError(f"rows must be 1, or 2 with pool; not rows={rows}, pool={pool}")
         arguments = (in_channels, classes, base, blocks, kernel, pool, pool_last, rows)
         fused = base % FUSED_CHANNELS == 0
         segments: list[nn.Module] = []
@@ -67,13 +69,15 @@ class CNNHost(SegmentedHost):
         segments.append(nn.Sequential(*before, *head))
         super().__init__(segments, sites, topology="cnn")
         self.arguments = arguments
-        """What it was made with, in order."""
+        """Arguments of the constructor, in order."""
         if fused:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _from(self, start: int, h: Tensor, at: At, vacant: Collection[int]) -> Tensor:
-        """A pool behind a vacant site is done together with what stands before the site, to the same bits; but not
-        where segments are compiled, each as a whole."""
+        """Runs the segments from ``start`` on; a pool after a vacant site is fused with the operators before the site.
+
+        Fusion gives bit-identical results. Compiled segments are not fused, since each is compiled as a whole.
+        """
         pooled = False
         for number in range(start, len(self.segments)):
             segment = self._layers(number)
@@ -88,7 +92,7 @@ class CNNHost(SegmentedHost):
             else:
                 h = self.run(segment, h)
             if norm is not None:
-                norm.pool = False  # a segment by itself ends before the pool
+                norm.pool = False  # without fusion, a segment ends before the pool
             pooled = fuses
             if number < len(self.sites) and not fuses:
                 h = at(number, h)

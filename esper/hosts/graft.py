@@ -1,4 +1,4 @@
-"""Slots in any ``nn.Module``: features are caught, and changed, on the output of named submodules."""
+"""Slots in any ``nn.Module``: forward hooks read and change the outputs of named submodules."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from esper.hosts.host import At, Host, row_major
 from esper.seeds.slot import SlotSite
 
 LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "mlp": (2, 1)}
-"""Topology: rank of the features, and the dimension that holds their channels."""
+"""Rank of the features and the index of their channel dimension, by topology."""
 
 Hook = Callable[[nn.Module, tuple[object, ...], Tensor], Tensor | None]
 
 
 class GraftedHost(Host):
-    """Any network with a slot on the output of some of its submodules; made by :func:`graft`.
+    """Any network with slots on the outputs of some of its submodules; made by :func:`graft`.
 
-    Nothing is added to the network: ``host.model`` and its state_dict are the user's. Where the rest of it runs from a
-    site on, what comes before runs again, without gradient, because a module as such cannot be entered half-way.
+    Nothing is added to the network: ``host.model`` and its state_dict stay as they are. :meth:`resume` reruns the
+    layers before the site, without gradients, because a module cannot be entered half-way.
     """
 
-    overwrites = True  # as ReLU(inplace=True) does
+    overwrites = True  # a layer such as ReLU(inplace=True) may follow a site
 
     def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str) -> None:
         super().__init__()
         self.model = model
         self.paths = dict(paths)
-        """Slot name: path of the submodule whose output it sits on."""
+        """Path of the submodule that has the slot on its output, by slot name."""
         self.topology = topology
         self._frozen = [module for module in model.modules() if not module.training] if model.training else []
-        # Order and channels are known after `probe`.
+        # `probe` fills in the order and the channels.
         self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
 
     def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         with self._hooked(at):
-            return self.model(x.clone())  # type: ignore[no-any-return]  # it may write over its inputs, too
+            return self.model(x.clone())  # type: ignore[no-any-return]  # the model may overwrite its inputs
 
     def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         learning = torch.is_grad_enabled()
@@ -83,7 +83,7 @@ class GraftedHost(Host):
         self.sites = tuple(SlotSite(name, h.shape[channels]) for name, h in found.items())
 
     def train(self, mode: bool = True) -> Self:
-        """As ever, but layers that were in eval mode in a model in train mode are frozen, and stay so."""
+        """Sets the mode, except for frozen layers: those in eval mode when the model was grafted in train mode."""
         super().train(mode)
         for module in self._frozen if mode else ():
             module.eval()
@@ -98,18 +98,20 @@ class GraftedHost(Host):
         if output.dim() != rank or not output.is_floating_point():
             raise ConfigError(
                 f"slot {name}: {self.paths[name]} returns {output.dtype} of shape {tuple(output.shape)}; "
-                f"{self.topology} seeds live in floating point features of {rank} dimensions"
+                f"{self.topology} seeds need floating-point features with {rank} dimensions"
             )
         if output.shape[0] != batch:
             raise ConfigError(
-                f"slot {name}: {self.paths[name]} returns shape {tuple(output.shape)} of {batch} samples; samples come "
-                "first (batch_first=True in torch's transformers)"
+                f"slot {name}: {self.paths[name]} returns shape {tuple(output.shape)} for {batch} samples; they must "
+                "come first (batch_first=True in torch's transformers)"
             )
 
     @contextmanager
     def _hooked(self, at: At) -> Iterator[None]:
-        """Hooks only while the network runs, so that copies and files of it never hold one; and only for the thread
-        that runs it, so that a grown network can serve many."""
+        """Registers hooks while the network runs, so that copies and saved files never contain one.
+
+        They act only in the calling thread, so that several threads can use a grown network.
+        """
         here = threading.get_ident()
 
         def hook(site: int) -> Hook:
@@ -125,17 +127,17 @@ class GraftedHost(Host):
 def graft(
     model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", example: Tensor | None = None
 ) -> GraftedHost:
-    """A host made of ``model``, with a slot on the output of each named submodule; the model is used, not copied.
+    """Makes a host of ``model`` with a slot on the output of each named submodule; the model is used, not copied.
 
     Args:
-        model: inputs [B, ...] to logits, [B, classes] or [B, T, classes].
+        model: maps inputs [B, ...] to logits, [B, classes] or [B, T, classes].
         sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
-        topology: ``cnn`` where those outputs are [B, C, H, W], ``transformer`` for [B, T, D], ``mlp`` for [B, D].
-        example: inputs to try it on at once; without them an env does, with the first samples of its task.
+        topology: ``cnn`` if those outputs are [B, C, H, W], ``transformer`` for [B, T, D], ``mlp`` for [B, D].
+        example: inputs to probe the host with; without them, an env does it with the first samples of its task.
 
     Raises:
-        ConfigError: an unknown topology or submodule, slot names of another form, two slots in one place, or features
-            that no seed of the topology fits.
+        ConfigError: unknown topology or submodule, invalid slot names, two slots on one submodule, or features that do
+            not fit the topology's seeds.
     """
     if topology not in LAYOUTS:
         raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
@@ -144,7 +146,7 @@ def graft(
         if path not in known:
             raise ConfigError(f"slot {name}: the model has no submodule {path!r}; it has: {', '.join(known)}")
     if not sites or len(set(sites.values())) < len(sites):
-        raise ConfigError(f"sites wants one slot or more, each on a submodule of its own, not {dict(sites)}")
+        raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
     try:
         host = GraftedHost(model, sites, topology)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A host with the seeds it keeps, as a plain ``nn.Module``."""
+"""A host with its kept seeds as a plain ``nn.Module``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from esper.hosts.host import Host
 
 @dataclass(frozen=True)
 class KeptSeed:
-    """How a grown slot came to what it holds, by the names that registries know."""
+    """Description of a kept seed: names of its blueprint and style, and its final alpha.
+
+    Raises ValueError if alpha is outside [0, 1].
+    """
 
     blueprint: str
     style: str
@@ -25,13 +28,13 @@ class KeptSeed:
 
 
 class GrownHost(nn.Module):
-    """At every grown site i the host goes on with h_i + alpha_i · d_i(h_i); inputs [B, ...] to logits.
+    """Maps inputs [B, ...] to logits; at every grown site i, the host continues with h_i + alpha_i · d_i(h_i).
 
     Args:
         host: the host.
         seeds: the seed of each grown slot, by slot name.
-        kept: what each of these seeds is, and how much of it is blended in.
-        task: name of the task that it was grown on.
+        kept: the description of each of these seeds, by slot name.
+        task: name of the task on which it was grown.
     """
 
     def __init__(self, host: Host, seeds: Mapping[str, nn.Module], kept: Mapping[str, KeptSeed], task: str) -> None:

@@ -1,4 +1,4 @@
-"""What a host is to the rest of Esper: a network with sites, between which features flow in a fixed order."""
+"""The host interface: a network with sites that features pass in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from esper.seeds.slot import SlotSite
 
 Run = Callable[[nn.Module, Tensor], Tensor]
-"""Carries out a segment on the features that arrive at it."""
+"""Runs a segment on its input features and returns its output."""
 At = Callable[[int, Tensor], Tensor]
-"""Called at each site with its number in execution order and the features that arrive; returns those that go on."""
+"""Called at each site with its index in execution order and its features; returns the features to continue with."""
 
 
 class Host(nn.Module, ABC):
@@ -24,38 +24,43 @@ class Host(nn.Module, ABC):
 
     sites: tuple[SlotSite, ...]
     topology: str
-    """Blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` ([B, T, D]), ``mlp`` ([B, D])."""
+    """Kind of blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` ([B, T, D]), ``mlp`` ([B, D])."""
     overwrites = False
-    """Whether layers may change in place the features that a site has passed on, so that who keeps them copies them."""
+    """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 
     @abstractmethod
     def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
-        """Inputs x [B, ...] to logits, [B, classes] or [B, T, classes], with ``at`` called at every site. It need not
-        be called at ``vacant`` ones, where it would pass features on: what lies around those may be done as one."""
+        """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``at`` at every site.
+
+        At ``vacant`` sites, where ``at`` would return its input, the call may be omitted, so that the layers around the
+        site can be fused.
+        """
 
     @abstractmethod
     def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
-        """The rest of the network from ``site`` on, as if features ``h`` had left it; ``x`` are the inputs they came
-        from. ``at`` is called at the later sites, as in :meth:`walk`; no gradient flows to what comes before."""
+        """Runs the network after ``site`` on features ``h``, which were computed from the inputs ``x``.
+
+        It calls ``at`` at the later sites, as :meth:`walk` does. No gradient flows to the layers before ``site``.
+        """
 
     def probe(self, x: Tensor) -> None:
-        """Learn from a forward pass of inputs ``x`` what is not known yet: order and width of the sites.
+        """Finds the order and width of the sites in a forward pass of inputs ``x``, if they are not known yet.
 
         Raises ConfigError for sites that cannot hold a slot.
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The host left alone: inputs [B, ...] to logits."""
+        """Maps inputs [B, ...] to logits, without seeds."""
         return self.walk(x, _pass_on)
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
-        """In inference mode; without gradients only, where layers may keep what they see for a training pass."""
+        """Disables gradients: inference mode, or ``no_grad`` for hosts whose layers may cache tensors for training."""
         with torch.no_grad() if self.overwrites else torch.inference_mode():
             yield
 
     def kept(self, h: Tensor) -> Tensor:
-        """Features that stay as they are while the network goes on."""
+        """Returns features that later layers do not overwrite: a copy of ``h`` if the host ``overwrites``."""
         return h.clone() if self.overwrites else h
 
     @property
@@ -69,24 +74,24 @@ class Host(nn.Module, ABC):
 
 
 def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
-    """A function and no method, because it is what is compiled, once for all segments of all hosts."""
+    """Runs a segment. It is a function so that it can be compiled once for all segments of all hosts."""
     return segment(h)  # type: ignore[no-any-return]
 
 
 class SegmentedHost(Host):
-    """Segments s_0 ... s_S with site i between s_i and s_{i+1}: alone it is s_S(...s_1(s_0(x))).
+    """Segments s_0 ... s_S with site i between s_i and s_{i+1}; without seeds it is s_S(...s_1(s_0(x))).
 
-    Nothing before a site runs again when the network is resumed there.
+    :meth:`resume` does not rerun anything before the site.
     """
 
     compiled: Run | None = None
-    """Carries out segments in place of ``run_segment``; no copy and no file of the host has it."""
+    """Runs segments in place of ``run_segment``; copies and saved files of the host do not include it."""
 
     def __init__(self, segments: Sequence[nn.Module], sites: Sequence[SlotSite], topology: str) -> None:
         super().__init__()
         if len(segments) != len(sites) + 1:
-            raise ValueError(f"{len(sites)} sites want {len(sites) + 1} segments, not {len(segments)}")
-        row_major(site.name for site in sites)  # that they can be told apart
+            raise ValueError(f"{len(sites)} sites need {len(sites) + 1} segments, not {len(segments)}")
+        row_major(site.name for site in sites)  # checks that the names are valid and distinct
         self.segments = nn.ModuleList(segments)
         self.sites = tuple(sites)
         self.topology = topology
@@ -98,7 +103,7 @@ class SegmentedHost(Host):
         return self._from(site + 1, h, at, vacant)
 
     def run(self, segment: nn.Module, h: Tensor) -> Tensor:
-        """What leaves ``segment`` for features ``h`` that arrive at it."""
+        """Runs ``segment`` on features ``h``, compiled if there is a compiled function."""
         return (self.compiled or run_segment)(segment, h)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def _pass_on(_site: int, h: Tensor) -> Tensor:
 
 
 def row_major(names: Iterable[str]) -> tuple[str, ...]:
-    """Slot names by row, then column. Raises ValueError for a name that is not of the form ``r1c10`` or comes twice."""
+    """Sorts slot names by row, then column. Raises ValueError for a duplicate or a name not of the form ``r1c10``."""
     ordered = tuple(sorted(names, key=_row_and_column))
     if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
         raise ValueError(f"two sites have the slot name {', '.join(twice)}")

@@ -1,4 +1,4 @@
-"""Hosts of one kind in other sizes: which width comes nearest to a number of parameters."""
+"""Hosts of the same kind in other widths, such as the one nearest to a number of parameters."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from esper.hosts.transformer import TransformerHost
 
 @dataclass(frozen=True)
 class Sized:
-    """A host of another width."""
+    """A factory of hosts of another width, and their size."""
 
     build: Callable[[], Host]
     width: int
-    """Channels of the first block, or features of a token."""
+    """Channels of the first block of a CNN, or features of a transformer's token."""
     parameters: int
 
 
 def nearest_in_size(host: Host, parameters: int) -> Sized:
-    """The host like ``host``, no narrower, whose number of parameters is nearest to ``parameters``; of two equally
-    near ones the smaller. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, a step a head.
+    """Finds the host like ``host``, no narrower, whose number of parameters is nearest to ``parameters``.
 
-    Raises ConfigError for a host of another kind: how to widen it is not known.
+    A tie goes to the smaller host. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, in steps
+    of its number of heads. Raises ConfigError for a host of another kind.
     """
     best: Sized | None = None
     for width, build in _wider(host):
@@ -43,28 +43,26 @@ def nearest_in_size(host: Host, parameters: int) -> Sized:
 
 
 def at_width(host: Host, width: int) -> Callable[[], Host]:
-    """What makes hosts like ``host``, narrower or wider, with ``width`` as :class:`Sized` counts it.
+    """Returns a factory of hosts like ``host``, narrower or wider, with a ``width`` as in :class:`Sized`.
 
-    Raises ConfigError for a host of another kind, or a width that such a host cannot have.
+    Raises ConfigError for a host of another kind, or for a width that such a host cannot have.
     """
     make, least, step = _family(host)
     if width < 1 or width % step:
         multiple = f"a multiple of its {step} heads" if step > 1 else "1 or more"
-        raise ConfigError(
-            f"a {type(host).__name__} of width {width} cannot be: give {multiple}; the task's has {least}"
-        )
+        raise ConfigError(f"a {type(host).__name__} cannot have width {width}: give {multiple}; the task's has {least}")
     return partial(make, width)
 
 
 def _wider(host: Host) -> Iterator[tuple[int, Callable[[], Host]]]:
-    """Widths from that of ``host`` on, and what makes hosts of each."""
+    """Yields widths from that of ``host`` on, each with a factory."""
     make, least, step = _family(host)
     for width in count(least, step):
         yield width, partial(make, width)
 
 
 def _family(host: Host) -> tuple[Callable[[int], Host], int, int]:
-    """What makes hosts like ``host`` of any width, the width of ``host``, and the step from one width to the next."""
+    """Returns a factory of hosts like ``host`` by width, the width of ``host``, and the step between widths."""
     make: Callable[[int], Host]
     if type(host) is CNNHost:
         in_channels, classes, least, blocks, kernel, pool, pool_last, rows = host.arguments
@@ -76,7 +74,7 @@ def _family(host: Host) -> tuple[Callable[[int], Host], int, int]:
         step = heads
     else:
         raise ConfigError(
-            f"how to widen a {type(host).__name__} is not known: only Esper's own convolutional and transformer hosts "
+            f"cannot widen a {type(host).__name__}: only Esper's own convolutional and transformer hosts "
             "have a width that can be set"
         )
     return make, least, step

@@ -1,4 +1,4 @@
-"""A grown network as a host: its seeds are part of it from the start, and train as every other layer does."""
+"""A grown network as a host: its seeds are built in and train like every other layer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from esper.hosts.host import At, Host
 
 
 class StaticHost(Host):
-    """The host that ``network`` was grown from, with what it has kept built in.
+    """The host of ``network`` with its kept seeds built in.
 
-    Sites are those of that host, behind what is built in there; alphas stay as they are.
+    Its sites are those of the original host, each after the seed that is built in there; alphas are constant.
     """
 
     def __init__(self, network: GrownHost) -> None:
@@ -36,7 +36,7 @@ class StaticHost(Host):
         return self.network.host.resume(x, site, h, self._behind(at), self._free(vacant))
 
     def _behind(self, at: At) -> At:
-        """``at`` sees what comes out of the built-in seed."""
+        """Wraps ``at`` so that it sees the features after the built-in seed."""
 
         def grown(site: int, h: Tensor) -> Tensor:
             if site in self._occupied:
@@ -47,5 +47,5 @@ class StaticHost(Host):
         return grown
 
     def _free(self, vacant: Collection[int]) -> set[int]:
-        """Those of ``vacant`` at which nothing is built in, either."""
+        """Returns the ``vacant`` sites without a built-in seed."""
         return set(vacant) - self._occupied

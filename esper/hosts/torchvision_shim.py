@@ -1,8 +1,8 @@
-"""Importing torchvision beside any torch.
+"""Imports torchvision with any build of torch.
 
-torchvision from the public index is built for CUDA. Beside a CPU torch its compiled operators do not load, and then
-``import torchvision`` fails, because two of its modules register rules for operators that nobody has declared. With
-those declared, its data sets, transforms and models work; only the operators themselves (nms and the like) do not run.
+torchvision from the public index is built for CUDA. With a CPU build of torch its compiled operators do not load, and
+``import torchvision`` fails, because two of its modules register rules for operators that are not declared. Once they
+are declared, its data sets, transforms and models work; only the operators themselves (such as nms) do not run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-"""What torchvision registers rules for even where its compiled operators are absent."""
+"""Operators for which torchvision registers rules even without its compiled operators."""
 
 
 def import_torchvision(module: str = "torchvision") -> ModuleType:
-    """``module`` of torchvision, such as ``torchvision.datasets``. Raises ConfigError where it is not installed."""
+    """Imports a module of torchvision, such as ``torchvision.datasets``. Raises ConfigError if it is not installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise ConfigError(
@@ -37,9 +37,9 @@ def import_torchvision(module: str = "torchvision") -> ModuleType:
     return importlib.import_module(module)
 
 
-@cache  # torch's table of operators is the process's, and an operator is declared once
+@cache  # torch's operator table is global, and an operator can be declared only once
 def _declare_missing_operators(package: Path) -> torch.library.Library | None:
-    """The declarations, which last as long as they are held; None where the compiled operators declare their own."""
+    """Returns the declarations, which last as long as they are referenced; None if the compiled operators load."""
     compiled = PathFinder.find_spec("_C", [str(package)])
     if compiled is not None and compiled.origin is not None:
         try:

@@ -1,4 +1,4 @@
-"""The transformer host: GPT style, pre-norm, the head tied to the token embedding, slots between groups of layers."""
+"""The transformer host: GPT style, pre-norm, a head tied to the token embedding, and slots after groups of layers."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ INIT_STD = 0.02
 
 
 class TransformerHost(SegmentedHost):
-    """Tokens int64 [B, T] to the logits of what follows each of them, float32 [B, T, vocabulary].
+    """Maps tokens int64 [B, T] to the logits of each next token, float32 [B, T, vocabulary].
 
-    The layers are divided into ``slots`` equal groups, and a slot sits after each group.
+    The layers are divided into ``slots`` equal groups, with a slot after each group.
 
     Args:
-        vocabulary: tokens are 0 ... vocabulary − 1.
+        vocabulary: number of tokens, 0 ... vocabulary − 1.
         width: features of a token, a multiple of ``heads``.
         layers: number of blocks, a multiple of ``slots``.
-        heads: attention heads.
-        block: the longest sequence.
+        heads: number of attention heads.
+        block: max length of a sequence.
         slots: number of slots, named r0c0, r0c1, ...
 
-    Raises ValueError for numbers that do not divide, or that are no counts.
+    Raises ValueError for numbers below 1, or that are not the multiples above.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, block: int, slots: int) -> None:
         if min(vocabulary, width, layers, heads, block, slots) < 1:
-            raise ValueError("vocabulary, width, layers, heads, block and slots are each 1 or more")
+            raise ValueError("vocabulary, width, layers, heads, block and slots must each be 1 or more")
         if width % heads or layers % slots:
             raise ValueError(
-                f"width is a multiple of heads and layers one of slots; not {width} and {heads}, {layers} and {slots}"
+                f"width must be a multiple of heads, not {width} of {heads}; layers of slots, not {layers} of {slots}"
             )
         embedding = TokenEmbedding(vocabulary, width, block)
         blocks = [Block(width, heads) for _ in range(layers)]
@@ -47,12 +47,14 @@ class TransformerHost(SegmentedHost):
         super().__init__(segments, [SlotSite(f"r0c{i}", width) for i in range(slots)], topology="transformer")
         self.block = block
         self.arguments = (vocabulary, width, layers, heads, block, slots)
-        """What it was made with, in order."""
+        """Arguments of the constructor, in order."""
         self._draw_weights(layers)
 
     def _draw_weights(self, layers: int) -> None:
-        """GPT-2's start: normal with σ = 0.02, biases 0; what 2·layers branches add to the residual stream is scaled
-        down by √(2·layers), so that their sum starts no larger in a deep host than in a flat one."""
+        """Initialises as GPT-2: normal with σ = 0.02, biases 0, and σ / √(2·layers) for the last layer of each branch.
+
+        So the sum of the 2·layers residual branches starts no larger in a deep host than in a shallow one.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)
@@ -66,7 +68,10 @@ class TransformerHost(SegmentedHost):
 
 
 class TokenEmbedding(nn.Module):
-    """Token plus learned position: int64 [B, T] to float32 [B, T, width]."""
+    """Token embedding plus learned position: int64 [B, T] to float32 [B, T, width].
+
+    Raises ValueError for a sequence that is longer than ``block``.
+    """
 
     def __init__(self, vocabulary: int, width: int, block: int) -> None:
         super().__init__()
@@ -98,7 +103,7 @@ class Block(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Each token looks at itself and what stands before it: [B, T, width] to the same shape."""
+    """Causal self-attention: [B, T, width] to the same shape; each token attends to itself and earlier ones."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -116,10 +121,10 @@ class CausalAttention(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """Logits by the token embedding's own weights: [B, T, width] to [B, T, vocabulary].
+    """Logits from the token embedding's weights: [B, T, width] to [B, T, vocabulary].
 
-    The embedding is kept in a tuple, so that it is no submodule here: the tensor is in the state dict once (safetensors
-    refuses tensors that share memory) and is counted once, and a deep copy of the host ties the copies to each other.
+    The embedding is kept in a tuple so that it is not a submodule here: its tensor is in the state dict once
+    (safetensors refuses tensors that share memory) and is counted once, and deep copies of the host stay tied.
     """
 
     def __init__(self, embedding: TokenEmbedding) -> None:

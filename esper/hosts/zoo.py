@@ -1,4 +1,4 @@
-"""torchvision's models as hosts: a slot behind each of their stages."""
+"""torchvision's models as hosts, with a slot after each of their stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "convnext_tiny": {f"r0c{i}": f"features.{2 * i + 1}" for i in range(4)},
     }
 )
-"""Where the slots of known models sit."""
+"""Slot names and their submodules, by model."""
 
 
 def torchvision_host(
@@ -30,18 +30,19 @@ def torchvision_host(
     small_images: bool = False,
     weights: str | None = None,
 ) -> GraftedHost:
-    """A model of torchvision with ``classes`` outputs and a slot on the output of each site.
+    """Makes a model of torchvision with ``classes`` outputs and a slot on the output of each site.
 
     Args:
-        name: as ``torchvision.models.get_model`` knows it.
+        name: a name for ``torchvision.models.get_model``.
         classes: size of the logits.
-        sites: slot name to submodule; None for a model that has known ones.
+        sites: slot name to submodule; None: the sites in ``SITES``.
         small_images: for ResNets, the stem for images of about 32 pixels: a 3×3 convolution with stride 1 in place of
-            7×7 with stride 2, and no pool behind it (He et al. 2016, 4.2).
-        weights: of a pretrained model, as ``get_model`` takes them; it then keeps its own number of outputs.
+            7×7 with stride 2, and no pool after it (He et al. 2016, 4.2).
+        weights: pretrained weights, as for ``get_model``; the model then keeps its own number of outputs.
 
     Raises:
-        ConfigError: an unknown model, one without known sites where none are given, or sites that it does not have.
+        ConfigError: an unknown model, a model without known sites if none are given, sites that it does not have, or
+            ``small_images`` for a model that is not a ResNet.
     """
     models = import_torchvision("torchvision.models")
     if name not in models.list_models():
@@ -52,7 +53,7 @@ def torchvision_host(
     model = models.get_model(name, weights=weights, **size)
     if small_images:
         if not isinstance(model, models.ResNet):
-            raise ConfigError(f"small_images is for ResNets; {name} is none")
+            raise ConfigError(f"small_images is for ResNets; {name} is not one")
         model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     return graft(model, SITES[name] if sites is None else sites)

@@ -1,4 +1,4 @@
-"""Compiled operators, one file each. Importing this loads them."""
+"""Compiled operators, one per file. Importing this package loads them."""
 
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators, accumulate_
 from esper.ops.cross_entropy import CrossEntropy, cross_entropy, cross_entropy_into

@@ -1,11 +1,10 @@
-"""Load the compiled modules and say what is there, what is missing, and how to repair it.
+"""Loads the compiled modules and reports which are loaded or missing, and how to repair them.
 
-The CPU module (``esper._C``) is required: its absence is an ``ImportError``. The CUDA module (``esper._C_cuda``) is
-optional: a CPU torch cannot load one.
+The CPU module (``esper._C``) is required: without it, importing raises ``ImportError``. The CUDA module
+(``esper._C_cuda``) is optional: a CPU build of torch cannot load it.
 
-With ``ESPER_REQUIRE_NATIVE=1`` nothing falls back, so that no measurement is taken on a fallback by accident: a GPU
-without the CUDA module is an ``ImportError``, and all code that can go another way than the native one calls
-:func:`refuse_fallback` before it does.
+``ESPER_REQUIRE_NATIVE=1`` disables fallbacks, so that no measurement is taken on one by accident: a GPU without the
+CUDA module raises ``ImportError``, and all code with a fallback calls :func:`refuse_fallback` before using it.
 """
 
 import importlib
@@ -27,7 +26,7 @@ _RECORD = _PACKAGE / "_build_info.json"
 
 @dataclass(frozen=True)
 class ModuleReport:
-    """One compiled module: its name, the file it was loaded from, or why it is missing."""
+    """A compiled module: its name, and either the file it was loaded from or the reason why it is missing."""
 
     name: str
     path: Path | None
@@ -35,12 +34,12 @@ class ModuleReport:
 
     @property
     def loaded(self) -> bool:
-        """Whether its operators can be called."""
+        """True if the module is loaded and can be used."""
         return self.path is not None
 
 
 def build_info() -> dict[str, Any]:
-    """What the installed modules were built from; empty when the record is missing.
+    """Returns the record of the build of the installed modules; empty if the record is missing.
 
     Keys: ``torch``, ``torch_target``, ``python``, ``platform``, ``cxx_flags`` and ``cuda`` (``built``, ``reason``,
     ``torch_cuda``, ``architectures``).
@@ -51,20 +50,20 @@ def build_info() -> dict[str, Any]:
 
 
 def _find(name: str) -> Path | None:
-    """The file of a module in this very package; the import system could answer with another checkout's."""
+    """Returns the file of a module in this package; the import system could find another checkout's."""
     stem = _PACKAGE / name.removeprefix("esper.")
     files = [Path(f"{stem}{suffix}") for suffix in EXTENSION_SUFFIXES]
     return next((file for file in files if file.is_file()), None)
 
 
 def _load(name: str) -> ModuleReport:
-    """Load a module of operators. It registers itself with torch; there is nothing to import from it."""
+    """Loads a module of operators, which registers them with torch; it has nothing to import."""
     path = _find(name)
     if path is None:
         return ModuleReport(name, None, "not built")
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
-    except OSError as error:  # the linker's complaint: built for another torch or CUDA
+    except OSError as error:  # linker error: built for another torch or CUDA
         return ModuleReport(name, None, f"{path.name} cannot be loaded: {error}")
     return ModuleReport(name, path, None)
 
@@ -92,7 +91,7 @@ def _load_cuda() -> ModuleReport:
 
 
 def native_required(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``ESPER_REQUIRE_NATIVE`` is 1; not set, empty and 0 are no. Raises ValueError for anything else."""
+    """True if ``ESPER_REQUIRE_NATIVE`` is 1, False if it is unset, empty or 0. Raises ValueError for other values."""
     value = environment.get(VARIABLE, "")
     if value not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE} is {value!r}; 1 makes every fallback an error, 0 allows them")
@@ -100,21 +99,21 @@ def native_required(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def refuse_fallback(what: str, reason: str) -> None:
-    """Called by everything that is about to go another way than the native one, whenever it does.
+    """Refuses a fallback with ``ESPER_REQUIRE_NATIVE=1``; code with a fallback calls it each time before using it.
 
     Args:
-        what: who falls back, and to what.
-        reason: why the native way cannot be gone.
+        what: the code that falls back, and its fallback.
+        reason: why the native kernel cannot be used.
 
     Raises:
-        RuntimeError: with ``ESPER_REQUIRE_NATIVE=1``.
+        RuntimeError: ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     if native_required():
         raise RuntimeError(f"{VARIABLE}=1, but {what}: {reason}")
 
 
 def require_native(environment: Mapping[str, str], cuda: ModuleReport, gpu: bool) -> None:
-    """Raise ``ImportError`` when ``ESPER_REQUIRE_NATIVE=1`` and a GPU would run without its compiled module."""
+    """Raises ``ImportError`` if ``ESPER_REQUIRE_NATIVE`` is 1 and a GPU would run without the CUDA module."""
     if native_required(environment) and gpu and not cuda.loaded:
         raise ImportError(
             f"{VARIABLE}=1, but {cuda.name} is missing: {cuda.reason}. "
@@ -128,12 +127,12 @@ require_native(os.environ, _CUDA, torch.cuda.is_available())
 
 
 def cuda_loaded() -> bool:
-    """Whether the operators have CUDA kernels."""
+    """True if the operators have CUDA kernels."""
     return _CUDA.loaded
 
 
 def _host_report() -> ModuleReport:
-    """Load the pybind11 module by name, only to tell whether that works; nothing of it is used here."""
+    """Imports the pybind11 module only to report whether that works; nothing of it is used here."""
     name = "esper._host"
     path = _find(name)
     if path is None:
@@ -146,10 +145,10 @@ def _host_report() -> ModuleReport:
 
 
 def modules() -> list[ModuleReport]:
-    """All compiled modules, present or not: ``esper._C``, ``esper._C_cuda``, ``esper._host``."""
+    """Reports all compiled modules, loaded or not: ``esper._C``, ``esper._C_cuda``, ``esper._host``."""
     return [_CPU, _CUDA, _host_report()]
 
 
 def built_with() -> str:
-    """Compiler, torch headers and CPU instruction sets of the CPU module, as it says itself."""
+    """Returns the compiler, torch headers and CPU instruction sets that the CPU module reports."""
     return cast(str, torch.ops.esper.built_with())

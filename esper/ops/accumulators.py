@@ -1,4 +1,4 @@
-"""What an epoch adds up, for all envs and configurations in one buffer: zeroed at once, read in one transfer."""
+"""Sums of an epoch for all envs and configurations in one buffer, zeroed by one memset and read in one transfer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _accumulate = torch.ops.esper.accumulate_.default
 class Accumulators:
     """Statistics of E envs in K configurations, and the correctness of every sample.
 
-    A lane writes the rows of its own env and no others, so lanes need no lock. A training pass uses one configuration
-    and no samples.
+    A lane writes only the rows of its own env, so lanes need no lock. A training pass uses one configuration and no
+    samples.
 
     Attributes:
         block: float64 ``[E, K, 5]``, last dimension named by ``ACCUMULATOR_FIELDS``:
@@ -31,12 +31,12 @@ class Accumulators:
             ``loss_sum``   sum of the losses of the counted samples (tokens, for language); not finite once one was not
             ``correct``    counted samples whose target has the largest logit
             ``count``      counted samples: those whose target is not ``ignore_index``
-            ``batches``    calls
+            ``batches``    number of calls
             ``not_finite`` counted samples whose loss is NaN or infinite
             ============== ============================================================================================
 
-        correct: ``[E, K, samples]``: uint8, 1 where a sample was right; for language int16, the number of right tokens
-            of each sequence (int16 because torch computes with it, and hardly with uint16).
+        correct: ``[E, K, samples]``: uint8, 1 for a correct sample; for language int16, the number of correct tokens of
+            each sequence (int16 because torch hardly supports uint16).
     """
 
     __slots__ = ("_buffer", "block", "correct")
@@ -49,7 +49,7 @@ class Accumulators:
         language: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Make zeroed accumulators on ``device``.
+        """Makes zeroed accumulators on ``device``.
 
         Raises:
             ValueError: fewer than one env or configuration, or a negative number of samples.
@@ -73,11 +73,11 @@ class Accumulators:
         self.correct = buffer[head:].view(dtype).view(envs, configurations, samples)
 
     def zero_(self) -> None:
-        """Zero everything, with one memset."""
+        """Zeroes everything with one memset."""
         self._buffer.zero_()
 
     def read(self) -> Accumulators:
-        """Return a copy on the host, made by one transfer; on a GPU this waits for the device."""
+        """Returns a copy in host memory, made by one transfer; on a GPU this waits for the device."""
         copy = object.__new__(Accumulators)
         envs, configurations, samples = self.correct.shape
         buffer = self._buffer.to("cpu", copy=True)
@@ -85,7 +85,7 @@ class Accumulators:
         return copy
 
     def field(self, name: str) -> Tensor:
-        """Return one column of the block as a float64 ``[E, K]`` view.
+        """Returns one column of the block as a float64 ``[E, K]`` view.
 
         Raises:
             ValueError: ``name`` is not one of ``ACCUMULATOR_FIELDS``.
@@ -96,12 +96,12 @@ class Accumulators:
 
     @property
     def mean_loss(self) -> Tensor:
-        """``loss_sum / count``, float64 ``[E, K]``; NaN where nothing was counted."""
+        """``loss_sum / count``, float64 ``[E, K]``; NaN if ``count`` is 0."""
         return self.field("loss_sum") / self.field("count")
 
     @property
     def accuracy(self) -> Tensor:
-        """``correct / count``, float64 ``[E, K]``; NaN where nothing was counted."""
+        """``correct / count``, float64 ``[E, K]``; NaN if ``count`` is 0."""
         return self.field("correct") / self.field("count")
 
     def __repr__(self) -> str:
@@ -111,16 +111,16 @@ class Accumulators:
 
 
 def accumulate_(accumulators: Accumulators, env: int, stats: Tensor, configuration: int = 0) -> None:
-    """Add the statistics of one :func:`esper.ops.cross_entropy` to the row of an env.
+    """Adds the statistics of one :func:`esper.ops.cross_entropy` to the row of an env.
 
     Args:
-        accumulators: where to add.
+        accumulators: the accumulators to update.
         env: first index of the row.
         stats: float64 ``[5]``, on the accumulators' device.
         configuration: second index of the row.
 
     Raises:
-        RuntimeError: a row that is not there, or ``stats`` of another kind, size or device.
+        RuntimeError: a row out of range, or ``stats`` of another dtype, shape or device.
     """
     _accumulate(accumulators.block, env, configuration, stats)
 

@@ -1,4 +1,4 @@
-"""Cross-entropy with its bookkeeping in one pass: loss, correctness per sample, and the row of statistics."""
+"""Cross-entropy with its bookkeeping in one pass: loss, correctness per sample, and a row of statistics."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
 
-# These are called where autograd has nothing to record: inside forward and backward, and to measure only.
+# Called only when autograd has nothing to record: inside forward and backward, and for measurements.
 _library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
 for _name in ("cross_entropy_forward", "cross_entropy_backward", "cross_entropy_into"):
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
@@ -20,32 +20,33 @@ _into = torch.ops.esper.cross_entropy_into.default
 
 
 class CrossEntropy(NamedTuple):
-    """What :func:`cross_entropy` returns, all on the logits' device."""
+    """Result of :func:`cross_entropy`, on the logits' device."""
 
     loss: Tensor
-    """``[]``, float32 (float64 for float64 logits): mean over the counted targets; differentiable"""
+    """Mean over the counted targets, ``[]``, float32 (float64 for float64 logits); differentiable."""
     correct: Tensor
-    """uint8, the shape of the targets: 1 where the target has the largest logit; 0 where it is ignored"""
+    """1 if the target has the largest logit, 0 if not or if it is ignored; uint8, in the shape of the targets."""
     stats: Tensor
-    """float64 ``[5]``, named by ``ACCUMULATOR_FIELDS``, for :func:`esper.ops.accumulate_`"""
+    """Statistics named by ``ACCUMULATOR_FIELDS``, float64 ``[5]``, for :func:`esper.ops.accumulate_`."""
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> CrossEntropy:
-    """Mean cross-entropy of ``logits``, which of them are right, and the statistics of the call.
+    """Computes the mean cross-entropy of ``logits``, their correctness, and the statistics of the call.
 
     With p = softmax(logits) and C classes, the loss of a sample with target t is that of
     ``torch.nn.functional.cross_entropy``: ``(1 - label_smoothing) * -log p_t + label_smoothing * mean_c(-log p_c)``
-    (label smoothing: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7). Logits of 16 bits are
-    computed with in float32. Right is what ``argmax`` would call so: the first of the largest, and NaN above all.
+    (label smoothing: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7). 16-bit logits are
+    computed in float32. A sample is correct if ``argmax`` returns its target: the first of equal maxima, with NaN above
+    all numbers.
 
-    The loss is the mean over the targets that are not ``ignore_index``, NaN if all are. A sample whose logits have no
-    softmax (a NaN, +inf, or nothing above -inf) has a NaN loss, and one whose target has the logit -inf an infinite
-    loss; both are counted in ``not_finite`` and go into the mean and the sum as they are.
+    The loss is the mean over the targets that are not ``ignore_index``, or NaN if there are none. A sample whose logits
+    have no softmax (a NaN, +inf, or only -inf) has a NaN loss, and one whose target has the logit -inf an infinite
+    loss; both count as ``not_finite`` and are included in the mean and the sum.
 
-    Backward computes ``(p - target distribution) / count`` from the logits, which it keeps, and two numbers a sample,
-    so nothing of the logits' size is kept beside them. The logits must not be changed in place before. It can be
+    Backward computes ``(p - target distribution) / count`` from the saved logits and two numbers per sample, so that no
+    other tensor of the logits' size is saved. The logits must not be changed in place before backward. The loss can be
     differentiated once.
 
     Args:
@@ -57,12 +58,12 @@ def cross_entropy(
 
     Raises:
         RuntimeError: other shapes or dtypes, two devices, ``label_smoothing`` outside [0, 1]; on the CPU also a target
-            outside 0..C-1. On CUDA that would need a sync: there the sample's loss and gradient are NaN.
+            outside 0..C-1. Checking that on CUDA would need a sync: there the sample's loss and gradient are NaN.
     """
     if torch.compiler.is_compiling():
         loss, correct, stats, _ = _functional(logits, targets, ignore_index, label_smoothing)
     elif logits.requires_grad and torch.is_grad_enabled():
-        # As the operator's own autograd, which torch runs through more Python: that took twice as long as the kernels.
+        # Equivalent to the operator's own autograd, whose Python overhead in torch is twice the time of the kernels.
         loss, correct, stats = _Eager.apply(logits, targets, ignore_index, label_smoothing)  # type: ignore[no-untyped-call]
     else:
         loss, correct, stats, _ = _forward(logits, targets, ignore_index, label_smoothing)
@@ -79,25 +80,25 @@ def cross_entropy_into(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> None:
-    """Measure without a gradient, straight into a row of the accumulators; nothing is returned and nothing synced.
+    """Measures without a gradient, directly into a row of the accumulators, without a sync.
 
-    Adds to ``accumulators.block[env, configuration]`` what :func:`cross_entropy` would return as ``stats``, and, with
-    ``first``, overwrites ``accumulators.correct[env, configuration, first : first + B]``: one byte a sample for logits
-    ``[B, C]``; the number of right tokens of each sequence for ``[B, T, V]``.
+    It adds the ``stats`` that :func:`cross_entropy` would return to ``accumulators.block[env, configuration]`` and,
+    with ``first``, overwrites ``accumulators.correct[env, configuration, first : first + B]``: one byte per sample for
+    logits ``[B, C]``; the number of correct tokens of each sequence for ``[B, T, V]``.
 
     Args:
-        logits: as for :func:`cross_entropy`; that they require grad makes no difference.
-        targets: as there.
-        accumulators: where to write, on the same device; made with ``language=True`` for ``[B, T, V]``.
+        logits: as for :func:`cross_entropy`; whether they require grad makes no difference.
+        targets: as for :func:`cross_entropy`.
+        accumulators: the accumulators to update, on the same device; made with ``language=True`` for ``[B, T, V]``.
         env: first index of the row.
         configuration: second index of the row.
-        first: place of the first sample in the row of ``correct``; None writes no samples.
-        ignore_index: as there.
-        label_smoothing: as there.
+        first: index of the first sample in the row of ``correct``; None writes no samples.
+        ignore_index: as for :func:`cross_entropy`.
+        label_smoothing: as for :func:`cross_entropy`.
 
     Raises:
-        RuntimeError: as there, and when the row or the samples are outside the accumulators, or the accumulators are of
-            the other kind. Wrong arguments leave the accumulators as they were.
+        RuntimeError: as for :func:`cross_entropy`, and if the row or the samples are outside the accumulators, or the
+            accumulators are not made for these logits. Invalid arguments leave the accumulators unchanged.
     """
     correct = None if first is None else accumulators.correct
     _into(logits, targets, accumulators.block, correct, env, configuration, first or 0, ignore_index, label_smoothing)
@@ -125,7 +126,7 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: object) -> tuple[Tensor | 
 
 
 class _Eager(torch.autograd.Function):
-    """The two kernels as one differentiable function."""
+    """The forward and backward kernels as one differentiable function."""
 
     @staticmethod
     def forward(
@@ -139,7 +140,7 @@ class _Eager(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """The gradient again, as a function of what it was made from, so that differentiating it is an error."""
+    """The gradient as a function of its inputs, so that differentiating it again raises an error."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, grad_loss: Tensor, logits: Tensor) -> Tensor:

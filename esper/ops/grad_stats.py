@@ -26,12 +26,12 @@ FIELDS = (
     "clip_coef",
 )
 
-# Layout of the CUDA kernel's scratch memory, as in csrc/cuda/grad_stats.cu: one row for the counter, one a tensor, one
-# a chunk of a tensor.
+# Layout of the CUDA kernel's scratch memory, as in csrc/cuda/grad_stats.cu: one row for the counter, one per tensor,
+# and one per chunk of a tensor.
 _CHUNK = 8192
 _SCRATCH_COLUMNS = 6
 
-# Statistics are measured, not differentiated: gradients that themselves require grad give results that do not.
+# Statistics are not differentiable: the results do not require grad even if the gradients do.
 _library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
 for _name in ("grad_stats", "grad_stats.out"):
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
@@ -41,11 +41,11 @@ _into = torch.ops.esper.grad_stats.out
 
 
 class GradStats:
-    """What :func:`grad_stats` measured. All values stay on the gradients' device; reading one on the host is a sync.
+    """Results of :func:`grad_stats`. All values stay on the gradients' device; reading one on the host is a sync.
 
     Attributes:
-        fields: float64 ``[G, 13]``, one row a group, columns named by ``FIELDS``.
-        norms: float64 ``[N]``, L2 norm of each gradient, all groups in order, None left out.
+        fields: float64 ``[G, 13]``, one row per group, columns named by ``FIELDS``.
+        norms: float64 ``[N]``, L2 norm of each gradient, all groups in order, without None.
 
     Every field is also a property, a float64 ``[G]`` view:
 
@@ -53,18 +53,18 @@ class GradStats:
     ``sum_sq``    sum of squares of all elements
     ``norm``      its square root, the global L2 norm of the group
     ``tensors``   gradients with at least one element
-    ``elements``  their elements
+    ``elements``  number of elements of these gradients
     ``min_norm``  smallest L2 norm of one gradient; NaN if one is NaN; 0 without gradients
-    ``max_norm``  largest, likewise
+    ``max_norm``  largest L2 norm of one gradient, likewise
     ``vanishing`` gradients with norm < 1e-7
     ``exploding`` gradients with norm > ``exploding_norm`` or not finite
     ``nan``       NaN elements
     ``inf``       infinite elements
     ``zero``      elements equal to zero
-    ``health``    ``clamp(1 - 0.5 * vanishing / tensors - 0.8 * exploding / tensors, 0, 1)``; 0 when ``norm`` is not
-                  finite, and 0 for a group without gradients: what was not measured has not passed
-    ``clip_coef`` ``min(1, max_norm / (norm + 1e-6))`` as in ``torch.nn.utils.clip_grads_with_norm_``; 0 when ``norm``
-                  is not finite, which no usable gradient gives, so a step reads it as "skip"
+    ``health``    ``clamp(1 - 0.5 * vanishing / tensors - 0.8 * exploding / tensors, 0, 1)``; 0 if ``norm`` is not
+                  finite, or for a group without gradients, which must not pass a gate
+    ``clip_coef`` ``min(1, max_norm / (norm + 1e-6))`` as in ``torch.nn.utils.clip_grads_with_norm_``; 0 if ``norm`` is
+                  not finite, and only then, so that a step reads 0 as "skip"
     ============= =====================================================================================================
     """
 
@@ -154,27 +154,27 @@ def grad_stats(
     out: GradStats | None = None,
     device: torch.device | str | None = None,
 ) -> GradStats:
-    """Measure groups of gradients in one pass, without a host sync.
+    """Measures groups of gradients in one pass, without a host sync.
 
-    Sums have float64 range whatever the dtype, and are the same bits for any number of threads.
+    Sums have float64 range for every dtype and are bit-identical for any number of threads.
 
     Args:
         groups: for each group (a host, a seed) its gradients: float32, bfloat16, float16 or float64 of any shape and
-            strides, all on one device. None is left out. Iterators are fine; each is read once.
-        max_norm: norm that ``clip_coef`` clips to; positive, ``inf`` for no clipping.
+            strides, all on one device. None is skipped. Iterators are allowed; each is read once.
+        max_norm: norm to which ``clip_coef`` clips; positive, ``inf`` for no clipping.
         exploding_norm: a gradient with a larger norm counts as exploding; positive.
-        out: result of an earlier call with as many groups and gradients. It is overwritten and returned, and nothing is
-            allocated unless a gradient has holes or repeats (an expanded or sliced view), which is copied first. On
-            CUDA its first use also makes scratch memory, so use it once before capturing a graph. One ``out`` must not
-            be written by two streams or threads at a time.
-        device: where the result is made when there is no gradient to tell; None for the CPU.
+        out: result of an earlier call with the same number of groups and gradients; it is overwritten and returned.
+            Nothing is allocated unless a gradient has holes or repeats (an expanded or sliced view), which is copied
+            first. On CUDA its first use also allocates scratch memory, so use it once before capturing a graph. Two
+            streams or threads must not write the same ``out`` at the same time.
+        device: device of the result if there are no gradients; None for the CPU.
 
     Returns:
         The statistics, on the gradients' device.
 
     Raises:
-        RuntimeError: a dtype that is not supported, gradients on several devices, a bound that is not positive, or an
-            ``out`` of other sizes.
+        RuntimeError: an unsupported dtype, gradients on several devices, a bound that is not positive, or an ``out`` of
+            other sizes.
     """
     gradients: list[Tensor] = []
     sizes: list[int] = []
@@ -185,7 +185,7 @@ def grad_stats(
     if out is None:
         if gradients:
             return GradStats(*_functional(gradients, sizes, max_norm, exploding_norm))
-        # Without a gradient there is no device to dispatch on; the output's decides.
+        # Without gradients, the device of the output decides the dispatch.
         rows, none = (
             torch.empty(shape, dtype=torch.float64, device=device) for shape in ((len(sizes), len(FIELDS)), (0,))
         )
@@ -197,9 +197,14 @@ def grad_stats(
 
 
 def _make_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Zeroed scratch memory ``[R, 6]`` float64 for these gradients; the CPU kernel needs none."""
+    """Scratch memory for these gradients; the CPU kernel needs none and gets ``[0, 6]``."""
+    return _zeroed_scratch(gradients if device.type == "cuda" else None, device)
+
+
+def _zeroed_scratch(gradients: Sequence[Tensor] | None, device: torch.device) -> Tensor:
+    """Zeroed scratch memory ``[R, 6]`` float64 of the CUDA kernel for these gradients; R = 0 for None."""
     rows = 0
-    if device.type == "cuda":
+    if gradients is not None:
         rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
     return torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=device)
 

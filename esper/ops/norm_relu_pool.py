@@ -1,7 +1,7 @@
-"""BatchNorm2d, ReLU and an optional 2x2 max-pool as one operator: two passes over the input each way.
+"""BatchNorm2d, ReLU and an optional 2x2 max-pool as one operator, with two passes over the input each way.
 
-``torch.ops.esper.norm_relu_pool`` is functional: the running statistics are updated by a second operator from the
-statistics that it returns. :class:`NormReluPool` is both of them as a module.
+``torch.ops.esper.norm_relu_pool`` is functional and returns its statistics, from which a second operator updates the
+running statistics. :class:`NormReluPool` is a module that calls both.
 """
 
 from typing import Any, cast
@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from esper.ops import _native
 
-# Rows of `statistics`, float32 [3, C], in the order of csrc/norm_relu_pool.h: mean and 1 / sqrt(biased variance + eps)
-# that were used, and the unbiased variance.
+# Rows of `statistics`, float32 [3, C], in the order of csrc/norm_relu_pool.h: the mean and 1 / sqrt(biased variance +
+# eps) used for normalisation, and the unbiased variance.
 STATISTICS = ("mean", "inv_std", "variance")
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
-# Statistics are stored, not differentiated.
+# Updating the running statistics is not differentiable.
 _library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
 _library.impl("norm_relu_pool_update_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
 
@@ -38,22 +38,22 @@ def norm_relu_pool(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``max_pool2d(relu(batch_norm(input)), 2)``, or without the pool.
 
-    Sums are taken in float32 and joined in float64. The same bits come out whether the pool is inside or is a
-    ``max_pool2d`` that follows, forward and backward, and for any number of threads.
+    Partial sums are float32 and are combined in float64. Forward and backward are bit-identical with the pool inside or
+    as a separate ``max_pool2d``, and for any number of threads.
 
     Args:
         input: ``[N, C, H, W]``, contiguous in channels_last, float32 or bfloat16. Differentiable once.
         weight: float32 ``[C]``; differentiable.
         bias: float32 ``[C]``; differentiable.
-        running_mean: float32 ``[C]`` to normalise with; None for the statistics of this batch.
-        running_var: likewise.
+        running_mean: float32 ``[C]`` to normalise with; None: the statistics of this batch.
+        running_var: as ``running_mean``.
         eps: added to the variance.
-        pool: whether to pool; odd last rows and columns are dropped, as ``max_pool2d`` does.
+        pool: whether to pool; an odd last row or column is dropped, as in ``max_pool2d``.
 
     Returns:
         output ``[N, C, H, W]`` or ``[N, C, H // 2, W // 2]`` of the input's dtype and layout; statistics, float32
-        ``[3, C]``, rows named by ``STATISTICS`` (0 for an empty input); choice, uint8 as output: the place in the
-        window that it was taken from, or 4 where ReLU made it zero (``[0]`` without the pool).
+        ``[3, C]``, rows named by ``STATISTICS`` (0 for an empty input); choice, uint8 in the shape of the output: the
+        position of the maximum in its window, or 4 if ReLU made it zero (``[0]`` without the pool).
 
     Raises:
         RuntimeError: another layout, dtype, shape or device; batch statistics of a single value per channel.
@@ -130,22 +130,22 @@ def _fake_update(
 
 
 class NormReluPool(nn.BatchNorm2d):
-    """Stands in for ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
+    """Replaces ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
 
-    Parameters, buffers and state_dict are those of the ``nn.BatchNorm2d``. ``pool`` may be set at any time: where
-    something is put between ReLU and the pool, it is set to False and the pool follows outside, with the same bits.
+    Parameters, buffers and state_dict are those of ``nn.BatchNorm2d``. ``pool`` may be set at any time: to put an
+    operation between ReLU and the pool, set it to False and pool outside, with bit-identical results.
 
-    The operator serves float32 and bfloat16 inputs in channels_last with float32 parameters; everything else goes
-    through the three PyTorch functions, which with ``ESPER_REQUIRE_NATIVE=1`` is an error. :meth:`unserved` says why.
+    The operator supports float32 and bfloat16 inputs in channels_last with float32 parameters. Other inputs use the
+    three PyTorch functions, which is an error with ``ESPER_REQUIRE_NATIVE=1``. :meth:`unserved` gives the reason.
     """
 
     def __init__(self, num_features: int, *args: Any, pool: bool = False, **kwargs: Any) -> None:
-        """The arguments of ``nn.BatchNorm2d``, and ``pool``."""
+        """Takes the arguments of ``nn.BatchNorm2d``, and ``pool``."""
         super().__init__(num_features, *args, **kwargs)
         self.pool = pool
 
     def unserved(self, input: Tensor) -> str | None:
-        """Why the operator cannot take this input ``[N, C, H, W]``; None where it can."""
+        """Returns the reason why the operator does not support this input ``[N, C, H, W]``; None if it does."""
         if input.device.type == "cuda" and not _native.cuda_loaded():
             return "esper._C_cuda is missing; `esper info` tells why"
         if input.device.type not in ("cpu", "cuda", "meta"):
@@ -161,7 +161,7 @@ class NormReluPool(nn.BatchNorm2d):
         return None
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[N, C, H, W]`` to the same, or with ``pool`` to ``[N, C, H // 2, W // 2]``, of the input's dtype."""
+        """Maps ``[N, C, H, W]`` to the same shape, or with ``pool`` to ``[N, C, H // 2, W // 2]``; the dtype stays."""
         reason = self.unserved(input)
         if reason is not None:
             return self._by_torch(input, reason)
@@ -178,5 +178,5 @@ class NormReluPool(nn.BatchNorm2d):
         return F.max_pool2d(output, 2) if self.pool else output
 
     def extra_repr(self) -> str:
-        """The line of ``nn.BatchNorm2d``, and ``pool``."""
+        """Adds ``pool`` to the line of ``nn.BatchNorm2d``."""
         return f"{super().extra_repr()}, pool={self.pool}"  # type: ignore[no-untyped-call]

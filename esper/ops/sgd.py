@@ -1,4 +1,4 @@
-"""SGD whose step is one operator over all tensors: of one optimizer, or of many at once."""
+"""SGD whose step is one operator over all tensors of one optimizer, or of many."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, overload
@@ -17,7 +17,7 @@ _library.impl("sgd_step_", torch.library.fallthrough_kernel, "Autograd")  # type
 
 _step = torch.ops.esper.sgd_step_.default
 
-# Options of torch.optim.SGD that this one does not have, with the value that means the same; its state has them all.
+# Options of torch.optim.SGD that this optimizer lacks, with their equivalent values; its state includes all of them.
 _FIXED = {"dampening": 0, "maximize": False, "differentiable": False}
 _IGNORED = {"foreach": None, "fused": None}
 
@@ -40,13 +40,13 @@ def _fake(
 
 
 class SGD(Optimizer):
-    """``torch.optim.SGD`` with dampening 0, stepped by one operator that reads all that changes from device memory.
+    """``torch.optim.SGD`` with dampening 0, whose step is one operator that reads changing values from device memory.
 
     The learning rate of each group is a 0-d float64 tensor on the device of its parameters, which learning rate
-    schedulers fill in place; a captured step sees the new value. Momentum buffers start at zero. Parameters, which must
-    be on one device and float32, bfloat16 or float64, are skipped while their gradient is None.
+    schedulers fill in place; a captured step reads the new value. Momentum buffers start at zero. Parameters must be
+    float32, bfloat16 or float64 on one device; they are skipped while their gradient is None.
 
-    ``state_dict`` is that of ``torch.optim.SGD``: either loads the other's.
+    ``state_dict`` is compatible with ``torch.optim.SGD``: each loads the other's.
     """
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scale and found_inf to `step`, without a sync
@@ -59,7 +59,9 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        """As ``torch.optim.SGD``. A tensor ``lr``, 0-d on the parameters' device, is used as it is by the first group.
+        """Takes the arguments of ``torch.optim.SGD``.
+
+        If ``lr`` is a 0-d tensor on the parameters' device, the first group uses that very tensor.
 
         Raises:
             ValueError: a negative number, or nesterov without momentum.
@@ -73,14 +75,14 @@ class SGD(Optimizer):
         super().__init__(params, {**options, **_FIXED, **_IGNORED})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As every optimizer's; the learning rate becomes a tensor of the group's own."""
+        """Adds a group as other optimizers do; its learning rate becomes a tensor of its own."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         device = group["params"][0].device if group["params"] else torch.device("cpu")
         if not (isinstance(group["lr"], Tensor) and group["lr"].device == device):
             group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float64, device=device)
         elif any(group["lr"] is other["lr"] for other in self.param_groups[:-1]):
-            group["lr"] = group["lr"].clone()  # or a scheduler would fill one number once for each group
+            group["lr"] = group["lr"].clone()  # else a scheduler would fill one tensor once per group
 
     @overload
     def step(self, closure: None = None, *, clip_coef: Tensor | None = None) -> None: ...
@@ -89,12 +91,12 @@ class SGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None) -> float | None:
-        """One step of all groups.
+        """Steps all groups.
 
         Args:
-            closure: computes the loss again; returned is what it returns.
-            clip_coef: float32 or float64 ``[groups]`` on the parameters' device, with which gradients are multiplied.
-                A group whose coefficient is 0 or NaN keeps its parameters and momentum.
+            closure: recomputes the loss, which is returned.
+            clip_coef: float32 or float64 ``[groups]`` on the parameters' device; factors of the gradients. A group with
+                a factor of 0 or NaN keeps its parameters and momentum.
         """
         loss = None
         if closure is not None:
@@ -106,23 +108,23 @@ class SGD(Optimizer):
         return loss
 
     def zero_momentum(self) -> None:
-        """Set all momentum buffers to zero, in the storage they have or, the first time, in new storage."""
+        """Zeroes all momentum buffers in place, or allocates them the first time."""
         for group in self.param_groups:
             for parameter in group["params"] if group["momentum"] else ():
                 self._momentum_of(parameter).zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimizer's; numbers that live on the device are plain floats, which waits for it."""
+        """Returns the state as other optimizers do; tensors of groups become floats, which waits for the device."""
         state: dict[str, Any] = super().state_dict()
         for group in state["param_groups"]:
             group.update({name: value.item() for name, value in group.items() if isinstance(value, Tensor)})
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what this optimizer or ``torch.optim.SGD`` saved. Learning rate tensors stay the same ones.
+        """Loads the state of this optimizer or of ``torch.optim.SGD``; learning rate tensors are filled in place.
 
         Raises:
-            ValueError: other groups, or an option of ``torch.optim.SGD`` that this one does not have.
+            ValueError: other groups, or an option of ``torch.optim.SGD`` that this optimizer lacks.
         """
         for saved in state_dict["param_groups"]:
             for name, value in _FIXED.items():
@@ -156,18 +158,18 @@ def sgd_step(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """One step of all groups of all optimizers, in one call of the operator, without a host sync.
+    """Steps all groups of all optimizers in one call of the operator, without a host sync.
 
     Args:
-        optimizers: their parameters are on one device, and their momentum and nesterov are the same.
-        clip_coef: float32 or float64 ``[G]`` on that device: what the gradients of each parameter group, counted
-            through all optimizers, are multiplied with. None is 1. A group with 0 or NaN stays as it is.
-        grad_scale: one number on that device: what the loss was multiplied with.
-        found_inf: one number on that device: where it is not 0, nothing is stepped.
+        optimizers: optimizers with equal momentum and nesterov, whose parameters are on one device.
+        clip_coef: float32 or float64 ``[G]`` on that device: factors of the gradients of the parameter groups, in order
+            through all optimizers; None is 1. A group with a factor of 0 or NaN is not changed.
+        grad_scale: one number on that device, by which the loss was multiplied.
+        found_inf: one number on that device; if it is not 0, nothing is stepped.
 
     Raises:
-        ValueError: optimizers of different momentum or nesterov.
-        RuntimeError: tensors of other devices, shapes or dtypes than their parameters.
+        ValueError: different momentum or nesterov.
+        RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
     """
     params: list[Tensor] = []
     momenta: list[Tensor] = []

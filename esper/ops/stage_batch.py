@@ -1,4 +1,4 @@
-"""Make a batch from a dataset on the device: gather, crop, mirror, normalise, cast and lay out in one pass."""
+"""Batches from a dataset on the device: gather, crop, mirror, normalise, cast and lay out in one pass."""
 
 from collections.abc import Sequence
 
@@ -20,19 +20,19 @@ _tokens = torch.ops.esper.stage_tokens.default
 def normalisation_table(
     mean: Sequence[float], std: Sequence[float], scale: float = 255.0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return float32 ``[C, 256]``: ``(v / scale - mean_c) / std_c`` for each channel c and pixel value v.
+    """Returns float32 ``[C, 256]``: ``(v / scale - mean_c) / std_c`` for each channel c and pixel value v.
 
-    It is computed in float64 and rounded once. As everything else about staging is done in integers, CPU and CUDA make
-    the same bits from it.
+    It is computed in float64 and rounded once. All other steps of staging are integer operations, so CPU and CUDA
+    batches are bit-identical.
 
     Args:
         mean: mean of each channel, in units of ``scale``.
-        std: standard deviation of each channel, likewise; above 0.
-        scale: pixel value that means 1.
-        device: where the dataset lies.
+        std: standard deviation of each channel, in units of ``scale``; above 0.
+        scale: pixel value that maps to 1 before normalising.
+        device: device of the dataset.
 
     Raises:
-        ValueError: no channel, as many means as deviations are not given, or a deviation or scale that is not positive.
+        ValueError: no channels, different numbers of means and deviations, or a deviation or scale that is 0 or less.
     """
     if not mean or len(mean) != len(std) or min(std) <= 0 or scale <= 0:
         raise ValueError(
@@ -59,41 +59,41 @@ def stage_images(
     out: Tensor | None = None,
     targets_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Make a batch of images: sample b is ``images[indices[first + b]]``, augmented and normalised.
+    """Makes a batch of images: sample b is ``images[indices[first + b]]``, augmented and normalised.
 
-    With ``padding`` p, a window of the image's size is cut from the image with p pixels of value 0 on every side, at a
-    place drawn evenly from the (2p + 1)²; then, with ``flip``, it is mirrored left to right with probability 1/2. Pixel
-    v of channel c becomes ``table[c, v]``; so padding is pixel value 0 before normalising, as in torchvision's
+    With ``padding`` p, a window of the image's size is cut out of the image padded with p zero pixels on every side, at
+    one of (2p + 1)² equally likely places; then, with ``flip``, it is mirrored left to right with probability 1/2.
+    Pixel v of channel c becomes ``table[c, v]``; so padding is pixel value 0 before normalising, as in torchvision's
     ``RandomCrop`` before ``Normalize``.
 
-    What is drawn depends on (``seed``, ``epoch``, index of the sample) alone, by the counter-based generator
-    Philox4x32-10 (Salmon et al., SC 2011): the same for any batch size, order, thread or device.
+    Random draws depend only on (``seed``, ``epoch``, index of the sample), by the counter-based generator Philox4x32-10
+    (Salmon et al., SC 2011); they are the same for any batch size, order, thread or device.
 
-    Images have their channels last in the dataset, as image files and torchvision's datasets do: then a row of the
-    image becomes a row of the channels_last batch, read and written in order.
+    The dataset is channels-last, as image files and torchvision's datasets are, so that a row of an image is a row of
+    the channels_last batch and both are accessed in order.
 
     Args:
         images: uint8 ``[N, H, W, C]``, contiguous, 1 to 32 channels.
-        indices: int64 ``[n]``, contiguous: a permutation of an epoch, or any choice of samples.
+        indices: int64 ``[n]``, contiguous: the permutation of an epoch, or any samples.
         table: float32 ``[C, 256]``, see :func:`normalisation_table`.
-        seed: of the run and env; any 64-bit number.
-        epoch: another draw each epoch.
-        padding: p above; 0 crops nothing.
-        flip: whether mirrored images mean the same; not so for digits.
-        first: place in ``indices`` of the batch's first sample.
-        cursor: int64 ``[2]``, (epoch, first), on the dataset's device; it takes the place of both arguments, so that a
-            captured CUDA graph can move on.
-        targets: int64 ``[N]``, gathered too.
-        out: float32 or bfloat16 ``[B, C, H, W]`` in channels_last memory format, overwritten; its size is the batch's.
-            Without it float32 is made for all indices from ``first`` on.
-        targets_out: int64 ``[B]``, overwritten; made if needed when ``out`` is.
+        seed: seed of the run and env; any 64-bit number.
+        epoch: number of the epoch; draws differ between epochs.
+        padding: p above; 0: no crop.
+        flip: whether to mirror at random; only for images that keep their meaning, unlike digits.
+        first: position in ``indices`` of the batch's first sample.
+        cursor: int64 ``[2]``, (epoch, first), on the dataset's device; it replaces both arguments, so that a captured
+            CUDA graph can advance.
+        targets: int64 ``[N]``, gathered as well.
+        out: float32 or bfloat16 ``[B, C, H, W]`` in channels_last memory format, overwritten; it sets the batch size.
+            Without it, a float32 batch of all indices from ``first`` on is allocated.
+        targets_out: int64 ``[B]``, overwritten; allocated together with ``out`` if ``targets`` are given.
 
     Returns:
         ``out`` and ``targets_out``.
 
     Raises:
-        RuntimeError: other dtypes, shapes or devices, a batch that runs past ``indices``; on the CPU also an index or
-            cursor outside the data. On CUDA that would need a sync: there the image is NaN and its target -1.
+        RuntimeError: other dtypes, shapes or devices, or a batch that runs past ``indices``; on the CPU also an index
+            or cursor outside the data. Checking that on CUDA would need a sync: there the image is NaN, its target -1.
     """
     if out is None:
         height, width, channels = images.shape[1:4] if images.dim() == 4 else (0, 0, 0)  # refused by the operator
@@ -114,25 +114,25 @@ def stage_tokens(
     out: Tensor | None = None,
     targets_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Make a batch of sequences and of the tokens that follow: rows ``tokens[indices[first + b]]`` as int64.
+    """Makes a batch of sequences and their next tokens from rows ``tokens[indices[first + b]]``, as int64.
 
-    A row of L = T + 1 tokens gives ``out`` its first T and ``targets_out`` its last T. A text of any length needs no
-    rows of its own: ``text.unfold(0, T + 1, T)`` is a view of it as rows that overlap by one token.
+    For a row of L = T + 1 tokens, ``out`` gets the first T and ``targets_out`` the last T. A text of any length can be
+    used without a copy: ``text.unfold(0, T + 1, T)`` is a view of it as rows that overlap by one token.
 
     Args:
-        tokens: int64, int32, uint16 or uint8 ``[N, T + 1]``; rows may overlap, the tokens of a row lie side by side.
+        tokens: int64, int32, uint16 or uint8 ``[N, T + 1]``; rows may overlap, the tokens of a row are adjacent.
         indices: int64 ``[n]``, contiguous.
-        first: place in ``indices`` of the batch's first row.
-        cursor: int64 ``[2]``, (epoch, first), on the dataset's device, in place of ``first``; the epoch is not used.
-        out: int64 ``[B, T]``, contiguous, overwritten; without it, made for all indices from ``first`` on.
-        targets_out: int64 ``[B, T]``, contiguous, overwritten; made when ``out`` is. With ``out`` alone, ``out`` is
-            ``[B, L]`` and takes whole rows.
+        first: position in ``indices`` of the batch's first row.
+        cursor: int64 ``[2]``, (epoch, first), on the dataset's device; it replaces ``first``, the epoch is not used.
+        out: int64 ``[B, T]``, contiguous, overwritten; without it, allocated for all indices from ``first`` on.
+        targets_out: int64 ``[B, T]``, contiguous, overwritten; allocated together with ``out``. If only ``out`` is
+            given, it is ``[B, L]`` and gets whole rows.
 
     Returns:
         ``out`` and ``targets_out``.
 
     Raises:
-        RuntimeError: as :func:`stage_images`; on CUDA a row that is not there gives tokens -1.
+        RuntimeError: as :func:`stage_images`; on CUDA an index outside the data gives tokens -1.
     """
     if out is None:
         shape = (max(indices.numel() - first, 0), max(tokens.shape[-1] - 1, 0))

@@ -1,1 +1,1 @@
-"""Recurrent PPO: the controller that learns."""
+"""The learning controller: recurrent PPO."""

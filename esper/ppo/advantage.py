@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al. 2016), vectorised over envs, terminal and truncated kept apart."""
+"""Generalised advantage estimation (Schulman et al. 2016), vectorised over envs; termination and truncation differ."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets, both [T, E].
+    """Returns advantages and value targets, both [T, E].
 
-    δ_t = r_t + γ V(s_{t+1}) − V(s_t);  A_t = δ_t + γλ A_{t+1}, where A_{t+1} counts only inside an episode.
+    δ_t = r_t + γ V(s_{t+1}) − V(s_t);  A_t = δ_t + γλ A_{t+1}; A_{t+1} is 0 across the end of an episode.
 
     Args:
         rewards: [T, E].
         values: V(s_t) [T, E].
         last_value: V(s_T) [E], for episodes still running at the end of the rollout.
-        terminated: [T, E] bool; V(s_{t+1}) is 0.
-        truncated: [T, E] bool; V(s_{t+1}) is ``final_values``.
-        final_values: V of the state that a truncated episode stopped in [T, E]; read only where ``truncated``.
-        gamma: discount.
+        terminated: [T, E] bool; in these steps V(s_{t+1}) is 0.
+        truncated: [T, E] bool; in these steps V(s_{t+1}) is taken from ``final_values``.
+        final_values: [T, E], V of the state in which a truncated episode stopped; read only in truncated steps.
+        gamma: the discount γ.
         lam: λ.
     """
     advantages = torch.zeros_like(rewards)

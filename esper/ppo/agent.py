@@ -1,4 +1,4 @@
-"""PPOAgent: a recurrent policy that learns from what came of its actions."""
+"""PPOAgent: a recurrent policy that is trained with PPO."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from esper.spaces.observation import ObservationLayout
 
 
 class PPOAgent(Policy):
-    """Acts for E envs, remembers what came of it, and learns from whole rounds.
+    """Acts for E envs, stores the transitions, and learns from whole rounds.
 
-    Statistics are frozen within a round, and what is stored is what was acted on, so that replaying a round reproduces
-    its log-probabilities.
+    The normalisation statistics are frozen within a round and the normalised observations are stored, so replaying a
+    round reproduces its log-probabilities.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class PPOAgent(Policy):
         self.rewards = RewardNormalizer(self.device, config)
         self.buffer = RolloutBuffer()
         self.progress = 0.0
-        """How much of training is done, 0 to 1: what annealed values follow."""
+        """Fraction of training that is done, 0 to 1; it drives annealed values."""
 
     def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
-        """Actions int64 [E, 8], kept with what they were chosen on; :meth:`record` completes the step."""
+        """Returns actions, int64 [E, 8], and stores the step with its observation; :meth:`record` completes it."""
         before, starts, legal = self.state, self.starts, self.legal(masks)
         raw = torch.from_numpy(observation).to(self.device)
         seen, context, decision = self.decide(raw, legal)
@@ -67,12 +67,12 @@ class PPOAgent(Policy):
         return decision.action.cpu().numpy()
 
     def inherit(self, other: PPOAgent) -> None:
-        """Go on with what another agent has learned, and with the statistics that it saw and valued states through."""
+        """Copies another agent's network weights and its observation and reward statistics."""
         self.load_policy_state(other.policy_state())
         self.rewards.load_state_dict(other.rewards.state_dict())
 
     def player(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
-        """What has been learned so far, as a policy for other envs that does not learn."""
+        """Returns a copy of the current policy for ``n_envs`` other envs; it does not learn."""
         policy = Policy(self.spec, self.layout, n_envs, self.config, run_seed, self.device, greedy)
         policy.load_policy_state(self.policy_state())
         return policy
@@ -86,10 +86,11 @@ class PPOAgent(Policy):
         idle: NDArray[np.bool_],
         final_observation: NDArray[np.float32] | None = None,
     ) -> None:
-        """What came of the last stored step.
+        """Completes the last stored step with its rewards and episode ends.
 
         ``unscaled`` [E] is the part of ``rewards`` [E] that is not normalised (the governor's). Idle envs made no step.
-        ``final_observation`` is needed where an episode was truncated: its value is bootstrapped.
+        ``final_observation`` [E, size] is required if an episode was truncated: its value is bootstrapped. Raises
+        ValueError if it is missing.
         """
         device = self.device
         values = torch.zeros(self.n_envs, device=device)
@@ -107,7 +108,11 @@ class PPOAgent(Policy):
         )
 
     def learn(self, last_observation: NDArray[np.float32]) -> UpdateStats:
-        """Update on the stored steps, which end in ``last_observation``; then move the running statistics."""
+        """Updates the policy on the stored steps, then the observation statistics, and clears the buffer.
+
+        ``last_observation`` [E, size] follows the last stored step; its value is bootstrapped. If a stored number is
+        not finite, the round is dropped: weights and statistics stay as they were, and the result counts the steps.
+        """
         last_value = self.value_of(last_observation)
         rollout, masks = self.buffer.stack()
         state = self.buffer.initial_state
@@ -115,7 +120,7 @@ class PPOAgent(Policy):
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
         broken = int((broken_steps(rollout) & rollout["valid"]).sum())
-        if broken:  # neither weights nor running statistics may ever see it
+        if broken:  # must reach neither the weights nor the running statistics
             self.buffer.clear()
             return UpdateStats.of_nothing(broken, self.optimizer.param_groups[0]["lr"], self.entropy_coefficient)
         ends = rollout["terminated"] | rollout["truncated"]
@@ -154,7 +159,10 @@ class PPOAgent(Policy):
         return stats
 
     def replayed_log_probs(self) -> tuple[Tensor, Tensor]:
-        """Stored and replayed joint log-probabilities [T, E] of the round in the buffer; they agree to rounding."""
+        """Returns the stored and the replayed joint log-probabilities [T, E] of the round in the buffer.
+
+        They agree up to rounding.
+        """
         rollout, masks = self.buffer.stack()
         assert self.buffer.initial_state is not None
         with torch.no_grad():
@@ -163,13 +171,13 @@ class PPOAgent(Policy):
 
     @property
     def entropy_coefficient(self) -> float:
-        """From ``entropy_start`` to ``entropy_end`` with the progress of training."""
+        """Interpolates from ``entropy_start`` to ``entropy_end`` by the progress of training."""
         return self.config.entropy_start + (self.config.entropy_end - self.config.entropy_start) * self.progress
 
     def _evaluate(
         self, rollout: Mapping[str, Tensor], masks: Mapping[str, Tensor], state: tuple[Tensor, Tensor], envs: Tensor
     ) -> Evaluated:
-        """The network as it is now on the whole sequences of ``envs``."""
+        """Evaluates the current network on the whole sequences of ``envs``."""
         initial = (state[0][envs], state[1][envs])
         context, slots, _ = self.network.encode(rollout["observation"][:, envs], initial, rollout["start"][:, envs])
         legal = {name: mask[:, envs].flatten(0, 1) for name, mask in masks.items()}
@@ -181,8 +189,10 @@ class PPOAgent(Policy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that acting and learning depend on between two steps, as tensors and plain numbers; what was
-        stored for the next update is the buffer's."""
+        """Returns the state of acting and learning between two steps, as tensors and plain numbers.
+
+        Steps stored for the next update are not included: see ``buffer``.
+        """
         return {
             **self.policy_state(),
             "optimizer": self.optimizer.state_dict(),
@@ -193,12 +203,12 @@ class PPOAgent(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for an agent of other blueprints, whose optimizer would not fit."""
+        """Restores :meth:`state_dict`. Raises ValueError if the blueprints differ: the optimizer would not fit."""
         known, here = state["blueprints"], self.spec.blueprints
         if tuple(known) != here:
             raise ValueError(f"it learned the blueprints {', '.join(known)}; here are {', '.join(here)}")
         self.load_policy_state(state)
-        # Adam keeps the very tensors it is given, and changes them in place.
+        # Adam keeps the given tensors and updates them in place.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.rewards.load_state_dict(state["rewards"])
         self.generator.set_state(state["generator"])
@@ -207,8 +217,10 @@ class PPOAgent(Policy):
 
 
 def _tell_heads(stats: UpdateStats, entropies: Tensor, mattered: Tensor, choices: Tensor) -> None:
-    """Entropy of each head over the steps in which it ``mattered``, and over those in which it had ``choices``; all
-    [T, E, heads]. One transfer."""
+    """Sets the mean entropy of each head: over the steps in which it ``mattered``, and over those with ``choices``.
+
+    All tensors are [T, E, heads]. The results are transferred once.
+    """
     means = [mean_over(entropies[..., i], where[..., i]) for where in (mattered, choices) for i in range(len(HEADS))]
     counts = choices.flatten(0, -2).sum(dim=0)
     numbers = torch.cat((torch.stack(means).double(), counts.double())).tolist()

@@ -1,4 +1,4 @@
-"""What one round leaves for the update: everything as it was when it was used."""
+"""The rollout buffer: the steps of a round, as the policy saw them, for the update."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MASK_NAMES = ("op", "op_slot", "slot_blueprint", "style", "tempo", "alpha_target
 
 
 class RolloutBuffer:
-    """Steps of E envs in order of time; tensors [T, E, ...] after :meth:`stack`.
+    """Steps of E envs in chronological order; :meth:`stack` makes tensors [T, E, ...].
 
-    Observations are kept raw, for the running statistics, and normalised, as they were acted on.
+    Observations are kept both raw, for the running statistics, and normalised, as the policy saw them.
     """
 
     def __init__(self) -> None:
@@ -28,24 +28,24 @@ class RolloutBuffer:
         return len(self._steps)
 
     def add(self, state: State, masks: Mapping[str, Tensor], **step: Tensor) -> None:
-        """One step of all envs; ``state`` is the recurrent state before it, of which the first is kept."""
+        """Appends one step of all envs; ``state`` is the recurrent state before it. Only the first state is kept."""
         if self.initial_state is None:
             self.initial_state = (state[0].clone(), state[1].clone())
         self._masks.append({name: masks[name] for name in MASK_NAMES})
         self._steps.append(step)
 
     def amend(self, **values: Tensor) -> None:
-        """What is known of the last step only after it was taken: rewards, ends."""
+        """Adds values to the last step that are known only after it was executed, such as rewards and ends."""
         self._steps[-1].update(values)
 
     def stack(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The steps and the masks, by name, each [T, E, ...]."""
+        """Returns the steps and the masks by name, each [T, E, ...]."""
         steps = {name: torch.stack([step[name] for step in self._steps]) for name in self._steps[0]}
         masks = {name: torch.stack([mask[name] for mask in self._masks]) for name in MASK_NAMES}
         return steps, masks
 
     def state_dict(self) -> dict[str, Any]:
-        """What an update that learns from several rounds has so far."""
+        """Returns the steps stored so far, for updates that learn from several rounds."""
         return {"steps": self._steps, "masks": self._masks, "initial": self.initial_state}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -63,7 +63,7 @@ class RolloutBuffer:
 
 
 def broken_steps(rollout: Mapping[str, Tensor]) -> Tensor:
-    """Bool [T, E]: steps with a number in them that is not finite, be it seen, felt, valued or earned."""
+    """Marks steps, bool [T, E], with a non-finite number in the observation, log-probability, value or reward."""
     finite = rollout["raw"].isfinite().all(dim=-1)
     for name in ("observation", "log_prob", "value", "reward", "unscaled"):
         values = rollout[name].isfinite()
@@ -72,11 +72,11 @@ def broken_steps(rollout: Mapping[str, Tensor]) -> Tensor:
 
 
 def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
-    """Int64 [T, E, 8]: how many choices each head had, given those that were made before it in ``action`` [T, E, 8]."""
+    """Counts the legal choices of each head, int64 [T, E, 8], given the earlier heads of ``action`` [T, E, 8]."""
     op, slot = action[..., 0], action[..., 1]
 
     def chosen(mask: Tensor, place: Tensor) -> Tensor:
-        """Row ``place`` [T, E] of mask [T, E, N, M]."""
+        """Returns row ``place`` [T, E] of mask [T, E, N, M]."""
         return mask.gather(2, place[..., None, None].expand(*place.shape, 1, mask.shape[-1]))[..., 0, :]
 
     rows = (masks["op"], chosen(masks["op_slot"], op), chosen(masks["slot_blueprint"], slot))
@@ -84,5 +84,8 @@ def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
 
 
 def env_minibatches(n_envs: int, n_minibatches: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Indices of envs, shuffled, in ``n_minibatches`` parts of nearly equal size; whole sequences stay together."""
+    """Yields shuffled env indices in ``n_minibatches`` parts of nearly equal size, at least one env in each.
+
+    An env's whole sequence stays in one minibatch. With fewer envs than ``n_minibatches`` there is a part per env.
+    """
     yield from torch.randperm(n_envs, generator=generator).tensor_split(min(n_minibatches, n_envs))

@@ -1,4 +1,4 @@
-"""The policy and value network: what is seen and remembered, and how the heads of an action follow from one another."""
+"""The policy and value network: a recurrent encoder and autoregressive action heads."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from esper.spaces.observation import BASE, PER_SLOT
 
 Masks = Mapping[str, Tensor]
 FREE_HEADS = HEADS[3:]
-"""Heads after op, slot and blueprint: given those three, they do not depend on one another."""
+"""Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
-# What the first policy does, as logits beside zeros: it carries seeds through and lets them be. Where every choice is
-# as likely as any other, nearly every seed is pruned, or left unfinished at an alpha that cannot be kept, before it
-# pays; what is learned from that is to plant none.
+# Logits of the initial policy's preferences (the others are 0): it advances seeds and leaves them alone. A uniform
+# initial policy prunes nearly every seed, or leaves it at an alpha below 1, which cannot be fossilized, before it
+# pays off; what the agent then learns is not to plant any.
 PRIOR_OPS = MappingProxyType({Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -3.0, Op.FOSSILIZE: 2.0, Op.ADVANCE: 1.0})
 PRIOR_TARGETS = MappingProxyType({1.0: 3.0})
 
-# [ops, heads]: whether a head matters for an op. The op itself always does.
+# Bool [ops, heads]: whether a head matters for an op. The op head always does.
 RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions of N rows with their joint log-probability [N], and per head [N, 8]: log-probabilities and normalised
-    entropies, 0 where a head does not matter."""
+    """Actions int64 [N, 8] with their joint log-probability [N], and log-probabilities and normalised entropies per
+    head, each [N, 8] and 0 for a head that does not matter for the op."""
 
     action: Tensor
     log_prob: Tensor
@@ -41,21 +41,24 @@ class Decision:
 
 
 WAVES = 4
-"""Cosines that a slot's place is told by, the constant included."""
+"""Number of cosines, including the constant, that encode a slot's place."""
 
 
 def place_waves(slots: int) -> Tensor:
     """cos(π k (i + ½) / S) for slot i in row-major order and k < ``WAVES``: [S, WAVES].
 
-    Places are relative, from the first slot to the last; two hosts with different numbers of slots agree on what is
-    early, in the middle and late.
+    Places are relative, from the first slot to the last, so that hosts with different numbers of slots agree on which
+    slots are early, in the middle and late.
     """
     places = (torch.arange(slots) + 0.5) / slots
     return torch.cos(math.pi * places[:, None] * torch.arange(WAVES))
 
 
 def fourier(waves: Tensor) -> Tensor:
-    """[WAVES, S] from waves [S, WAVES]: times the values of S slots it gives their Fourier coefficients, mean first."""
+    """Returns the matrix [WAVES, S] that maps values of S slots to their Fourier coefficients, the mean first.
+
+    ``waves`` is :func:`place_waves` of S slots, [S, WAVES].
+    """
     weights = waves.T / len(waves)
     weights[1:] *= 2
     return weights.contiguous()
@@ -64,14 +67,14 @@ def fourier(waves: Tensor) -> Tensor:
 class PolicyNetwork(nn.Module):
     """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
 
-    No weight depends on the number of slots. A slot's features and its place, as waves, go through one encoder that all
-    slots share. The trunk sees these embeddings as a function of place, by its first Fourier coefficients, which lose
-    nothing of up to ``WAVES`` slots; the slot head scores the embeddings themselves. Of blueprints there are two
-    embeddings each: one that the blueprint head scores, one that tells what a slot holds.
+    No weight depends on the number of slots. One shared encoder embeds each slot's features and its place (as waves).
+    The trunk sees the embeddings as a function of place, through its first Fourier coefficients, which are lossless
+    for up to ``WAVES`` slots; the slot head scores the embeddings themselves. Each blueprint has two embeddings: one
+    that the blueprint head scores, and one that describes the content of a slot.
     """
 
     def __init__(self, spec: ActionSpec, width: int = 128, prior: float = 0.0) -> None:
-        """``prior`` scales the first policy's preferences; 0 has none."""
+        """``prior`` scales the initial policy's preferences; 0 switches them off."""
         super().__init__()
         self.spec = spec
         part = max(16, width // 4)
@@ -98,8 +101,8 @@ class PolicyNetwork(nn.Module):
         self._initialise(prior)
 
     def _initialise(self, prior: float) -> None:
-        """Orthogonal weights with gain √2, zero biases but for the prior; outputs of the policy with gain 0.01, of the
-        value with 1."""
+        """Sets orthogonal weights with gain √2 (0.01 for the policy's outputs, 1 for the value and the LSTM), and zero
+        biases except for the prior."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
@@ -118,9 +121,10 @@ class PolicyNetwork(nn.Module):
             self.free_heads[-1].bias.copy_(torch.tensor([x for head in others for x in head]))  # type: ignore[operator]
 
     def encode(self, observation: Tensor, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Context [T, E, width], slot embeddings [T, E, S, part] and the state after the last step.
+        """Returns the context [T, E, width], slot embeddings [T, E, S, part] and the state after the last step.
 
-        observation [T, E, D] is normalised, state that at the first step, starts [T, E] marks first steps of episodes.
+        ``observation`` [T, E, D] is normalised, ``state`` is the recurrent state before the first step, and ``starts``
+        bool [T, E] marks the first steps of episodes.
         """
         base = observation[..., : len(BASE)]
         slots = observation[..., len(BASE) :]
@@ -134,7 +138,7 @@ class PolicyNetwork(nn.Module):
         return seen + remembered, slot_embeddings, state
 
     def value(self, context: Tensor) -> Tensor:
-        """V(s) [...] for contexts [..., width]."""
+        """Returns V(s) [...] for contexts [..., width]."""
         return self.value_head(context).squeeze(-1)  # type: ignore[no-any-return]
 
     def decide(
@@ -145,10 +149,12 @@ class PolicyNetwork(nn.Module):
         action: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> Decision:
-        """Actions of N rows: replayed from ``action`` [N, 8], sampled with ``uniforms`` [N, 8], else the likeliest.
+        """Decides N rows: replays ``action`` [N, 8], or samples with ``uniforms`` [N, 8], or takes the most likely.
+
+        ``context`` is [N, width], ``slots`` [N, S, part]; ``masks`` are legal choices by name, [N, ...].
 
         p(a) = p(op) · p(slot | op) · p(blueprint | op, slot) · Π p(head | op, slot, blueprint) over the heads that
-        matter for the op; the others are 0.
+        matter for the op; the other heads are 0.
         """
         rows = torch.arange(len(context), device=context.device)
         chosen: list[Tensor] = []

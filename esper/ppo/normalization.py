@@ -1,7 +1,7 @@
-"""Running statistics that observations and rewards are normalised by.
+"""Running statistics for normalising observations and rewards.
 
-Thread contract: an instance belongs to the agent's thread. Statistics are frozen while a round is played and updated
-once after it, so that what is replayed is exactly what was acted on.
+Thread contract: an instance belongs to the agent's thread. Statistics are frozen during a round and updated once after
+it, so that a replayed round sees exactly the inputs that the policy acted on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from esper.spaces.observation import BASE, PER_SLOT, Kind
 
 
 class RunningMeanStd:
-    """Mean and variance of each entry of a vector [D].
+    """Running mean and variance of each entry of a vector [D].
 
     The first ``warm_updates`` updates are cumulative (Chan et al. 1979, the parallel form); later ones are an
     exponential moving average with weight 1 − ``decay``, whose variance includes the shift of the mean:
@@ -29,13 +29,13 @@ class RunningMeanStd:
         self.warm_updates, self.decay, self.clip = warm_updates, decay, clip
 
     def update(self, batch: Tensor) -> None:
-        """Take in rows [N, D]; N = 0 changes nothing."""
+        """Adds rows [N, D] to the statistics; N = 0 changes nothing."""
         if len(batch) == 0:
             return
         self._merge(*moments(batch), float(len(batch)))
 
     def _merge(self, mean: Tensor, var: Tensor, n: float) -> None:
-        """Take in n rows with this mean and variance [D]."""
+        """Adds n rows with this mean and variance, each [D]."""
         if self.updates < self.warm_updates:
             total = self.count + n
             kept = self.count / total
@@ -65,10 +65,10 @@ class RunningMeanStd:
 
 
 class ObservationStatistics(RunningMeanStd):
-    """Of observations [..., BASE + S · PER_SLOT]: one mean and variance for each entry of the base, and one for each
-    entry of a slot, over its values in all slots. So there are BASE + PER_SLOT of them, for any number of slots.
+    """Statistics of observations [..., BASE + S · PER_SLOT].
 
-    ``count`` counts observations. Flags and indices stay as they are.
+    Each base entry has its own mean and variance; each slot entry has one, pooled over all slots. So there are BASE +
+    PER_SLOT of them for any number of slots. ``count`` counts observations. Flags and indices are not normalised.
     """
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
@@ -79,7 +79,7 @@ class ObservationStatistics(RunningMeanStd):
         self.continuous = torch.tensor([kind is Kind.CONTINUOUS for kind in kinds], device=device)
 
     def update(self, batch: Tensor) -> None:
-        """Take in raw observations [N, BASE + S · PER_SLOT]; N = 0 changes nothing."""
+        """Adds raw observations [N, BASE + S · PER_SLOT]; N = 0 changes nothing."""
         if len(batch) == 0:
             return
         base, slots = batch[:, : len(BASE)], batch[:, len(BASE) :].reshape(-1, len(PER_SLOT))
@@ -87,7 +87,7 @@ class ObservationStatistics(RunningMeanStd):
         self._merge(mean, var, float(len(batch)))
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Raw observations [..., BASE + S · PER_SLOT] with their continuous entries normalised; float32."""
+        """Normalises the continuous entries of raw observations [..., BASE + S · PER_SLOT]; float32."""
         slots = (x.shape[-1] - len(BASE)) // len(PER_SLOT)
 
         def everywhere(values: Tensor) -> Tensor:
@@ -98,20 +98,20 @@ class ObservationStatistics(RunningMeanStd):
 
 
 def moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each column of rows [N, D], float64."""
+    """Returns the mean and variance [D] of the columns of rows [N, D], float64."""
     values = rows.to(torch.float64)
     return values.mean(dim=0), values.var(dim=0, unbiased=False)
 
 
 def statistics(size: int, device: torch.device, config: PPOConfig) -> RunningMeanStd:
-    """Running statistics with the constants of the config."""
+    """Makes running statistics of vectors [size] with the constants of the config."""
     return RunningMeanStd(
         size, device, config.observation_warm_updates, config.observation_decay, config.observation_clip
     )
 
 
 class RewardNormalizer:
-    """Divides rewards by the running standard deviation of discounted returns, never below ``floor``; never shifts."""
+    """Divides rewards by the running standard deviation of discounted returns (at least ``floor``), without a shift."""
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         self.gamma = config.gamma
@@ -120,11 +120,11 @@ class RewardNormalizer:
 
     @property
     def scale(self) -> float:
-        """What rewards are divided by now; 1 before the first update."""
+        """The current divisor of rewards; 1 before the first update."""
         return max(float(self.returns.var.sqrt()), self.floor) if self.returns.updates else 1.0
 
     def update(self, rewards: Tensor, ends: Tensor, valid: Tensor) -> None:
-        """Take in a rollout: rewards [T, E], episode ends [T, E], real steps [T, E]."""
+        """Adds a rollout: rewards [T, E], episode ends bool [T, E], and valid steps bool [T, E]."""
         running = torch.zeros_like(rewards[0])
         seen = []
         for reward, end, real in zip(rewards, ends, valid, strict=True):

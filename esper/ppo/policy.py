@@ -1,4 +1,4 @@
-"""The acting side of the agent: a network, the statistics it sees through, and what it remembers of each env."""
+"""The acting side of the agent: a network, its observation statistics, and a recurrent state for each env."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Masks = Mapping[str, NDArray[np.bool_]]
 
 
 class Policy:
-    """Acts for E envs: sampled by counter (run seed, env, episode, step), or the likeliest action where ``greedy``.
+    """Acts for E envs: samples actions, or takes the most likely ones if ``greedy``.
 
-    Observations are normalised by statistics that acting never changes.
+    Random numbers are keyed by (run seed, env, episode, step). Observations are normalised by running statistics, which
+    acting never changes.
     """
 
     def __init__(
@@ -50,25 +51,25 @@ class Policy:
         self.starts = torch.ones(n_envs, dtype=torch.bool, device=self.device)
 
     def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """New episodes start in the envs of ``mask`` [E]; None for all."""
+        """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""
         started = np.ones(self.n_envs, dtype=np.bool_) if mask is None else mask
         self.episode[started] += 1
         self.steps[started] = 0
         self.starts |= torch.from_numpy(started).to(self.device)
 
     def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
-        """Actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
+        """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
         _, _, decision = self.decide(torch.from_numpy(observation).to(self.device), self.legal(masks))
         return decision.action.cpu().numpy()
 
     def legal(self, masks: Masks) -> dict[str, Tensor]:
-        """The masks as tensors on the policy's device."""
+        """Copies the masks to tensors on the policy's device."""
         return {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
 
     @torch.no_grad()
     def decide(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
-        """What was seen [E, size] (normalised), its context [E, width], and the decision; what is remembered moves on
-        by one step."""
+        """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
+        recurrent state by one step."""
         seen = self.normalize(raw)
         context, slots, after = self.network.encode(seen[None], self.state, self.starts[None])
         draws = None
@@ -83,17 +84,20 @@ class Policy:
 
     @torch.no_grad()
     def value_of(self, observation: NDArray[np.float32]) -> Tensor:
-        """V(s) [E] of the states that the last actions led to, with the recurrent state after those actions."""
+        """Returns V(s) [E] of the states after the last actions, given their ``observation`` [E, size].
+
+        The recurrent state is read, not advanced.
+        """
         seen = self.normalize(torch.from_numpy(observation).to(self.device))
         context, _, _ = self.network.encode(seen[None], self.state, self.starts[None])
         return self.network.value(context[0])
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """Continuous entries by the running statistics; flags and indices as they are."""
+        """Normalises continuous entries by the running statistics; flags and indices stay as they are."""
         return self.observations.normalize(raw)
 
     def memory_state(self) -> dict[str, Any]:
-        """What it remembers of the episodes under way; copies."""
+        """Returns a copy of the counters and recurrent state of the running episodes."""
         return {
             "episode": torch.tensor(self.episode),
             "steps": torch.tensor(self.steps),
@@ -102,14 +106,14 @@ class Policy:
         }
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the episodes that ``state`` was taken in."""
+        """Continues the episodes in which ``state`` was taken."""
         self.episode, self.steps = state["episode"].numpy().copy(), state["steps"].numpy().copy()
         hidden, cell = (part.to(self.device, copy=True) for part in state["state"])
         self.state, self.starts = (hidden, cell), state["starts"].to(self.device, copy=True)
 
     def policy_state(self) -> dict[str, Any]:
-        """Everything that acting depends on beside the episodes under way: the network, what its embeddings stand for,
-        and the statistics it sees through."""
+        """Returns everything that acting depends on except the running episodes: the network, the names of the
+        blueprints behind its embeddings, and the observation statistics."""
         return {
             "network": self.network.state_dict(),
             "blueprints": list(self.spec.blueprints),
@@ -117,12 +121,13 @@ class Policy:
         }
 
     def load_policy_state(self, state: Mapping[str, Any]) -> None:
-        """Act as the policy does that this is the state of: the same bits on hosts like its own. The number of slots
-        may differ, and the blueprints; see :func:`~esper.ppo.transfer.for_blueprints`.
+        """Loads a saved policy; on hosts like its own, the policy then acts identically, bit for bit.
+
+        The number of slots may differ, and so may the blueprints; see :func:`~esper.ppo.transfer.for_blueprints`.
 
         Raises:
-            ValueError: none of the blueprints here is known; lists both.
-            RuntimeError: naming what differs, when the state is that of another network.
+            ValueError: the saved policy knows none of the blueprints here; lists both.
+            RuntimeError: the state belongs to a different network; names the differences.
         """
         self.network.load_state_dict(for_blueprints(state["network"], state["blueprints"], self.spec.blueprints))
         self.observations.load_state_dict(state["observations"])

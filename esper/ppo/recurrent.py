@@ -12,10 +12,10 @@ State = tuple[Tensor, Tensor]
 
 
 class SequenceLSTM(nn.Module):
-    """A one-layer LSTM whose state is reset where an episode starts.
+    """A one-layer LSTM whose state is reset at the start of an episode.
 
-    Sequences are cut at the steps where any env starts an episode, and each piece runs through the fused kernel: as
-    fast as a plain LSTM where nothing starts in between.
+    Sequences are split at the steps in which any env starts an episode, and each piece runs through the fused kernel.
+    Without such steps it is as fast as a plain LSTM.
     """
 
     def __init__(self, size: int) -> None:
@@ -24,7 +24,10 @@ class SequenceLSTM(nn.Module):
         self.lstm = nn.LSTM(size, size)
 
     def forward(self, x: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """x [T, E, H], state at the first step, starts [T, E] bool → outputs [T, E, H] and the state after the last."""
+        """Maps x [T, E, H] to outputs [T, E, H] and the state after the last step.
+
+        ``state`` is the state before the first step; ``starts`` bool [T, E] marks the first steps of episodes.
+        """
         cuts = [0, *(int(t) for t in starts.any(dim=1).nonzero().flatten() if t > 0), len(x)]
         outputs = []
         for begin, end in pairwise(cuts):

@@ -1,4 +1,4 @@
-"""What a network knows of blueprints goes by their names, so that it can play hosts that have others."""
+"""Matches a network's blueprint weights by name, so that it can play hosts with other blueprints."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 PER_BLUEPRINT = {"blueprints": 0, "seed_kinds.weight": 1}
-"""Weights with one row a blueprint, and how many rows come before the first one's."""
+"""Weights with one row per blueprint, and the number of rows before the first blueprint's."""
 
 
 def for_blueprints(weights: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]) -> dict[str, Tensor]:
-    """The weights of a network that learned the blueprints ``known``, for hosts with the blueprints ``wanted``.
+    """Converts weights of a network that learned the blueprints ``known`` to hosts with the blueprints ``wanted``.
 
-    A known name keeps its rows. One that was never met gets the mean of all known rows: so it scores as the average of
-    what is known, and is planted where that is better than what else there is.
+    A known name keeps its rows. An unknown one gets the mean of all known rows: its score is then the mean of the known
+    scores, and it is planted if that beats the alternatives.
 
     Raises:
-        ValueError: no name is shared, so that nothing is known of any blueprint here; lists both.
+        ValueError: ``known`` and ``wanted`` share no name; lists both.
     """
     if not set(known) & set(wanted):
         raise ValueError(f"it knows the blueprints {', '.join(known)}; here are {', '.join(wanted)}")

@@ -1,4 +1,4 @@
-"""The PPO update (Schulman et al. 2017): several epochs over sequences in minibatches, clipped, with a KL stop."""
+"""The clipped PPO update (Schulman et al. 2017): epochs over minibatches of whole sequences, with a KL stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.ppo.buffer import env_minibatches
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The policy now on a part of the rollout: values, joint log-probabilities [T, E] and entropies [T, E, heads]."""
+    """The current policy on part of the rollout: values and joint log-probabilities [T, E], entropies [T, E, heads]."""
 
     value: Tensor
     log_prob: Tensor
@@ -24,7 +24,7 @@ class Evaluated:
 
 @dataclass
 class UpdateStats:
-    """What is reported of an update, under the names that dashboards know."""
+    """Statistics of one update, under the names that dashboards use."""
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
@@ -51,7 +51,7 @@ class UpdateStats:
     head_choices: dict[str, int] = field(default_factory=dict)
 
     def add(self, measured: Mapping[str, float]) -> None:
-        """Take in one minibatch; :func:`finish` makes means of the sums."""
+        """Adds one minibatch; :func:`finish` turns the sums into means."""
         for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
             setattr(self, name, getattr(self, name) + measured[name])
         self.approx_kl = measured["approx_kl"]
@@ -60,7 +60,7 @@ class UpdateStats:
 
     @classmethod
     def of_nothing(cls, broken_steps: int, learning_rate: float, entropy_coefficient: float) -> UpdateStats:
-        """An update that was left out: what it would have measured is NaN."""
+        """Returns the statistics of a skipped update: everything it would have measured is NaN."""
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
         stats = cls(learning_rate=learning_rate, entropy_coefficient=entropy_coefficient, broken_steps=broken_steps)
         for name in (*names, "gradient_norm"):
@@ -80,14 +80,19 @@ def update(
     entropy_coefficient: float,
     generator: torch.Generator,
 ) -> UpdateStats:
-    """Improve the policy on one rollout.
+    """Improves the policy on one rollout.
 
-    A minibatch whose loss or gradient is not finite is left out: the weights stay as they were, and it is counted.
+    A minibatch with a non-finite loss or gradient is skipped and counted; it does not change the weights.
 
     Args:
-        evaluate: the policy now on the sequences of some envs, given their indices.
-        rollout: ``log_prob``, ``value``, ``advantage``, ``target`` [T, E]; ``valid`` [T, E], steps that count at all;
-            ``free`` [T, E], steps with a choice to learn from. Where only one action was legal there is no actor loss.
+        parameters: the weights whose gradient is clipped.
+        optimizer: holds ``parameters``.
+        evaluate: runs the current policy on the sequences of the envs with the given indices.
+        rollout: ``log_prob``, ``value``, ``advantage``, ``target`` [T, E]; ``valid`` bool [T, E], the steps that count;
+            ``free`` bool [T, E], the steps with more than one legal op. Other steps have no actor loss.
+        config: the update's constants.
+        entropy_coefficient: weight of the entropy bonus.
+        generator: shuffles the minibatches.
     """
     stats = UpdateStats(entropy_coefficient=entropy_coefficient, learning_rate=optimizer.param_groups[0]["lr"])
     advantage = standardize(rollout["advantage"], rollout["valid"] & rollout["free"])
@@ -113,7 +118,7 @@ def update(
                 stats.skipped_minibatches += 1
                 continue
             optimizer.step()
-            stats.add(measured)  # of those that count alone, or their means would be too large
+            stats.add(measured)  # only minibatches that count, or the means would be too large
             stats.minibatches += 1
             stats.gradient_norm += norm
             stats.clipped_gradients += norm > config.max_grad_norm
@@ -126,7 +131,7 @@ MEASURED = ("loss", "approx_kl", "clip_fraction", "policy_loss", "value_loss", "
 def loss_of(
     now: Evaluated, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of one minibatch, and what is measured on it, ``MEASURED``, transferred at once.
+    """Returns the loss of one minibatch and its ``MEASURED`` numbers, which are transferred in one copy.
 
     With ρ = p_now(a) / p_then(a): L = −min(ρA, clip(ρ, 1−ε, 1+ε)A) + c_v (V − target)² / 2 − c_e H.
     """
@@ -153,10 +158,10 @@ def loss_of(
 
 
 def finish(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
-    """Sums to means; how much of the targets' variance the values explained before the update."""
+    """Turns sums into means and adds the explained variance of the targets by the values before the update."""
     done, measured = max(stats.minibatches, 1), stats.minibatches + stats.stopped_early
     for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
-        setattr(stats, name, getattr(stats, name) / measured if measured else math.nan)  # NaN: all were left out
+        setattr(stats, name, getattr(stats, name) / measured if measured else math.nan)  # NaN: all were skipped
     stats.gradient_norm /= done
     stats.clipped_gradients /= done
     stats.gradient_health = gradient_health(stats.gradient_norm)
@@ -169,7 +174,7 @@ def finish(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
 
 
 def gradient_health(norm: float) -> float:
-    """1 for norms in [0.01, 100], falling linearly in log10 to 0 over two decades on either side."""
+    """Returns 1 for norms in [0.01, 100], falling linearly in log10 to 0 over two decades on either side."""
     if not math.isfinite(norm) or norm <= 0:
         return 0.0
     decades = math.log10(norm)
@@ -178,7 +183,7 @@ def gradient_health(norm: float) -> float:
 
 
 def standardize(values: Tensor, where: Tensor) -> Tensor:
-    """Zero mean and unit variance over the marked entries."""
+    """Scales values to zero mean and unit variance over the marked entries; fewer than two leave them unchanged."""
     chosen = values[where]
     if len(chosen) < 2:
         return values
@@ -186,5 +191,5 @@ def standardize(values: Tensor, where: Tensor) -> Tensor:
 
 
 def mean_over(values: Tensor, where: Tensor) -> Tensor:
-    """Mean over the marked entries; 0 where there is none."""
+    """Returns the mean over the marked entries; 0 if there are none."""
     return (values * where).sum() / where.sum().clamp(min=1)

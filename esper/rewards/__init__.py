@@ -1,1 +1,1 @@
-"""Rewards: terms as pure functions of the measured transition, and the modes that combine them."""
+"""Rewards: terms that are pure functions of the measured transition, and modes that combine them."""

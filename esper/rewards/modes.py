@@ -1,4 +1,4 @@
-"""Reward modes: which terms are paid. The sum of the terms is the reward."""
+"""Reward modes: the terms that each mode pays. The reward is their sum."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Reward:
-    """Rewards of E envs: pays the terms of its mode and keeps Φ of the previous step between calls.
+    """Rewards of E envs: computes the terms of its mode and keeps the previous step's potential Φ between calls.
 
-    Φ is 0 at reset and at termination, so the discounted potential terms of an episode sum to exactly zero. Without
-    ``n_envs`` it is the reward of one env, in plain numbers.
+    Φ is 0 at reset and at termination, so the discounted potential terms of an episode sum to exactly zero. If
+    ``n_envs`` is None, it is the reward of one env, in scalars.
     """
 
     def __init__(self, config: RewardConfig, dwell: int, n_envs: int | None = None) -> None:
@@ -71,18 +71,20 @@ class Reward:
         self.stored = {name: np.zeros(() if n_envs is None else n_envs) for name in self.names if name in POTENTIALS}
 
     def reset(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """Episodes start in the envs of ``mask`` [E]; None for all."""
+        """Starts episodes in the envs of ``mask`` bool [E]; None for all."""
         for potential in self.stored.values():
             potential[... if mask is None else mask] = 0.0
 
     @property
     def potential(self) -> Floats:
-        """Φ of the previous step, summed, [E]."""
+        """Sum [E] of the previous step's potentials."""
         return sum(self.stored.values(), np.zeros(()))
 
     def pay(self, transition: Transition, active: NDArray[np.bool_] | bool = True) -> dict[str, Floats]:
-        """Terms of this step by name, [E] each; the reward is their sum. Envs that are not ``active`` made no step:
-        they get 0, and their Φ stays."""
+        """Returns the terms of this step by name, float64 [E] each; the reward is their sum.
+
+        Envs that are not ``active`` (bool [E]) made no step: their terms are 0 and their Φ is unchanged.
+        """
         paid: dict[str, Floats] = {}
         for name in self.names:
             if name in POTENTIALS:

@@ -1,10 +1,10 @@
-"""Reward terms: pure functions of what was measured before and after an action. Accuracies are pp, 0 to 100.
+"""Reward terms: pure functions of the measurements before and after an action. Accuracies are pp, 0 to 100.
 
-With a the validation accuracy with everything on, c the committed accuracy (fossils only), b the no-growth baseline,
-T the horizon. Potential terms pay γΦ(s') − Φ(s), which changes no optimum. Losses are validation losses in standard
-deviations of the baseline's final loss (``Baseline.in_stds``), and every term is such that a lower loss is better.
+a is the validation accuracy with everything on, c the committed accuracy (fossils only), b the no-growth baseline, and
+T the horizon. Potential terms pay γΦ(s') − Φ(s), which preserves optimal policies. Losses are validation losses in
+standard deviations of the baseline's final loss (``Baseline.in_stds``); every term rewards a lower loss.
 
-Values of envs are arrays [E], or plain numbers for one env; a term has the shape of what it is given.
+Values are arrays [E], or scalars for one env; a term has the shape of its inputs.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _by_stage(values: Mapping[SeedStage, float]) -> Floats:
 
 _HERE = _by_stage(STAGE_POTENTIAL)
 _CLIMB = _by_stage({here: STAGE_POTENTIAL[after] - STAGE_POTENTIAL[here] for here, after in pairwise(STAGE_POTENTIAL)})
-"""Φ(next) − Φ(stage); 0 where there is no next stage."""
+"""Φ(next) − Φ(stage); 0 for a stage without a next one."""
 
 
 @dataclass(frozen=True)
 class SlotState:
-    """One slot."""
+    """The state of one slot."""
 
     stage: Count
     """A SeedStage."""
@@ -58,14 +58,14 @@ class SlotState:
 
 @dataclass(frozen=True)
 class RewardState:
-    """All that a reward reads of envs at one moment."""
+    """Everything that a reward reads from envs at one moment; accuracies in pp, losses in baseline sd."""
 
     accuracy: Value
     committed: Value
     all_off: Value
     baseline: Value
     loss: Value
-    """Everything on."""
+    """Validation loss with everything on."""
     committed_loss: Value
     all_off_loss: Value
     baseline_loss: Value
@@ -77,6 +77,8 @@ class RewardState:
 
 @dataclass(frozen=True)
 class Transition:
+    """One step of envs: the states before and after it, the executed ops and their outcome."""
+
     before: RewardState
     after: RewardState
     op: Count
@@ -87,7 +89,7 @@ class Transition:
     horizon: int
     host_parameters: int
     budget: float
-    """Parameters that seeds may add."""
+    """Max parameters that seeds may add."""
 
 
 def benefit(t: Transition, config: RewardConfig) -> Floats:
@@ -107,7 +109,7 @@ def rent(t: Transition, config: RewardConfig) -> Floats:
 
 
 def rent_rate(weighted_parameters: Value, host_parameters: int, config: RewardConfig) -> Floats:
-    """The rent of a whole episode at this size."""
+    """min(0.2 · ln(1 + added / max(host, 200)), 0.6): the rent of a whole episode at this size."""
     share = weighted_parameters / max(host_parameters, config.rent_host_floor)
     return np.minimum(config.rent_rate * np.log1p(share), config.rent_cap)
 
@@ -127,12 +129,12 @@ def contribution_potential(state: RewardState) -> Value:
 
 
 def loss_contribution_potential(state: RewardState) -> Value:
-    """Loss with every seed off minus loss with everything on: positive where seeds help."""
+    """Loss with every seed off minus loss with everything on; positive if seeds help."""
     return state.all_off_loss - state.loss
 
 
 def action_cost(t: Transition, config: RewardConfig) -> Floats:
-    """What the action itself costs, executed or refused."""
+    """−cost of the action: 0 for WAIT; GERMINATE, a refused ADVANCE or FOSSILIZE, and the rest cost differently."""
     op = np.asarray(t.op)
     refused = ~np.asarray(t.succeeded) & ((op == Op.ADVANCE) | (op == Op.FOSSILIZE))
     paid = np.where(op == Op.GERMINATE, config.germinate_cost, config.action_cost)
@@ -145,7 +147,7 @@ def governor(t: Transition, config: RewardConfig) -> Floats:
 
 
 def advantage(t: Transition, config: RewardConfig) -> Floats:
-    """((a − b)' − (a − b)) / 10 each epoch, with the committed accuracy in place of a at the end."""
+    """((a − b)' − (a − b)) / 10 each epoch; at termination, c replaces a'."""
     final = np.where(t.terminated, t.after.committed, t.after.accuracy)
     gained = (final - t.after.baseline) - (t.before.accuracy - t.before.baseline)
     return np.asarray(gained / config.benefit_scale)

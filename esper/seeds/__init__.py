@@ -1,1 +1,1 @@
-"""Seeds: their stages, gates, alpha, blending, blueprints, and the slots they live in."""
+"""Seeds: stages, gates, alpha, blending, blueprints and slots."""

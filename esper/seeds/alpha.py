@@ -1,4 +1,4 @@
-"""The alpha controller: how much of a seed is blended in, as a pure scalar ramp."""
+"""The alpha controller: a scalar ramp that sets how much of a seed is blended in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AlphaCurve(Enum):
     LOGISTIC_24 = "logistic_24"
 
     def at(self, t: float) -> float:
-        """Progress in [0, 1] at time ``t`` in [0, 1]; every curve runs from exactly 0 to exactly 1."""
+        """Returns the progress in [0, 1] at time ``t`` in [0, 1]; every curve runs from exactly 0 to exactly 1."""
         if self is AlphaCurve.LINEAR:
             return t
         if self is AlphaCurve.COSINE:
@@ -30,7 +30,7 @@ class AlphaCurve(Enum):
 
 @dataclass
 class AlphaController:
-    """alpha = start + (target − start) · curve(done / steps); it holds once done = steps."""
+    """alpha = start + (target − start) · curve(done / steps); alpha holds once done = steps."""
 
     alpha: float = 0.0
     start: float = 0.0
@@ -39,7 +39,7 @@ class AlphaController:
     done: int = 0
     curve: AlphaCurve = AlphaCurve.LINEAR
     velocity: float = 0.0
-    """Change of alpha from one tick to the next, by the ramp or by a jump."""
+    """Change of alpha between the last two ticks, by the ramp or by a jump."""
     alpha_at_tick: float = 0.0
 
     @property
@@ -55,28 +55,31 @@ class AlphaController:
         return 1.0 if self.holding else self.done / self.steps
 
     def retarget(self, target: float, steps: int, curve: AlphaCurve) -> None:
-        """Start a ramp from here; ``steps`` 0 jumps. Raises ValueError while another ramp is under way."""
+        """Starts a ramp from the current alpha to ``target`` in ``steps`` epochs; 0 steps jump.
+
+        Raises ValueError while another ramp is running, or if ``target`` is outside [0, 1] or ``steps`` negative.
+        """
         if not self.holding:
             raise ValueError(
-                f"alpha is on its way to {self.target} ({self.done} of {self.steps} steps): wait until it holds"
+                f"alpha is still moving to {self.target} ({self.done} of {self.steps} steps done): wait until it stops"
             )
         if not 0 <= target <= 1 or steps < 0:
-            raise ValueError(f"alpha wants a target in [0, 1] and steps >= 0, not {target} in {steps}")
+            raise ValueError(f"expected a target in [0, 1] and steps >= 0, got target {target} and {steps} steps")
         self.start, self.target, self.steps, self.done, self.curve = self.alpha, target, steps, 0, curve
         if steps == 0:
             self.alpha = target
 
     def tick(self) -> None:
-        """An epoch has passed: one step of the ramp, and the velocity since the last tick."""
+        """Ends an epoch: takes one step of the ramp and sets the velocity since the last tick."""
         self.advance()
         self.velocity = self.alpha - self.alpha_at_tick
         self.alpha_at_tick = self.alpha
 
     def advance(self) -> None:
-        """One step of the ramp; nothing while holding."""
+        """Takes one step of the ramp; does nothing while alpha holds."""
         if not self.holding:
             self.done += 1
             low, high = sorted((self.start, self.target))
             value = self.start + (self.target - self.start) * self.curve.at(self.done / self.steps)
-            # The end is snapped, so that rounding never leaves a seed at 0.9999999.
+            # The last step sets the target exactly, so that rounding never leaves a seed at 0.9999999.
             self.alpha = self.target if self.holding else min(max(value, low), high)

@@ -1,4 +1,4 @@
-"""How a seed's output f(h) becomes the delta d that is added to the host's features: out = h + alpha · d."""
+"""Blending: makes a seed's output f(h) into a delta d and adds it to the host's features, out = h + alpha · d."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BlendOperator(Enum):
 
 @dataclass(frozen=True)
 class BlendStyle:
-    """What the controller chooses at germination: an operator and the curve of the first ramp."""
+    """The controller's choice at germination: an operator and the curve of the first ramp."""
 
     operator: BlendOperator
     curve: AlphaCurve
@@ -41,43 +41,45 @@ STYLES: Mapping[str, BlendStyle] = MappingProxyType(
 
 
 def blend(h: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:
-    """h + alpha · delta in the shape and dtype of features ``h``, with alpha a scalar on the device, which a captured
-    step reads anew."""
+    """Returns h + alpha · delta in the shape and dtype of the features ``h``.
+
+    ``alpha`` is a scalar tensor on the device, so that every replay of a captured step reads its current value.
+    """
     return torch.addcmul(h, delta.to(h.dtype), alpha.to(h.dtype))
 
 
 def gate_parameters(channels: int) -> int:
-    """Parameters of the per-sample gate: Linear(C, H) and Linear(H, 1) with H = max(8, C/4)."""
+    """Number of parameters of the gate: Linear(C, H) and Linear(H, 1) with H = max(8, C/4)."""
     hidden = max(8, channels // 4)
     return (channels + 1) * hidden + hidden + 1
 
 
 def running_mean(h: Tensor) -> Tensor:
-    """What the gate may know of features with channels last: [B, D] as they are; of [B, T, D] at position t the mean
-    over positions 1 to t, so that no position sees a later one.
+    """Returns the gate's input for channels-last features, in the shape and dtype of ``h``.
 
-    Positions that lie on more than one axis, [B, ..., D], count in row-major order. The shape and dtype of ``h``.
+    [B, D] is returned unchanged. For [B, T, D], position t gets the mean over positions 1 to t, so that no position
+    sees a later one. Positions on more than one axis, [B, ..., D], are ordered row-major.
     """
     if h.dim() == 2:
         return h
     positions = h.flatten(1, -2)
-    precise = torch.promote_types(h.dtype, torch.float32)  # bfloat16 has eight bits for a sum or a count
+    precise = torch.promote_types(h.dtype, torch.float32)  # bfloat16 has too few bits for sums and counts
     count = torch.arange(1, positions.shape[1] + 1, dtype=precise, device=h.device)
     mean = positions.cumsum(dim=1, dtype=precise) / count[:, None]
     return mean.to(h.dtype).reshape(h.shape)
 
 
 class Seed(nn.Module):
-    """A blueprint's body with its blend operator: features ``h`` to a delta ``d`` of the same shape.
+    """A blueprint's body with its blend operator; maps features ``h`` to a delta ``d`` of the same shape.
 
-    All parameters, the gate's included, exist from birth, so that the one optimizer made then holds every one of them.
+    All parameters, including the gate's, exist from birth, so that the optimizer made then covers all of them.
 
     Args:
         body: the blueprint's module.
-        operator: what makes the delta of the body's output.
-        channels: channels of ``h``, C.
-        topology: how ``h`` is laid out. "cnn": [B, C, H, W]. Any other, such as "transformer" [B, T, C] and "mlp"
-            [B, C], has the channels last.
+        operator: turns the body's output into the delta.
+        channels: number of channels of ``h``, C.
+        topology: layout of ``h``. "cnn": [B, C, H, W]. All others, such as "transformer" [B, T, C] and "mlp" [B, C],
+            have the channels last.
     """
 
     def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
@@ -88,12 +90,12 @@ class Seed(nn.Module):
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)
-            # SiLU, not ReLU: eight hidden units can all be born dead, and then the gate never learns.
+            # SiLU, not ReLU: all of eight hidden units can start dead, and then the gate never learns.
             self.gate = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, h: Tensor) -> Tensor:
         precise = torch.promote_types(h.dtype, torch.float32)
-        # Of a network in half precision; parameters have no less than 32 bits. Autocast sees to that by itself.
+        # Features in half precision are promoted: parameters have at least 32 bits. Autocast does this by itself.
         if h.dtype != precise and not torch.is_autocast_enabled(h.device.type):
             return self(h.to(precise)).to(h.dtype)  # type: ignore[no-any-return]
         f: Tensor = self.body(h)

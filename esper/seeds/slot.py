@@ -1,4 +1,4 @@
-"""A slot: a named place in a host where one seed can live, and the state machine of that seed."""
+"""Slots: named places in a host that can each hold one seed, and the state machine of that seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esper.seeds.stage import ADVANCES, BLENDED, COOLDOWN, LIVING, TRANSITIONS, 
 
 @dataclass(frozen=True)
 class SlotSite:
-    """Where a slot sits: its name and the channels of the features it sees."""
+    """The place of a slot: its name and the number of channels of its features."""
 
     name: str
     channels: int
@@ -26,6 +26,8 @@ class SlotSite:
 
 @dataclass(frozen=True)
 class StageChange:
+    """A stage transition of a slot, passed to ``on_change``."""
+
     slot: str
     blueprint: str | None
     before: SeedStage
@@ -34,11 +36,11 @@ class StageChange:
 
 
 class GerminationFailed(RuntimeError):
-    """A blueprint that cannot live in this slot; the slot is as it was."""
+    """Raised if a blueprint does not fit a slot; the slot is unchanged."""
 
 
 class SeedSlot:
-    """One slot with its seed, alpha and clocks. Clocks count epochs and are ticked once an epoch, by the env only."""
+    """One slot with its seed, alpha and clocks. Only the env ticks the clocks, once per epoch."""
 
     def __init__(self, site: SlotSite, embargo: int, on_change: Callable[[StageChange], None]) -> None:
         self.site = site
@@ -48,7 +50,7 @@ class SeedSlot:
         self.clear()
 
     def clear(self) -> None:
-        """An empty slot, without a report: the start of an episode."""
+        """Empties the slot at the start of an episode, without calling ``on_change``."""
         self.stage = SeedStage.DORMANT
         self._remove_seed()
 
@@ -63,7 +65,7 @@ class SeedSlot:
         self.epochs_in_stage = 0
         self.age = 0
         self.fading = False
-        # False once the seed was seen to be non-finite; lives on the device and is read once an epoch.
+        # False once the seed had a non-finite value; lives on the device and is read once per epoch.
         self.finite: Tensor | None = None
 
     @property
@@ -76,7 +78,7 @@ class SeedSlot:
 
     @property
     def blended(self) -> bool:
-        """In the forward pass, with alpha above zero."""
+        """True if the seed is in the forward pass with alpha above zero."""
         return self.stage in BLENDED and self.alpha.alpha > 0
 
     @property
@@ -85,7 +87,7 @@ class SeedSlot:
 
     @property
     def learning(self) -> bool:
-        """Whether the optimizer steps this seed: a fading seed is frozen, a germinated one has not started."""
+        """True if the optimizer steps this seed: not in GERMINATED, and not while its alpha is falling."""
         return self.seed is not None and self.stage is not SeedStage.GERMINATED and not self.alpha.lowering
 
     @property
@@ -104,12 +106,15 @@ class SeedSlot:
         probe: Tensor,
         prepare: Callable[[Seed], Seed] = lambda seed: seed,
     ) -> None:
-        """Build a seed, try it on ``probe`` (features at this slot, [B, ...]), and plant what ``prepare`` makes of it.
+        """Builds a seed, tries it on ``probe`` (features at this slot, [B, ...]), and plants ``prepare(seed)``.
 
-        The blueprint's topology says how the features are laid out, see Seed.
+        The blueprint's topology gives the layout of the features, see Seed. ``target`` and ``tempo`` (epochs) are the
+        alpha target and length of the first ramp.
 
-        Raises GerminationFailed and leaves the slot untouched when the blueprint cannot be built or prepared, changes
-        the shape or gives non-finite values.
+        Raises:
+            GerminationFailed: the blueprint cannot be built or prepared, has no parameters to train, changes the shape
+                or gives non-finite values. The slot is unchanged.
+            IllegalTransition: the slot is not DORMANT.
         """
         check_transition(self.stage, SeedStage.GERMINATED)
         try:
@@ -119,7 +124,7 @@ class SeedSlot:
             with torch.no_grad():
                 delta = seed.eval()(probe)
             seed = prepare(seed)
-        except Exception as error:  # a user's factory may raise anything, and must not end the run
+        except Exception as error:  # a user's factory may raise anything; it must not end the run
             raise GerminationFailed(f"{blueprint.name} in {self.name}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):
             raise GerminationFailed(f"{blueprint.name} in {self.name}: it has no parameters to train")
@@ -137,13 +142,16 @@ class SeedSlot:
         self._enter(SeedStage.GERMINATED, "germinate")
 
     def _flag(self, seed: Seed, device: torch.device) -> Tensor:
-        """Bool [], true, in the same memory whenever this seed is planted again."""
+        """Returns a bool scalar, True; a seed that is planted again gets the same memory."""
         if seed not in self._flags:
             self._flags[seed] = torch.ones((), dtype=torch.bool, device=device)
         return self._flags[seed].fill_(True)
 
     def advance(self, cause: str) -> None:
-        """To the next stage; the gate was asked before. Entering BLENDING takes the first step of the ramp at once."""
+        """Moves to the next stage; entering BLENDING takes the first step of the ramp at once.
+
+        The caller has evaluated the gate. Raises ValueError if ADVANCE does not apply to the current stage.
+        """
         after = ADVANCES.get(self.stage)
         if after is None:
             raise ValueError(f"slot {self.name} is {self.stage.name}; ADVANCE applies to {[s.name for s in ADVANCES]}")
@@ -156,7 +164,10 @@ class SeedSlot:
         self._enter(SeedStage.FOSSILIZED, "fossilize")
 
     def set_alpha_target(self, target: float, steps: int, curve: AlphaCurve) -> None:
-        """A new ramp for a blended seed; leaving full alpha takes a seed from HOLDING back to BLENDING."""
+        """Starts a new ramp; a target below 1 takes a seed from HOLDING back to BLENDING.
+
+        Raises ValueError unless the stage is BLENDING or HOLDING and no ramp is running.
+        """
         if self.stage not in (SeedStage.BLENDING, SeedStage.HOLDING):
             raise ValueError(f"slot {self.name} is {self.stage.name}; an alpha target is set in BLENDING or HOLDING")
         self._ramp(target, steps, curve)
@@ -164,7 +175,7 @@ class SeedSlot:
             self._enter(SeedStage.BLENDING, "set_alpha_target")
 
     def prune(self, steps: int, curve: AlphaCurve, cause: str) -> None:
-        """Remove the seed: at once, or after its alpha faded to zero in ``steps`` epochs."""
+        """Removes the seed: a blended one after fading to alpha 0 in ``steps`` epochs, otherwise at once."""
         if self.blended and steps > 0:
             self._ramp(0.0, steps, curve)
             self.fading = True
@@ -175,12 +186,12 @@ class SeedSlot:
         self.cut(cause)
 
     def cut(self, cause: str) -> None:
-        """Remove the seed now and start the cooldown."""
+        """Removes the seed now and starts the cooldown."""
         check_transition(self.stage, SeedStage.PRUNED)
         self._drop(cause)
 
     def revoke_fossil(self) -> None:
-        """Only a rollback to a snapshot older than the fossil may do this."""
+        """Removes a fossil; only for a rollback to a snapshot that is older than it. Raises ValueError otherwise."""
         if self.stage is not SeedStage.FOSSILIZED:
             raise ValueError(f"slot {self.name} is {self.stage.name}, not FOSSILIZED")
         self._drop("rollback")
@@ -193,7 +204,7 @@ class SeedSlot:
         self.on_change(change)
 
     def tick(self) -> None:
-        """One epoch has passed: alpha, a faded prune, cooldown. The only place where these clocks move."""
+        """Ends an epoch: moves alpha and the clocks, removes a faded seed, and advances the cooldown."""
         self.epochs_in_stage += 1
         if self.stage in COOLDOWN:
             if self.epochs_in_stage >= self.cooldown_epochs[self.stage]:

@@ -1,4 +1,4 @@
-"""The life of a seed as a table of legal transitions; whatever is not in the table is an error."""
+"""The stages of a seed and the table of legal transitions; any other transition is an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 class SeedStage(IntEnum):
-    """Where the slot's seed is in its life. 0 and 5 are refused: no stage has these values."""
+    """Stage of a slot and its seed. The values 0 and 5 are not used."""
 
     DORMANT = 1
     GERMINATED = 2
@@ -40,20 +40,20 @@ TRANSITIONS: Mapping[SeedStage, frozenset[SeedStage]] = MappingProxyType(
 STAGES: tuple[SeedStage, ...] = tuple(SeedStage)
 LIVING = frozenset({S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING})
 BLENDED = frozenset({S.BLENDING, S.HOLDING, S.FOSSILIZED})
-"""Stages whose seed is in the forward pass."""
+"""Stages in which the seed is in the forward pass."""
 COOLDOWN = frozenset({S.PRUNED, S.EMBARGOED, S.RESETTING})
 ADVANCES: Mapping[SeedStage, SeedStage] = MappingProxyType(
     {S.GERMINATED: S.TRAINING, S.TRAINING: S.BLENDING, S.BLENDING: S.HOLDING}
 )
-"""Where ADVANCE leads."""
+"""The stage to which ADVANCE leads, by the current stage."""
 
 
 class IllegalTransition(ValueError):
-    """A transition that the table does not have."""
+    """Raised for a transition that is not in the table."""
 
 
 def check_transition(before: SeedStage, after: SeedStage) -> None:
-    """Raise IllegalTransition, listing the legal ones, unless ``before`` → ``after`` is in the table."""
+    """Raises IllegalTransition, listing the legal ones, unless ``before`` → ``after`` is in the table."""
     if after not in TRANSITIONS[before]:
         legal = ", ".join(stage.name for stage in sorted(TRANSITIONS[before])) or "nothing: it is final"
         raise IllegalTransition(f"{before.name} cannot become {after.name}; it can become {legal}")

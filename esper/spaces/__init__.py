@@ -1,1 +1,1 @@
-"""Tables of what is sent over the seam between the env and a controller: actions, masks, observations."""
+"""The interface between env and controller: actions, masks and observations."""

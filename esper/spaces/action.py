@@ -1,4 +1,4 @@
-"""The action: eight heads of one MultiDiscrete, in the order of ``HEADS``.
+"""The action: eight heads of a MultiDiscrete space, in the order of ``HEADS``.
 
 Tempos and alpha speeds are epochs; alpha targets are fractions.
 """
@@ -40,12 +40,12 @@ RELEVANT: Mapping[Op, tuple[str, ...]] = MappingProxyType(
         Op.ADVANCE: ("slot",),
     }
 )
-"""Heads that matter for an op; the others are 0."""
+"""Heads that matter for each op; the others are 0."""
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What the heads' indices mean for one host: its slots (row-major) and its topology's blueprints."""
+    """The meaning of the heads' indices for one host: its slots (row-major) and its topology's blueprints."""
 
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
@@ -75,8 +75,10 @@ class ActionSpec:
         alpha_speed: int = 0,
         alpha_curve: str = "linear",
     ) -> NDArray[np.int64]:
-        """The action [8] with these values; heads that do not matter for ``op`` are 0. Raises ValueError for a value
-        that is not one of a head's choices, listing them."""
+        """Returns the action int64 [8] with these values; heads that do not matter for ``op`` are 0.
+
+        Raises ValueError listing the choices if a value is missing or is not a choice of its head.
+        """
         values = (slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve)
         action = np.zeros(len(HEADS), dtype=np.int64)
         action[0] = op
@@ -86,7 +88,7 @@ class ActionSpec:
         return action
 
     def choices(self, head: str) -> tuple[object, ...]:
-        """The values that a head's indices stand for."""
+        """Returns the values behind a head's indices."""
         return {
             "op": tuple(op.name for op in Op),
             "slot": self.slots,
@@ -122,7 +124,7 @@ class Action:
 
     @classmethod
     def decode(cls, row: NDArray[np.int64]) -> Action:
-        """From one row [8] whose entries are in range."""
+        """Decodes one row int64 [8] whose entries are in range."""
         op, slot, blueprint, style, tempo, target, speed, curve = (int(value) for value in row)
         return cls(
             op=Op(op),

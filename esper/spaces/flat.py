@@ -1,4 +1,4 @@
-"""All joint actions of a host in one list, for agents that choose one number."""
+"""All joint actions of a host in one list, for agents with a single discrete choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esper.spaces.mask import ActionMask, Bools
 
 
 def joint_actions(spec: ActionSpec) -> NDArray[np.int64]:
-    """Every joint action once, int64 [N, 8], WAIT first: only heads that matter for an op vary, the others are 0."""
+    """Returns every joint action once, int64 [N, 8], WAIT first; heads that do not matter for an op are 0."""
     rows: list[tuple[int, ...]] = []
     for op in Op:
         choices = [range(n) if head in RELEVANT[op] else (0,) for head, n in zip(HEADS, spec.sizes, strict=True)]
@@ -22,6 +22,6 @@ def joint_actions(spec: ActionSpec) -> NDArray[np.int64]:
 
 
 def legal_joint_actions(actions: NDArray[np.int64], masks: Mapping[str, Bools]) -> Bools:
-    """Which of the joint actions [N, 8] are legal, bool [E, N]; ``masks`` is ``info["action_mask"]`` of E envs."""
+    """Returns whether each joint action [N, 8] is legal, bool [E, N]; ``masks`` is ``info["action_mask"]``."""
     mask = ActionMask(masks["op"], masks["op_slot"], masks["slot_blueprint"])
     return mask.legal(np.arange(len(mask.op))[:, None], actions)

@@ -1,4 +1,4 @@
-"""Which actions are legal, as tables for all envs at once: True is legal."""
+"""Tables of legal actions for all envs at once; True is legal."""
 
 from __future__ import annotations
 
@@ -14,37 +14,45 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ActionMask:
-    """Exact masks of E envs. ``op_slot`` says in which slots an op applies; ``slot_blueprint`` which blueprints a slot
-    can afford; the heads after these are always free."""
+    """Exact action masks of E envs. Any choice of the heads after op, slot and blueprint is legal."""
 
     op: Bools
-    """[E, ops]"""
+    """Legal ops [E, ops]."""
     op_slot: Bools
-    """[E, ops, S]; the row of WAIT is all True, its slot does not matter"""
+    """Slots in which each op applies [E, ops, S]; all True for WAIT, whose slot does not matter."""
     slot_blueprint: Bools
-    """[E, S, B]"""
+    """Blueprints that each slot can afford [E, S, B]."""
 
     @classmethod
     def build(cls, op_slot: Bools, slot_blueprint: Bools) -> ActionMask:
-        """From the tables: an op is legal where it has a slot. GERMINATE needs a slot that can afford a blueprint."""
+        """Builds masks from the tables ``op_slot`` [E, ops, S] and ``slot_blueprint`` [E, S, B].
+
+        An op is legal if it has a slot; GERMINATE needs a slot that can afford a blueprint.
+        """
         op_slot = op_slot.copy()
         op_slot[:, Op.GERMINATE] &= slot_blueprint.any(axis=2)
         op_slot[:, Op.WAIT] = True
         return cls(np.asarray(op_slot.any(axis=2)), op_slot, slot_blueprint)
 
     def legal(self, env: int | NDArray[np.int64], row: NDArray[np.int64]) -> Bools:
-        """Whether an env's action [8], with entries in range, may be executed; or for many envs [E] and rows [E, 8]."""
+        """Returns whether an env's action [8] is legal; also for many, with envs [E] and rows [E, 8].
+
+        The entries must be in range.
+        """
         op, slot, blueprint = row[..., 0], row[..., 1], row[..., 2]
         planted = (op != Op.GERMINATE) | self.slot_blueprint[env, slot, blueprint]
         return np.asarray((op == Op.WAIT) | (self.op_slot[env, op, slot] & planted))
 
     def heads(self, spec: ActionSpec) -> dict[str, Bools]:
-        """``info["action_mask"]``: a mask [E, n] for each head (what is legal for some choice of the others), and the
-        joint tables "op_slot" [E, ops, S] and "slot_blueprint" [E, S, B]."""
+        """Returns ``info["action_mask"]``: a mask bool [E, n] per head, and the joint tables "op_slot" [E, ops, S] and
+        "slot_blueprint" [E, S, B].
+
+        A head's mask marks the choices that are legal for some choice of the other heads.
+        """
         envs = len(self.op)
         masks = {head: np.ones((envs, size), dtype=np.bool_) for head, size in zip(HEADS, spec.sizes, strict=True)}
         masks["op"] = self.op
-        # Where nothing but WAIT is legal the slot does not matter, and a mask without any True helps nobody.
+        # If only WAIT is legal, the slot does not matter: all True, since a mask needs at least one legal choice.
         masks["slot"] = _or_all(np.asarray(self.op_slot[:, 1:].any(axis=1)))
         masks["blueprint"] = _or_all(
             np.asarray((self.slot_blueprint & self.op_slot[:, Op.GERMINATE, :, None]).any(axis=1))

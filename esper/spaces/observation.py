@@ -1,4 +1,4 @@
-"""The observation: one flat float32 vector whose layout is written down here, by name."""
+"""The observation: a flat float32 vector whose entries are named here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esper.spaces.action import Op
 Floats = NDArray[np.float64]
 
 LIMIT = 1e4
-"""Values are clamped to ±LIMIT, and NaN becomes 0: an observation is finite whatever happened to the host."""
+"""Values are clamped to ±LIMIT and NaN becomes 0, so observations are finite even if the host is not."""
 
 
 class Kind(Enum):
@@ -27,24 +27,26 @@ class Kind(Enum):
     FLAG = "flag"
     """0 or 1."""
     INDEX = "index"
-    """A number that stands for a name."""
+    """The index of a name."""
 
 
 @dataclass(frozen=True)
 class Entry:
+    """One entry of the observation."""
+
     name: str
     kind: Kind
     meaning: str
 
 
 HISTORY = 5
-"""Past epochs of validation loss and accuracy in the observation."""
+"""Number of past epochs of validation loss and accuracy in the observation."""
 
 C, FLAG, INDEX = Kind.CONTINUOUS, Kind.FLAG, Kind.INDEX
 
 BASE: tuple[Entry, ...] = (
     Entry("epoch", C, "epochs done / horizon"),
-    # A fraction cannot tell which action is the last one of an episode of another length.
+    # A fraction does not identify the last action if episode lengths differ.
     Entry("epochs_left", C, "symlog of the epochs that are left"),
     Entry("train_loss", C, "symlog of the training loss of the epoch"),
     Entry("validation_loss", C, "symlog of the validation loss"),
@@ -67,7 +69,7 @@ BASE: tuple[Entry, ...] = (
     Entry("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
     Entry("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
     Entry("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
-    # Losses as rewards read them, in standard deviations (sd) of the no-growth baseline's final loss.
+    # Losses in the unit of the rewards: standard deviations (sd) of the no-growth baseline's final loss.
     Entry("loss_lead", C, "symlog of no-growth loss minus validation loss, everything on, sd"),
     Entry("committed_loss_lead", C, "symlog of no-growth loss minus validation loss with fossils only, sd"),
     Entry("all_off_loss_lead", C, "symlog of no-growth loss minus validation loss with every seed off, sd"),
@@ -110,19 +112,19 @@ PER_SLOT: tuple[Entry, ...] = (
 
 
 def symlog(x: Floats | float) -> Floats:
-    """sign(x) · ln(1 + |x|): keeps small values, tames large ones."""
+    """sign(x) · ln(1 + |x|): keeps small values and compresses large ones."""
     return np.copysign(np.log1p(np.abs(x)), x)
 
 
 def clamp_pp(x: Floats | float | None) -> Floats:
-    """Percentage points clamped to ±10, as a fraction of 10; 0 where not measured (NaN or None)."""
+    """Clamps percentage points to ±10 and divides by 10; 0 if not measured (NaN or None)."""
     known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=10.0, neginf=-10.0)
     return np.asarray(np.clip(known, -10.0, 10.0) / 10)
 
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """Names and places of an observation's entries for a host with these slots (row-major) and this horizon."""
+    """Names and positions of the entries for a host with these slots (row-major) and this horizon (epochs)."""
 
     slots: tuple[str, ...]
     horizon: int
@@ -141,12 +143,15 @@ class ObservationLayout:
         return len(BASE) + len(PER_SLOT) * len(self.slots)
 
     def vector(self, base: Mapping[str, float], per_slot: Mapping[str, Mapping[str, float]]) -> NDArray[np.float32]:
-        """One env's observation [size], from plain numbers by name."""
+        """Builds one env's observation, float32 [size], from plain numbers by name."""
         slots = {entry.name: [[per_slot[slot][entry.name] for slot in self.slots]] for entry in PER_SLOT}
         return np.asarray(self.vectors({name: np.array([value]) for name, value in base.items()}, slots)[0])
 
     def vectors(self, base: Mapping[str, Any], per_slot: Mapping[str, Any]) -> NDArray[np.float32]:
-        """Observations [E, size] from values by name, [E] and [E, S]; every name must be there. Always finite."""
+        """Builds observations, float32 [E, size], from values by name: ``base`` [E], ``per_slot`` [E, S].
+
+        The result is always finite. Raises KeyError if a name is missing.
+        """
         envs = len(base["epoch"])
         values = np.empty((envs, len(BASE)))
         for place, entry in enumerate(BASE):
@@ -159,5 +164,5 @@ class ObservationLayout:
         return np.clip(vectors, -LIMIT, LIMIT).astype(np.float32)
 
     def read(self, observation: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-        """One entry of observations [..., size]. Raises KeyError for a name that the layout does not have."""
+        """Returns one entry [...] of observations [..., size]. Raises KeyError if the layout has no such name."""
         return observation[..., self.index[name]]

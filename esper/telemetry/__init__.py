@@ -1,1 +1,1 @@
-"""Typed telemetry: events, the hub that routes them, and the sinks where they end."""
+"""Typed telemetry: events, the hub that routes them, and the sinks that receive them."""

@@ -1,4 +1,4 @@
-"""What became of the seeds of each blueprint, counted from the events of a run."""
+"""Fate of the seeds of each blueprint, counted from a run's events."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ from dataclasses import dataclass, field
 from esper.telemetry.event import ActionTaken, EpisodeCompleted, EpochCompleted, Event, StageChanged
 
 ALL = "all"
-"""The name that the row of totals has."""
+"""Name of the totals row."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlueprintRow:
-    """The seeds of one blueprint, or of all: ``germinated = fossilized + pruned + cut + rolled_back + living``."""
+    """Counts of the seeds of one blueprint, or of all blueprints.
+
+    ``germinated = fossilized + pruned + cut + rolled_back + living``.
+    """
 
     blueprint: str
     germinated: int
     blended: int
     """Seeds that were ever blended into a host."""
     fossilized: int
-    """Kept for good. One that a rollback took back is not among them."""
+    """Seeds kept for good, except those that a rollback removed."""
     pruned: int
-    """Removed by the controller, or because they could not pass G2 in time."""
+    """Seeds removed by the controller, or because they did not pass G2 in time."""
     cut: int
-    """Removed because they became non-finite."""
+    """Seeds removed because they became non-finite."""
     rolled_back: int
-    """Removed by a rollback of their host, fossils too."""
+    """Seeds, including fossils, removed by a rollback of their host."""
     living: int
-    """Neither kept nor removed: unfinished when their episode ended, or alive now."""
+    """Seeds neither kept nor removed: unfinished at the end of their episode, or still alive."""
     rejected: int
-    """Actions on them that were refused: by a gate, or because such a seed could not be built."""
+    """Refused actions on these seeds: a gate was not passed, or such a seed could not be built."""
     contribution_kept: float | None
-    """Mean contribution when they were kept, pp; None where none was measured."""
+    """Mean contribution when they were kept, in pp; None if none was measured."""
     contribution_pruned: float | None
-    """Mean contribution measured last before they were pruned, pp."""
+    """Mean of the last contributions measured before they were pruned, in pp."""
     epochs_lived: float | None
-    """Mean epochs from germination to removal, or to the end of the episode, or until now."""
+    """Mean epochs from germination to removal, to the end of the episode, or until now."""
     parameters: float | None
-    """Mean parameters of those that were kept."""
+    """Mean number of parameters of the kept seeds."""
 
 
 @dataclass(slots=True)
 class _Seed:
-    """One that lives, or was kept in a host whose episode is not over."""
+    """A seed that is alive, or a fossil in a host whose episode is not over."""
 
     blueprint: str
     born: int
@@ -72,7 +75,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is over for the seeds of one blueprint; those that live are counted from ``_Seed``."""
+    """Counts of one blueprint's seeds whose fate is known; living ones are counted from ``_Seed``."""
 
     germinated: int = 0
     blended: int = 0
@@ -110,9 +113,9 @@ Host = tuple[int, int]
 
 
 class BlueprintAnalytics:
-    """A sink: give it to a run as a callback, or feed it the events of a log in their order.
+    """A sink: pass it to a run as a callback, or feed it the events of a log in order.
 
-    Seeds that were planted before the first event it saw are left out. Simulated hosts have no such events.
+    Seeds planted before the first event that it receives are not counted. Simulated hosts do not emit these events.
     """
 
     def __init__(self) -> None:
@@ -122,12 +125,12 @@ class BlueprintAnalytics:
         self._fossil_parameters: dict[Host, int] = {}
 
     def rows(self) -> list[BlueprintRow]:
-        """A row for each blueprint that was planted or refused, the most planted first."""
+        """Returns a row for each blueprint that was planted or refused, the most planted first."""
         tallies = self._tallies()
         return [tally.row(name) for name, tally in sorted(tallies.items(), key=lambda i: (-i[1].germinated, i[0]))]
 
     def total(self) -> BlueprintRow:
-        """All blueprints together, as ``ALL``."""
+        """Returns the totals over all blueprints, named ``ALL``."""
         total = _Tally()
         for tally in self._tallies().values():
             total = total.merged(tally)
@@ -145,7 +148,7 @@ class BlueprintAnalytics:
                 self._end((event.env, event.episode), event.epochs)
 
     def close(self) -> None:
-        """Nothing is pending."""
+        """Does nothing: no work is pending."""
 
     def _refuse(self, event: ActionTaken) -> None:
         seed = self._seeds[event.env, event.episode].get(event.slot or "")
@@ -183,11 +186,11 @@ class BlueprintAnalytics:
             tally.removed.add(seed.contribution)
 
     def _measure(self, event: EpochCompleted) -> None:
-        """Contributions of those that may still be kept or pruned, and the size of one that was kept in this epoch."""
+        """Records contributions of seeds that are not fossils yet, and the size of a seed kept in this epoch."""
         key = event.env, event.episode
         new = [seed for seed in self._seeds[key].values() if seed.fossil and seed.parameters is None]
         added = event.fossil_parameters - self._fossil_parameters.get(key, 0)
-        if len(new) == 1 and added > 0:  # an env takes one action an epoch
+        if len(new) == 1 and added > 0:  # an env takes one action per epoch
             new[0].parameters = added
         self._fossil_parameters[key], self._epoch[key] = event.fossil_parameters, event.epoch
         for slot, seed in self._seeds[key].items():
@@ -201,7 +204,7 @@ class BlueprintAnalytics:
         self._fossil_parameters.pop(key, None)
 
     def _tallies(self) -> dict[str, _Tally]:
-        """As if every episode ended now."""
+        """Returns the counts as if every episode ended now."""
         found = {name: tally.merged(_Tally()) for name, tally in self._over.items()}
         for key, host in self._seeds.items():
             for seed in host.values():
@@ -210,7 +213,7 @@ class BlueprintAnalytics:
 
 
 def _settle(tally: _Tally, seed: _Seed, epochs: int) -> None:
-    """Count a seed that is in its host when the episode has ``epochs`` epochs behind it."""
+    """Counts a seed that is still in its host when the episode ends after ``epochs`` epochs."""
     tally.blended += seed.blended
     tally.epochs.add(epochs - seed.born)
     if seed.fossil:

@@ -1,7 +1,7 @@
-"""What is wrong with how an agent learns, found in the figures of one update, and what to try.
+"""Detection of learning anomalies in the figures of one update, with advice.
 
-Looking changes nothing: an update is judged by its event alone, so a run that is resumed, or a log that is read again,
-gives the same answers.
+Detection has no state: it depends only on the update's event, so a resumed run or a log that is read again gives the
+same results.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from esper.telemetry.event import AnomalyDetected, PolicyUpdated
 
 KINDS = MappingProxyType(
     {
-        "not_finite": "look at the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
-        "not finite themselves, go back to an earlier checkpoint",
+        "not_finite": "check the task's losses and rewards, and lower ppo.learning_rate; if the agent's weights are "
+        "not finite either, return to an earlier checkpoint",
         "ratio_exploded": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
         "ratio_collapsed": "lower ppo.learning_rate, ppo.update_epochs or ppo.target_kl",
-        "entropy_collapsed": "raise ppo.entropy_start, lower ppo.learning_rate or ppo.prior",
-        "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; look whether rewards are clipped "
+        "entropy_collapsed": "raise ppo.entropy_start, or lower ppo.learning_rate or ppo.prior",
+        "value_collapsed": "raise ppo.value_coefficient or ppo.update_epochs; check whether rewards are clipped "
         "(ppo.reward_clip)",
-        "value_wrong": "lower ppo.learning_rate, give ppo.value_clip, or raise env.n_envs for more to learn from",
-        "gradient_vanished": "look whether rewards differ at all between hosts; raise ppo.entropy_start, or begin with "
+        "value_wrong": "lower ppo.learning_rate, set ppo.value_clip, or raise env.n_envs for more data per update",
+        "gradient_vanished": "check whether rewards differ between hosts; raise ppo.entropy_start, or start with "
         "another run.seed",
         "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
     }
 )
-"""Every kind, and what to try."""
+"""Advice for every kind of anomaly."""
 
 Finding = tuple[str, str | None, float, float, str]
-"""Kind, head, measured, threshold, what was found."""
+"""Kind, head, measured value, threshold, description."""
 
 
 @dataclass(frozen=True)
 class AnomalyDetector:
-    """Judges updates.
+    """Checks updates for anomalies.
 
     Args:
-        limits: when something is worth a warning.
-        max_grad_norm: what gradients are clipped to, ``ppo.max_grad_norm``.
-        rounds: rounds of the whole run, by which it is early or late.
+        limits: thresholds of the warnings.
+        max_grad_norm: norm that gradients are clipped to, ``ppo.max_grad_norm``.
+        rounds: rounds of the whole run, which define what is early or late.
     """
 
     limits: AnomalyConfig
@@ -50,7 +50,7 @@ class AnomalyDetector:
     rounds: int
 
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
-        """What is wrong with one update, each thing once. Figures that an older log does not have are not judged."""
+        """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""
         return [
             AnomalyDetected(update.round, kind, head, measured, threshold, found, KINDS[kind])
             for part in (self._not_finite, self._ratio, self._entropy, self._value, self._gradient)
@@ -59,12 +59,10 @@ class AnomalyDetector:
 
     def _not_finite(self, update: PolicyUpdated) -> Iterator[Finding]:
         if update.broken_steps:
-            words = (
-                f"{update.broken_steps:,} steps with numbers that are not finite: nothing was learned from the round"
-            )
+            words = f"{update.broken_steps:,} steps contain non-finite values: nothing was learned from this round"
             yield "not_finite", None, float(update.broken_steps), 0.0, words
         if update.skipped_minibatches:
-            words = f"{update.skipped_minibatches} minibatches left out, their loss or gradient was not finite"
+            words = f"{update.skipped_minibatches} minibatches skipped: their loss or gradient was not finite"
             yield "not_finite", None, float(update.skipped_minibatches), 0.0, words
 
     def _ratio(self, update: PolicyUpdated) -> Iterator[Finding]:
@@ -82,7 +80,7 @@ class AnomalyDetector:
         for head, entropy in update.choice_entropies.items():
             choices = update.head_choices.get(head, 0)
             if choices >= self.limits.least_choices and entropy < self.limits.entropy:
-                words = f"head {head} hardly explores any more: entropy {entropy:.2g} of 1 over {choices:,} choices"
+                words = f"head {head} has almost stopped exploring: entropy {entropy:.2g} of 1 over {choices:,} choices"
                 yield "entropy_collapsed", head, entropy, self.limits.entropy, words
 
     def _value(self, update: PolicyUpdated) -> Iterator[Finding]:
@@ -92,12 +90,10 @@ class AnomalyDetector:
         if update.round <= limits.critic_after or self._too_few(update):
             return
         if values < limits.value_spread * targets:
-            words = (
-                f"the critic gives all states nearly one value: spread {values:.2g}, that of the targets {targets:.2g}"
-            )
+            words = f"the critic's values hardly differ between states: std {values:.2g}, targets {targets:.2g}"
             yield "value_collapsed", None, values, limits.value_spread * targets, words
         if update.explained_variance < limits.explained_variance:
-            words = f"the critic is further off than a constant: explained variance {update.explained_variance:.2f}"
+            words = f"the critic predicts worse than a constant: explained variance {update.explained_variance:.2f}"
             yield "value_wrong", None, update.explained_variance, limits.explained_variance, words
 
     def _gradient(self, update: PolicyUpdated) -> Iterator[Finding]:
@@ -112,5 +108,5 @@ class AnomalyDetector:
             yield "gradient_exploded", None, update.gradient_norm, large, words
 
     def _too_few(self, update: PolicyUpdated) -> bool:
-        """Whether the rollout is too short to prove anything by means over it."""
+        """Whether the rollout is too short for conclusions from its means."""
         return update.head_choices.get("op", 0) < self.limits.least_choices

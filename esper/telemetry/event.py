@@ -47,6 +47,11 @@ class RunStarted(Event):
     """Why that is not the tier of the config; may name files."""
     time: float = volatile()
     folder: str = volatile()
+    cublas_workspace: str | None = None
+    """Memory that cuBLAS has for each lane, and who chose it, which its results may depend on; None without a GPU."""
+    pinned_copies: tuple[str, ...] = ()
+    """Copies of hosts that lie in pinned CPU memory (``esper.training.placement.HostCopy``), because they would take
+    more of a GPU's than ``run.max_device_copies_mib``. Logs of an Esper that did not write them read as empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class RunResumed(Event):
     """What was wrong with files of the run folder, and was passed over."""
     epochs: int = 0
     """That were done of the round under way, in each of its hosts whose episode had not ended; 0 between two rounds."""
+    cublas_workspace: str | None = None
+    """As in RunStarted: here, now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,8 @@ class RoundCompleted(Event):
     left alone; None in a round that an agent learns from, whose hosts prove nothing. ``mean_return`` is discounted.
     ``seconds`` is this round's, twins included; rates count the grown hosts only, and so does ``phase_seconds``: wall
     seconds by phase (``esper.telemetry.span.PHASES``), each counted once. Phases never entered are missing, and what it
-    costs to report the round itself is in none.
+    costs to report the round itself is in none. ``memory`` is what the run used at the end of the round, bytes by kind
+    and place (``esper.telemetry.memory``), twins included; logs of an Esper that did not write it read as empty.
     """
 
     round: int
@@ -233,6 +241,7 @@ class RoundCompleted(Event):
     epochs_per_second: float = volatile()
     images_per_second: float = volatile()
     phase_seconds: dict[str, float] = volatile()  # noqa: RUF009  a field, not a default
+    memory: dict[str, int] = dataclasses.field(default_factory=dict, metadata={"volatile": True})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The hub: hands every event of one run to that run's sinks.
+"""The hub: passes every event of one run to that run's sinks.
 
-A run owns its hub; there is no global one, so two runs in a process never see each other's events.
+Each run owns its hub; there is no global one, so two runs in a process never see each other's events.
 
-Thread contract: a hub belongs to the thread that made it, and `emit` and `close` are called there only. Sinks therefore
-need no locks, and they see the events in the order they happened.
+Thread contract: a hub belongs to the thread that created it, and `emit` and `close` must be called only there. Sinks
+therefore need no locks, and receive the events in order.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class DroppedSink:
-    """Why a sink was dropped, and how many events it did not get or write: those it failed on and all after them."""
+    """Why a sink was dropped, and the number of events that it missed: those that it failed on and all later ones."""
 
     error: Exception
     missed: int
 
     def words(self) -> str:
-        """For people: the reason, with the count where it is known."""
+        """Returns the reason for display, with the number of missed events if it is known."""
         events = "1 event" if self.missed == 1 else f"{self.missed:,} events"
         return f"{self.error}; {events} not written" if self.missed else str(self.error)
 
 
 class TelemetryHub:
-    """Routes events to sinks; a context manager that closes them.
+    """Routes events to sinks; as a context manager, closes them on exit.
 
-    Telemetry observes a run and never stops it: a sink that raises is dropped, with one logged warning, and the others
-    go on. (Logged, not `warnings.warn`: under `-W error` that would raise into the run.)
+    Telemetry observes a run and never stops it: a sink that raises is dropped with one logged warning, and the others
+    continue. (The warning is logged: with `warnings.warn` under `-W error`, it would raise into the run.)
     """
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
@@ -53,19 +53,22 @@ class TelemetryHub:
 
     @property
     def dropped(self) -> Mapping[str, DroppedSink]:
-        """The sinks that failed or lost events, by name: the class name, that of the inner sink where one works in the
-        background, with ``#2``, ``#3``, ... when there are several."""
+        """Sinks that failed or lost events, by name.
+
+        The name is the class name, that of the inner sink for a background one; further sinks of the same class are
+        called ``NAME#2``, ``NAME#3``, ...
+        """
         return MappingProxyType(self._dropped)
 
     def emit(self, event: Event) -> None:
-        """Hand ``event`` to every sink, in the order the hub got them.
+        """Passes ``event`` to every sink, in the order in which they were given.
 
         Raises:
-            RuntimeError: the hub is closed, or this is not the thread that made it.
+            RuntimeError: the hub is closed, or another thread created it.
         """
         self._check_thread()
         if self._closed:
-            raise RuntimeError(f"the telemetry hub is closed, {type(event).__name__} came too late")
+            raise RuntimeError(f"the telemetry hub is closed: {type(event).__name__} cannot be emitted any more")
         for lost in self._dropped.values():
             lost.missed += 1
         for name, sink in list(self._active.items()):
@@ -73,12 +76,18 @@ class TelemetryHub:
                 sink.handle(event)
             except Exception as error:
                 self._drop(name, error, error.missed if isinstance(error, EventsLost) else 1)
-                with contextlib.suppress(Exception):  # it is reported already; here it only lets go of its files
+                with contextlib.suppress(Exception):  # already reported; this only releases its files
                     sink.close()
 
     def close(self) -> None:
-        """Close all sinks; a second call does nothing. A sink that fails here is dropped too, with the events missed
-        that it counted itself. Ctrl-C while one is waited for is raised when the others are closed."""
+        """Closes all sinks; a second call does nothing.
+
+        A sink that fails here is dropped too, with the number of missed events that it counted itself. Ctrl-C while
+        waiting for a sink is raised after the others are closed.
+
+        Raises:
+            RuntimeError: another thread created the hub.
+        """
         self._check_thread()
         if self._closed:
             return
@@ -105,15 +114,15 @@ class TelemetryHub:
     def _drop(self, name: str, error: Exception, missed: int) -> None:
         del self._active[name]
         self._dropped[name] = DroppedSink(error, missed)
-        logger.warning("telemetry sink %s failed and is dropped: %s: %s", name, type(error).__name__, error)
+        logger.warning("telemetry sink %s failed and was dropped: %s: %s", name, type(error).__name__, error)
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a telemetry hub is used from the thread that made it, and from no other")
+            raise RuntimeError("a telemetry hub may only be used from the thread that created it")
 
 
 def _named(sinks: Iterable[Sink]) -> dict[str, Sink]:
-    """Sinks by class name, numbered from the second of a class on."""
+    """Returns the sinks by class name, numbered from the second sink of a class."""
     named: dict[str, Sink] = {}
     seen: Counter[str] = Counter()
     for sink in sinks:

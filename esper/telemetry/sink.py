@@ -1,4 +1,4 @@
-"""What a sink is, and how it says that events were lost."""
+"""Interface of sinks, and how a sink reports lost events."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from esper.telemetry.event import Event
 
 
 class Sink(Protocol):
-    """Where events end. A sink reads events, and never changes one: the other sinks get the same object."""
+    """Receives events. It must not change them, because all sinks share the same object."""
 
     def handle(self, event: Event) -> None:
-        """Take one event; kinds that mean nothing to the sink are ignored."""
+        """Takes one event; irrelevant kinds are ignored."""
 
     def close(self) -> None:
-        """Write what is pending and release files; called once."""
+        """Writes pending data and releases files; called once."""
 
 
 class EventsLost(Exception):
-    """Raised by a sink that knows how many events it did not write, ``missed``, up to and with the one it was given."""
+    """Raised by a sink that knows how many events it did not write (``missed``), including the current one."""
 
     def __init__(self, reason: str, missed: int) -> None:
         super().__init__(reason)

@@ -15,7 +15,7 @@ import torch
 PHASES = {
     "act": "the controller chooses",
     "stage": "waiting for batches of data that is not in memory",
-    "train": "an epoch of every host",
+    "train": "an epoch of every host; on a GPU, until the slowest device has done it",
     "validate": "every configuration of every host, and the transfer of what was measured",
     "govern": "snapshots, rollbacks and the removal of broken seeds",
     "decide": "actions applied to slots, clocks, gates, rewards, observations and masks",
@@ -56,10 +56,26 @@ class Spans:
             raise ValueError(f"unknown phase {name!r}; known: {', '.join(PHASES)}")
         return span
 
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Move wall seconds that were counted in phase ``source`` to phase ``target``: a wait for work of the other
+        phase. The sum over all phases stays.
+
+        Raises ValueError for a name that is not in ``PHASES``, and for seconds that are negative or more than
+        ``source`` has.
+        """
+        for name in (source, target):
+            self(name)
+        if not 0 <= seconds <= self.seconds.get(source, 0.0):
+            has = self.seconds.get(source, 0.0)
+            raise ValueError(f"cannot move {seconds} s from {source} to {target}: {source} has {has} s")
+        if seconds:
+            self.seconds[source] -= seconds
+            self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
     def _begin(self, name: str) -> None:
         thread = get_ident()
         if self._open and thread != self._thread:
-            raise RuntimeError(f"phase {name} began in another thread than {self._open[-1][0]}, which is still open")
+            raise RuntimeError(f"phase {name} began in a different thread than the open phase {self._open[-1][0]}")
         self._thread = thread
         # Opened before the clock is read: what marking costs is the outer phase's.
         marks = _ranges(f"esper/{name}") if self.marks else None

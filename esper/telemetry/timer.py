@@ -39,14 +39,14 @@ class CUDATimer:
             "mps": lambda: _Clock(wait=torch.mps.synchronize),
         }
         if self.device.type not in kinds:
-            raise ValueError(f"a CUDATimer times work on {', '.join(kinds)}; not on {self.device}")
+            raise ValueError(f"a CUDATimer measures work on {', '.join(kinds)}; not on {self.device}")
         self._make = kinds[self.device.type]
         self._running: _Clock | _Events | None = None
         self._ended: _Clock | _Events | None = None
 
     def __enter__(self) -> Self:
         if self._running is not None:
-            raise RuntimeError("this timer is running; a block inside the block takes a timer of its own")
+            raise RuntimeError("this timer is already running; use a separate timer for a nested block")
         self._ended, self._running = None, self._make()
         self._running.start()
         return self
@@ -62,7 +62,7 @@ class CUDATimer:
     def seconds(self) -> float:
         """Of the last block; on CUDA the first read waits for its end."""
         if self._ended is None:
-            raise RuntimeError("nothing to read: no block has ended since the timer was made or last entered")
+            raise RuntimeError("nothing to read: no block has ended since the timer was created or last entered")
         return self._ended.seconds()
 
 

@@ -81,11 +81,12 @@ def _networks(env: ParallelEnvState) -> list[nn.Module]:
 class CaptureCache:
     """The captured work of one env.
 
-    It is dropped all at once: with a graph that ends, torch may give back the workspace of cuBLAS on its stream, which
-    all graphs that were captured there use. So there has to be room before work is warmed up for its capture.
+    It is dropped all at once: from PyTorch 2.12 on, the end of a graph frees the workspaces of cuBLAS on its stream,
+    which all graphs that were captured there use. So there has to be room before work is warmed up for its capture, and
+    a capture that failed ends all the others.
 
     Args:
-        before: called before captured work is dropped.
+        before: called before captured work is dropped; it is dropped even if this raises.
         after: called when it is.
         most: pieces of captured work, beyond which there is no room.
     """
@@ -110,8 +111,15 @@ class CaptureCache:
             self.clear()
 
     def clear(self) -> None:
+        """Drop everything, if there is anything."""
         if self._kept:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop everything, and call ``before`` and ``after`` also if nothing is kept: after a failed capture."""
+        try:
             self.before()
+        finally:
             self._kept.clear()
             self.after()
 

@@ -1,8 +1,8 @@
-"""The compiled tier: segments of hosts go through ``torch.compile``; seeds, sites and the lifecycle stay as they are.
+"""The compiled tier: segments of hosts are compiled with ``torch.compile``; seeds, sites and the lifecycle are not.
 
-One compiled function serves the segments of all hosts: what was compiled for one env is what the next one runs. It
-knows several variants of a segment, by mode, gradients, number format and threads. All that a run needs are compiled
-before its first step: while torch compiles in one thread it changes how modules are called in all others.
+One compiled function serves the segments of all hosts, so that all envs share compiled code. It has several variants
+per segment, by mode, gradients, number format and number of threads. All variants of a run are compiled before its
+first step, because compiling in one thread changes how modules are called in all others.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from esper.training.randomness import OwnedDropout, seeded
 from esper.training.shadow import ShadowBuffers
 
 BACKEND = "inductor"
-"""torch.compile's, which writes C++ for a CPU and Triton for a GPU."""
+"""Backend of torch.compile, which generates C++ for a CPU and Triton for a GPU."""
 
 MOST_VARIANTS = 200
-"""Of all segments of all hosts in the process, which torch keeps in one list; its own limit is 8."""
+"""Max variants of all segments of all hosts in the process, which torch keeps in one list; torch's own limit is 8."""
 
 MOST_WORDS = 300
-"""Characters of a reason; what torch says about a failed compilation fills pages."""
+"""Max characters of a reason; torch's messages about failed compilations fill pages."""
 
 
 class CompiledRun:
-    """``run_segment``, compiled, without a graph break; for lanes to call side by side.
+    """``run_segment``, compiled without graph breaks; several lanes may call it at the same time.
 
-    Code serves ranges of batch sizes: 1 has code of its own, and on a CPU, where convolutions of small batches are
-    other ones, so have those below 16.
+    Compiled code covers ranges of batch sizes. A batch size of 1 has its own code, and so, on a CPU, have sizes below
+    16, for which convolutions differ.
 
-    Which code fits a call, torch finds out by guards that take notes while they look: two threads that look at once get
-    wrong answers. So one looks at a time; what it finds is carried out by all at the same time.
+    Dynamo's guard evaluation is not thread-safe: evaluated by two threads at once, guards give wrong results. It is
+    serialised by a lock; execution of compiled code is not.
     """
 
     def __init__(self, backend: str) -> None:
-        from torch._dynamo import lookup_backend  # takes a second to load
+        from torch._dynamo import lookup_backend  # takes a second to import
 
         self._looking = threading.Lock()
         self._compile_graph = lookup_backend(backend)
         options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": self._graph}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:
             options["recompile_limit"] = MOST_VARIANTS
-        else:  # torch before 2.13: for all that the process compiles
+        else:  # torch before 2.13: one limit for the whole process
             limit = getattr(torch.compiler.config, "recompile_limit", MOST_VARIANTS)
             torch.compiler.config.recompile_limit = max(limit, MOST_VARIANTS)
         self._run: Run = torch.compile(run_segment, **options)
@@ -65,7 +65,7 @@ class CompiledRun:
             return self._run(segment, h)
 
     def _graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """What torch calls in the end, compiled by the backend."""
+        """Compiles a graph with the backend and returns a callable that releases the lock during execution."""
         compiled = self._compile_graph(graph, inputs)
 
         def found(*arguments: Any) -> Any:
@@ -80,12 +80,15 @@ class CompiledRun:
 
 @cache
 def compiled_run(backend: str) -> CompiledRun:
-    """One for the process, so that all hosts share what it has compiled."""
+    """Returns the process's only instance per backend, so that all hosts share compiled code."""
     return CompiledRun(backend)
 
 
 def obstacle(host: Host, draws: bool = False) -> str | None:
-    """Why segments of ``host`` are not even tried; ``draws``: it takes random numbers from the process's generator."""
+    """Returns the reason why ``host`` cannot be compiled, or None if it can be tried.
+
+    ``draws``: whether the host draws from the process's random generators.
+    """
     if isinstance(host, GraftedHost):
         return "a grafted model is caught at its sites by hooks, and has no segments to compile by themselves"
     if not isinstance(host, SegmentedHost):
@@ -102,18 +105,17 @@ def compile_host(
     casting: Callable[[], AbstractContextManager[object]] = nullcontext,
     backend: str | None = None,
 ) -> str | None:
-    """Compile the segments of ``host``, and try them; its weights, buffers and gradients stay as they are.
+    """Compiles the segments of ``host`` and tries them; its weights, buffers, gradients and mode do not change.
 
     Args:
-        host: in the mode that it is in, which it keeps.
-        trained: inputs [B, ...] for a forward and a backward pass in train mode, of each batch size that there
-            will be.
-        evaluated: inputs for a forward pass in eval mode.
-        casting: the number format of passes.
-        backend: of torch.compile; None: ``BACKEND``.
+        host: the host, in any mode.
+        trained: inputs [B, ...] for a forward and a backward pass in train mode, one for each batch size of the run.
+        evaluated: inputs [B, ...] for a forward pass in eval mode.
+        casting: makes the context that sets the number format of passes.
+        backend: backend of torch.compile; None: ``BACKEND``.
 
     Returns:
-        None, or the reason why the host stays as it was.
+        None, or the reason why the host was not compiled.
     """
     reason = obstacle(host)
     if reason is not None:
@@ -131,7 +133,7 @@ def compile_host(
     try:
         with seeded(0), ShadowBuffers(host).in_place():
             _rehearse(host, trained, evaluated, casting)
-    except Exception as error:  # a network may do anything in its forward pass, and a compiler fail in any way
+    except Exception as error:  # the network or the compiler may raise anything
         host.compiled = before
         return _reason_of(error)
     finally:
@@ -144,18 +146,18 @@ def compile_host(
 
 
 def compile_hosts(envs: Sequence[ParallelEnvState], lanes: OneDevice) -> str | None:
-    """Compile the hosts of ``envs``, all of one task, that have not begun an episode; or say why all stay as they are.
+    """Compiles the hosts of ``envs``, all of one task and before their first episode, or returns why none is compiled.
 
-    What is compiled depends on the number of threads, too, so it is done where it will run: on a lane.
+    Compiled code depends on the number of threads, so the hosts are compiled on a lane.
 
     Raises:
-        RuntimeError: they cannot be compiled, and ``ESPER_REQUIRE_NATIVE=1`` allows no other way.
+        RuntimeError: they cannot be compiled, and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     env = envs[0]
     reasons = [obstacle(env.host, env.host_draws_globally)]
     if reasons[0] is None:
         lanes.run(lambda first: reasons.append(_compile_for(first)), [env])
-    if reasons[-1] is None:  # what slots are tried on runs between epochs, where there may be more threads
+    if reasons[-1] is None:  # new seeds are probed between epochs, possibly with more threads
         reasons.append(compile_host(env.host, (), [env.sample]))
     if reasons[-1] is not None:
         for other in envs:
@@ -170,7 +172,7 @@ def compile_hosts(envs: Sequence[ParallelEnvState], lanes: OneDevice) -> str | N
 
 
 def _compile_for(env: ParallelEnvState) -> str | None:
-    """With the inputs that its training and validation passes will have."""
+    """Compiles the env's host for the inputs of its training and validation passes; returns why not, or None."""
     task, sizes, dtype = env.task, env.config.task, env.arithmetic.image_dtype
     assert sizes.batch_size is not None
 
@@ -202,8 +204,10 @@ def _rehearse(
     evaluated: Iterable[Tensor],
     casting: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """The passes of a run: in training with features that lead back to the host's weights, and with features that a
-    pass of an incubating seed begins at."""
+    """Runs the kinds of passes of a run.
+
+    In training, features at sites have a gradient to the host's weights, or are the start of an incubating seed's pass.
+    """
     host.train()
     parameters = [parameter for parameter in host.parameters() if parameter.requires_grad]
     for x in trained:
@@ -226,7 +230,7 @@ def _rehearse(
 
 
 def _reason_of(error: Exception) -> str:
-    """The kind of error and the first of what it says, on one line."""
+    """Returns the type of an error and the start of its message, on one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = "; ".join(line for line in lines if line)
     return f"{type(error).__name__}: {said if len(said) <= MOST_WORDS else said[:MOST_WORDS] + ' ...'}"

@@ -46,34 +46,76 @@ def all_generators(env: ParallelEnvState) -> dict[str, torch.Generator]:
 
 
 class Copies:
-    """Copies of tensors, in storage that is filled again."""
+    """Copies of tensors, in storage that is filled again.
 
-    def __init__(self) -> None:
+    Args:
+        pinned: whether copies of a GPU's tensors lie in pinned CPU memory, and not beside the tensors. Copies of
+            tensors on a CPU lie in ordinary memory either way.
+    """
+
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
         self.tensors: dict[str, Tensor] = {}
+        self._written: torch.cuda.Event | None = None
+        """After the last copy from a GPU into pinned memory, which the CPU must not read before."""
 
     def capture(self, live: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy all of ``live``, by name, where they lie; nothing waits for a GPU."""
+        """Copy all of ``live``, by name, in the order of the current stream; nothing waits for a GPU."""
         found = dict(live)
         for name in [name for name in self.tensors if name not in found]:
             del self.tensors[name]
         with torch.no_grad():
             for name, tensor in found.items():
                 kept = self.tensors.get(name)
-                if kept is not None and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
-                    kept.copy_(tensor)
-                else:
-                    self.tensors[name] = tensor.detach().clone()
+                if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+                    kept = self.tensors[name] = self._storage_like(tensor, tensor.device)
+                kept.copy_(tensor, non_blocking=True)
+        devices = {tensor.device for tensor in found.values() if tensor.is_cuda}
+        if self.pinned and devices:
+            self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._written.record(torch.cuda.current_stream(devices.pop()))
 
     def restore(self, live: Iterable[tuple[str, Tensor]]) -> None:
-        """Put the copies into the tensors of these names."""
-        fill(live, self.tensors)
+        """Put the copies into the tensors of these names, in the order of the current stream; nothing waits."""
+        fill(live, self.tensors, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the copies, on the CPU; waits until they are there."""
+        if self._written is not None:
+            self._written.synchronize()
+        return {name: copy.cpu().clone() for name, copy in self.tensors.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Become copies of ``state``, CPU tensors by name, for tensors on ``device``."""
+        self._written = None
+        self.tensors = {name: self._storage_like(tensor, device).copy_(tensor) for name, tensor in state.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Of all copies."""
+        return sum(copy.nbytes for copy in self.tensors.values())
+
+    @property
+    def place(self) -> str:
+        """Where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        first = next(iter(self.tensors.values()), None)
+        if first is None:
+            return "cpu"
+        return "pinned" if first.device.type == "cpu" and first.is_pinned() else str(first.device)
+
+    def _storage_like(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """Memory with the shape, dtype and strides of ``tensor``, for a copy of one on ``device``."""
+        if self.pinned and device.type == "cuda":
+            return torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return torch.empty_like(tensor, device=device)
 
 
-def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
-    """Write ``saved`` into the tensors of the same names, in place. Raises KeyError for one that was not saved."""
+def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor], non_blocking: bool = False) -> None:
+    """Write ``saved`` into the tensors of the same names, in place; with ``non_blocking`` in the order of the current
+    stream, without a wait for pinned memory. Raises KeyError for one that was not saved."""
     with torch.no_grad():
         for name, tensor in live:
-            tensor.copy_(saved[name])
+            tensor.copy_(saved[name], non_blocking=non_blocking)
 
 
 def _tensors(owner: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:

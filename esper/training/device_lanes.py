@@ -35,7 +35,13 @@ class DeviceLanes:
 
     def __init__(self, devices: Sequence[OneDevice]) -> None:
         self.devices = tuple(devices)
-        self._threads = ThreadPoolExecutor(len(self.devices), thread_name_prefix="device")
+        # Work of a device is always on the same thread: cuBLAS has a handle for each thread and device, with memory of
+        # its own for each stream.
+        self._threads = {
+            id(lanes): ThreadPoolExecutor(1, thread_name_prefix=f"device {place}")
+            for place, lanes in enumerate(self.devices)
+        }
+        self._closed = False
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         """Do ``work`` for every env on its device. Raises LaneError for the first env that failed on any of them."""
@@ -44,7 +50,7 @@ class DeviceLanes:
     def everywhere(self, envs: Iterable[Env], do: Callable[[OneDevice, list[Env]], None]) -> None:
         """Call ``do`` with each device's lanes and its envs, side by side, and raise the first error when all are done.
         Ctrl-C cancels, and is raised when what was begun is finished."""
-        futures = [self._threads.submit(do, lanes, mine) for lanes, mine in self.by_device(envs)]
+        futures = [self._threads[id(lanes)].submit(do, lanes, mine) for lanes, mine in self.by_device(envs)]
         try:
             wait(futures)
         except BaseException:
@@ -79,10 +85,18 @@ class DeviceLanes:
         return any(lanes.cancelled for lanes in self.devices)
 
     def close(self) -> None:
-        """Wait for work that runs and end the threads; a second call does nothing."""
-        self._threads.shutdown()
-        for lanes in self.devices:
-            lanes.close()
+        """Close the lanes of each device on its thread, which waits for the device, and end the threads; a second call
+        does nothing. Raises the first error when all threads have ended."""
+        if self._closed:
+            return
+        self._closed = True
+        futures = [self._threads[id(lanes)].submit(lanes.close) for lanes in self.devices]
+        try:
+            wait(futures)
+        finally:
+            for thread in self._threads.values():
+                thread.shutdown()
+        _raise_first(futures)
 
     def __enter__(self) -> DeviceLanes:
         return self
@@ -110,12 +124,15 @@ def everywhere(lanes: AnyLanes, envs: Sequence[Env], do: Callable[[OneDevice, li
 
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
-    """Errors of lanes as one: that of the first env, with those of other devices as notes. Others come before them."""
+    """Errors of lanes as one: that of the first env, with those of other devices as notes. Errors that are not about a
+    lane come before them, with all others as notes."""
     errors = [error for future in futures if (error := future.exception()) is not None]
     failed = sorted((error for error in errors if isinstance(error, LaneError)), key=lambda error: error.env)
-    for error in errors:
-        if not isinstance(error, LaneError | Cancelled):
-            raise error
+    foreign = [error for error in errors if not isinstance(error, LaneError | Cancelled)]
+    if foreign:
+        for other in (*foreign[1:], *failed):
+            foreign[0].add_note(f"It was not the only one: {type(other).__name__}: {other}")
+        raise foreign[0]
     if failed:
         first, *others = failed
         for other in others:

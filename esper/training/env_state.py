@@ -1,4 +1,4 @@
-"""One env's side of training: its host, slots, optimizers, generators and clocks."""
+"""The training state of one env: its host, slots, optimizers, generators and clocks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from esper.training.upload import upload
 HOST = "host"
 
 MOST_CONFIGURATIONS = 256
-"""That one validation can try."""
+"""Max configurations per validation pass."""
 
 
 class ParallelEnvState:
-    """All that belongs to one env. Only its lane touches it during an epoch; between epochs, only the env's owner.
+    """Everything that belongs to one env. Only its lane uses it during an epoch; between epochs, only the env's owner.
 
-    Storage is made once; :meth:`reset` fills it again in place.
+    Storage is allocated once; :meth:`reset` refills it in place.
     """
 
     def __init__(self, index: int, task: Task, config: TrainingConfig, totals: EpochTotals) -> None:
@@ -46,10 +46,10 @@ class ParallelEnvState:
         self.durations = Durations.of(config, self.horizon)
         self.device = task.device
         self.totals = totals
-        """What this env's passes add up."""
+        """Sums of this env's passes."""
         self.arithmetic = Arithmetic(concrete(config.task.precision or task.precision, self.device), self.device)
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
-        """The learning rate of host and seeds, read by their steps on the device."""
+        """Learning rate of host and seeds, a float64 scalar that their steps read on the device."""
         self.changes: list[StageChange] = []
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
@@ -59,19 +59,19 @@ class ParallelEnvState:
         guard_group_norm(self.host)
         self.sample = task.sample
         self.calibration = task.calibration_inputs() if config.env.recalibrate else None
-        """Inputs that BatchNorm's statistics are estimated on for counterfactuals, where the config asks for it."""
+        """Inputs for estimating BatchNorm's statistics in counterfactuals; None without ``env.recalibrate``."""
         self.host.probe(self.sample)
         self.host_draws_globally = draws_globally(self.host, self.sample)
         self.global_seeds: set[str] = set()
-        """Slots whose seeds draw from the process's generators."""
+        """Names of slots whose seeds draw from the process's generators."""
         self.slots = [SeedSlot(site, self.durations.embargo, self.changes.append) for site in self.host.sites]
-        """In execution order."""
+        """Slots in execution order."""
         self.alphas = torch.zeros(2, len(self.slots), device=self.device)
-        """[2, S], for an epoch's steps to read on the device: alphas, and what incubating seeds are tried at."""
+        """Alphas, and target alphas of incubating seeds, [2, S]; steps read them on the device."""
         self.tried = torch.zeros(MOST_CONFIGURATIONS, len(self.slots), device=self.device)
-        """[K, S]: alphas of the configurations that are validated, for the pass to read on the device."""
+        """Alphas of the validated configurations, [K, S]; the pass reads them on the device."""
         self.vacant: frozenset[int] = frozenset()
-        """Sites of an epoch's training passes at which features are passed on as they are."""
+        """Sites at which an epoch's training passes do not change features."""
         self.slot_by_name = {slot.name: slot for slot in self.slots}
         self.host_group = ParameterGroup(
             HOST, list(self.host.parameters()), self._optimizer(self.host, config.task.weight_decay), None
@@ -80,17 +80,17 @@ class ParallelEnvState:
         self.shadows: dict[str, ShadowBuffers] = {}
         self.storage = SeedStorage()
         self.repeat: Callable[[Hashable, Callable[[], None]], None] = do
-        """How work that is done again and again is done, given what it is known by; a lane may have recorded it."""
+        """Runs a repeated piece of work by key; a GPU lane may replay a CUDA graph instead."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.collector = SeedGradientCollector(1 + len(self.slots), self.device)
         self.order = torch.Generator()
         self.feed = self._make_feed()
-        """Where batches come from, of data that lies in memory."""
+        """Batches of data in memory; None for streamed data."""
         self.episode = -1
         self.micro_batches = config.task.micro_batches
-        """Parts that a batch is computed in: the config's until memory runs out."""
+        """Number of parts in which a batch is computed: the config's until memory runs out."""
         self.evaluation_batch = task.evaluation_batch
-        """Samples that are evaluated at once."""
+        """Samples per evaluation batch."""
         self.epoch = 0
         self.batch = 0
         self.part = 0
@@ -98,17 +98,17 @@ class ParallelEnvState:
         self.host_parameters = self.host.parameter_count
 
     def reset(self, run_seed: int, episode: int) -> None:
-        """A fresh host for ``episode``, in the storage of the last one."""
+        """Makes a new host for ``episode`` in the storage of the last one."""
         self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
         with seeded(self._seed(Purpose.HOST)):
             fresh = self.task.build_host().to(self.device)
-            fresh.probe(self.sample)  # lazy layers have no weights before
+            fresh.probe(self.sample)  # lazy layers get their weights here
         self.host.load_state_dict(fresh.state_dict())
         for own, first in zip(self.host.buffers(), fresh.buffers(), strict=True):
-            own.copy_(first)  # those that no state_dict holds, too
+            own.copy_(first)  # including non-persistent buffers
         named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
         self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
-        """Those that become non-finite only where the host goes bad; a mask of −inf is none of them."""
+        """Names of buffers that are finite at first, so that only a bad host makes them non-finite (no −inf masks)."""
         self.host_group.optimizer.zero_momentum()
         self.arithmetic.reset()
         self.order.manual_seed(self._seed(Purpose.DATA))
@@ -126,7 +126,7 @@ class ParallelEnvState:
         self.collector.begin(())
 
     def germinate(self, slot: SeedSlot, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float) -> None:
-        """Plant a seed, probed on a few samples. Raises GerminationFailed, with nothing changed."""
+        """Plants a seed after probing it on a few samples. Raises GerminationFailed without changing the slot."""
         probe = self._features_at(slot, self.sample)
 
         def prepare(seed: Seed) -> Seed:
@@ -145,7 +145,7 @@ class ParallelEnvState:
         self.seed_groups[slot.name] = self._group_of(slot, slot.seed)
 
     def _group_of(self, slot: SeedSlot, seed: Seed) -> ParameterGroup:
-        """The seed's optimizer, as at birth; where its memory has had a seed before, in the memory of that one's."""
+        """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer."""
         group = self.storage.groups.get(seed)
         if group is None:
             parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
@@ -155,7 +155,7 @@ class ParallelEnvState:
         return group
 
     def shadow_of(self, slot: SeedSlot) -> ShadowBuffers:
-        """The buffers that ``slot``'s incubating seed keeps; they start as the host's are at the first call."""
+        """Returns the buffers of ``slot``'s incubating seed; the first call copies the host's current ones."""
         if slot.name not in self.shadows:
             kept = self.storage.shadows.get(slot.name)
             if kept is None:
@@ -165,21 +165,23 @@ class ParallelEnvState:
         return self.shadows[slot.name]
 
     def begin_shadows(self) -> None:
-        """The buffers of seeds whose incubation begins with this epoch, before any step: one that was captured when
-        another seed was in the slot does not ask for them."""
+        """Makes the buffers of seeds whose incubation begins with this epoch.
+
+        This is done before any step, because a step that was captured with an earlier seed does not make them.
+        """
         for slot in self.slots if self.config.env.incubation == "shadow" else ():
             if slot.incubating:
                 self.shadow_of(slot)
 
     @contextmanager
     def apart(self, slot: SeedSlot) -> Iterator[None]:
-        """A training pass for ``slot``'s incubating seed, with buffers and random numbers that are not the host's."""
+        """Runs a training pass with the buffers and random numbers of ``slot``'s incubating seed, not the host's."""
         with self.shadow_of(slot).in_place(), self.draws_of(slot):
             yield
 
     @contextmanager
     def draws_of(self, slot: SeedSlot) -> Iterator[None]:
-        """Random numbers are those of ``slot``'s incubating seed."""
+        """Runs a block with the random numbers of ``slot``'s incubating seed."""
         with ExitStack() as kept:
             kept.enter_context(self.draws.using(self.shadow_dropout[slot.name]))
             if self.draws_globally:
@@ -191,7 +193,7 @@ class ParallelEnvState:
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:
-        """The host's training pass; networks that draw from the process's generators take turns with others."""
+        """Runs the host's training pass; if it draws from the process's generators, these are seeded and locked."""
         if not self.draws_globally:
             yield
             return
@@ -200,12 +202,12 @@ class ParallelEnvState:
 
     @property
     def draws_globally(self) -> bool:
-        """Whether a training pass takes random numbers that do not belong to this env alone."""
+        """True if a training pass draws from the process's generators."""
         return self.host_draws_globally or bool(self.global_seeds)
 
     def forget_removed_seeds(self) -> None:
-        """Drop the optimizers of removed seeds, so that the next seed in a slot starts with its own (trap 15), and the
-        statistics of seeds that are no longer incubated."""
+        """Drops the optimizers of removed seeds, so that the next seed in a slot starts with its own (trap 15), and the
+        shadow buffers of seeds that are no longer incubated."""
         for name in [name for name in self.seed_groups if self.slot_by_name[name].seed is None]:
             del self.seed_groups[name]
             self.global_seeds.discard(name)
@@ -213,22 +215,25 @@ class ParallelEnvState:
             del self.shadows[name]
 
     def learning_groups(self) -> list[ParameterGroup]:
-        """What this epoch's optimizer steps will move: the host, then seeds in the order of their slots, whichever was
-        planted first, so that a captured step finds the statistics of each in the same row."""
+        """Returns the groups that this epoch's steps update: the host, then seeds in the order of their slots.
+
+        The order does not depend on when seeds were planted, so that a captured step finds their statistics in the same
+        rows.
+        """
         for group in self.seed_groups.values():
-            for parameter in group.parameters:  # not those that the blueprint itself has frozen
+            for parameter in group.parameters:  # excludes those frozen by the blueprint
                 parameter.requires_grad_(group.slot is not None and group.slot.learning)
         return [self.host_group, *(self.seed_groups[slot.name] for slot in self.slots if slot.learning)]
 
     def set_learning_rate(self) -> None:
-        """lr · (1 + cos(π t/T)) / 2 with t whole epochs on the host's clock; seeds follow the same clock."""
+        """Sets lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant."""
         rate = float(self.config.task.learning_rate or 0.0)
         if self.config.task.schedule == "cosine":
             rate *= (1 + math.cos(math.pi * self.epoch / self.horizon)) / 2
         self.rate.fill_(rate)
 
     def set_alphas(self) -> None:
-        """What the epoch's steps will blend, and where."""
+        """Uploads the alphas of the epoch's steps and sets ``vacant``."""
         alphas = [[slot.alpha.alpha for slot in self.slots], [slot.incubation_target for slot in self.slots]]
         upload(torch.tensor(alphas), self.alphas)
         self.vacant = frozenset(site for site, slot in enumerate(self.slots) if not (slot.incubating or slot.blended))
@@ -242,17 +247,17 @@ class ParallelEnvState:
 
     @property
     def seed_parameters(self) -> int:
-        """Parameters of all seeds, living and fossilized."""
+        """Number of parameters of all seeds, living and fossilized."""
         return sum(slot.parameters for slot in self.slots)
 
     def take_changes(self) -> list[StageChange]:
-        """Stage changes since the last call, oldest first."""
+        """Returns the stage changes since the last call, oldest first."""
         taken = self.changes[:]
         self.changes.clear()
         return taken
 
     def _features_at(self, slot: SeedSlot, x: Tensor) -> Tensor:
-        """The features that ``slot`` sees for inputs ``x``, in eval mode so that no buffer of the host changes."""
+        """Returns the features of inputs ``x`` at ``slot``, in eval mode so that no buffer of the host changes."""
         site, found = self.slots.index(slot), list[Tensor]()
 
         def keep(reached: int, h: Tensor) -> Tensor:
@@ -284,7 +289,7 @@ class ParallelEnvState:
 
 
 def do(_key: Hashable, work: Callable[[], None]) -> None:
-    """Do ``work`` as it is."""
+    """Runs ``work`` directly."""
     work()
 
 

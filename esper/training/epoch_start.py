@@ -13,12 +13,16 @@ class EpochStart:
 
     Its storage is kept and filled again by the next capture. What :func:`esper.training.host_step.begin_epoch` sets
     anew is not in it.
+
+    Args:
+        pinned: whether copies of a host on a GPU lie in pinned CPU memory.
     """
 
     _generators: dict[str, Tensor]
     """Their states, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
         self.forget()
 
     def capture(self, env: ParallelEnvState) -> None:
@@ -32,7 +36,7 @@ class EpochStart:
 
     def forget(self) -> None:
         """Give the memory back: nothing is going to be restored."""
-        self._copies = Copies()
+        self._copies = Copies(self.pinned)
         self._generators = {}
         self._taken = False
 
@@ -51,3 +55,13 @@ class EpochStart:
         for name, generator in all_generators(env).items():
             generator.set_state(self._generators[name])
         self._copies.restore(all_tensors(env))
+
+    @property
+    def bytes(self) -> int:
+        """Memory held by the copies."""
+        return self._copies.bytes
+
+    @property
+    def place(self) -> str:
+        """Where the copies lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        return self._copies.place

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from esper.training.gpu_lanes import GpuLanes
 from esper.training.host_step import begin_epoch, train_epoch, train_step
 from esper.training.lanes import HasPlace, LaneError
 from esper.training.memory import OutOfMemory, Parts, Shortage, shortage
+from esper.training.placement import HostCopy
 from esper.training.storage import ParameterGroup
 
 Env = TypeVar("Env", bound=HasPlace)
@@ -31,16 +33,22 @@ class HostTrainer:
 
     Where memory runs out, batches are computed in twice as many ``parts`` from then on, once in a run, and what was
     under way is done again from its beginning, by all hosts: as if it had been so from that epoch on. ``parts`` is
-    shared by trainers whose hosts train alike; None is this trainer's own.
+    shared by trainers whose hosts train alike; None is this trainer's own. ``pinned`` are the copies that lie in pinned
+    CPU memory where hosts are on a GPU.
     """
 
     def __init__(
-        self, task: Task, envs: Sequence[ParallelEnvState], lanes: AnyLanes, parts: Parts | None = None
+        self,
+        task: Task,
+        envs: Sequence[ParallelEnvState],
+        lanes: AnyLanes,
+        parts: Parts | None = None,
+        pinned: Collection[HostCopy] = (),
     ) -> None:
         self.envs = tuple(envs)
         self.lanes = lanes
         self.parts = parts or Parts(self.envs[0].config)
-        self._starts = {env.index: EpochStart() for env in self.envs}
+        self._starts = {env.index: EpochStart(HostCopy.EPOCH_START in pinned) for env in self.envs}
         self._adopt(self.envs)
         self.batches: SharedBatchIterator | None = None
         if not isinstance(task.train, Split):
@@ -182,6 +190,12 @@ class HostTrainer:
             env=whose[0] if error.env is not None else None,
             batch=error.batch,
         )
+
+    def held(self, env: ParallelEnvState) -> Counter[str]:
+        """Bytes of the copies of how the env's last epoch began, by where they lie: ``cpu``, ``cuda:0``, ... or
+        ``pinned``."""
+        start = self._starts[env.index]
+        return Counter({start.place: start.bytes})
 
     def close(self) -> None:
         """End the workers, and drop what lanes captured of these envs; a second call does nothing."""

@@ -1,7 +1,7 @@
 """Validation of one host in several configurations at once.
 
-A configuration is an alpha for each site, 0 where the seed is absent. Configurations form a tree: all that agree up to
-a site share everything before it, so nothing is computed twice.
+A configuration is an alpha for each site, 0 if the seed is absent. Configurations form a tree: those that agree up to a
+site share the computation before it, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Evaluation:
     stats: Tensor
     """Sums over the samples, float64 [K, 5], named by ``ACCUMULATOR_FIELDS``."""
     correct: Tensor
-    """Targets met in each sample, [K, n]: uint8 for classes, int16 for tokens."""
+    """Number of correct targets in each sample, [K, n]: uint8 for classes, int16 for tokens."""
 
     @property
     def loss(self) -> Tensor:
@@ -47,7 +47,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """pp [K]"""
+        """Accuracy, pp [K]; waits for the device."""
         return np.asarray((100 * self.stats[:, CORRECT] / self.stats[:, COUNT]).cpu())
 
 
@@ -58,12 +58,12 @@ def evaluate(
     calibrate: Tensor | None = None,
     totals: EpochTotals | None = None,
 ) -> Evaluation:
-    """Run the env's host on ``split`` once for each distinct configuration, sharing common prefixes.
+    """Evaluates the env's host on ``split`` in each distinct configuration, sharing common prefixes.
 
     Alphas are arguments of this pass; no slot is changed. BatchNorm's statistics were gathered with the seeds on, which
-    flatters these when one is switched off; with inputs ``calibrate`` they are estimated anew on those, for each
-    configuration by itself, and nothing is shared. Results go into ``totals``, made for as many configurations and
-    samples; without them, into new ones.
+    overstates a seed's contribution when it is switched off. With inputs ``calibrate`` [n, ...], they are estimated on
+    these for each configuration separately, and nothing is shared. Results are written into ``totals``, which must have
+    room for these configurations and samples; None allocates new ones.
     """
     count = len(configurations)
     own = totals or make_totals(1, env.device, count, len(split), language=split.y.dim() == 2)[0]
@@ -77,7 +77,7 @@ def evaluate(
 
         if totals is None:
             measure()
-        else:  # into the same memory as the last time
+        else:  # into the same memory each time
             env.repeat(("validation", id(split), env.evaluation_batch, _branching(configurations)), measure)
     else:
         for number, configuration in enumerate(configurations):
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def _branching(configurations: list[Configuration]) -> tuple[tuple[int, ...], ...]:
-    """What shares what: for each site the number of the first configuration with the same alpha, −1 for alpha 0."""
+    """Returns the shape of the tree: by site, the index of the first configuration with the same alpha, −1 for 0."""
     columns = zip(*configurations, strict=True)
     return tuple(tuple(column.index(alpha) if alpha else -1 for alpha in column) for column in columns)
 
@@ -100,7 +100,7 @@ def _measure(
     first: int,
     trials_apart: bool,
 ) -> None:
-    """Into the rows of ``totals`` from ``first`` on, with the alphas that stand in those of ``env.tried``."""
+    """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``env.tried``."""
     alphas = env.tried[first : first + len(configurations)]  # [K, S]
     with _evaluating(env), env.arithmetic.casting():
         for start in range(0, len(split), env.evaluation_batch):
@@ -112,15 +112,17 @@ def _measure(
 
 @contextmanager
 def _calibrated(env: ParallelEnvState, configuration: Configuration, number: int, x: Tensor) -> Iterator[None]:
-    """The host has the BatchNorm statistics of inputs x in this configuration, whose alphas stand in row ``number`` of
-    ``env.tried``; afterwards it has its own again."""
+    """Sets the host's BatchNorm statistics to those of inputs ``x`` in this configuration; restores them afterwards.
+
+    The configuration's alphas are in row ``number`` of ``env.tried``.
+    """
     layers = [module for module in env.host.modules() if isinstance(module, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     with ShadowBuffers(env.host).in_place():
         try:
             with _evaluating(env):
                 for layer in layers:
-                    layer.momentum = 1.0  # what x shows takes the place of what was known
+                    layer.momentum = 1.0  # the statistics of x replace the running ones
                     layer.train()
                 with env.arithmetic.casting():
                     _walk_tree(env, x, [configuration], env.tried[number : number + 1], trials_apart=False)
@@ -133,21 +135,25 @@ def _calibrated(env: ParallelEnvState, configuration: Configuration, number: int
 def _walk_tree(
     env: ParallelEnvState, x: Tensor, configurations: list[Configuration], alphas: Tensor, trials_apart: bool
 ) -> list[Tensor]:
-    """Logits of every configuration, in their order; ``trials_apart``: incubating seeds use buffers of their own.
+    """Returns the logits of every configuration, in order.
 
-    ``alphas``, [K, S] on the device, are those of the ``configurations``, which say what shares what.
+    ``alphas`` [K, S] on the device are those of the ``configurations``, which define the tree. With ``trials_apart``,
+    incubating seeds use their own buffers.
     """
     results: dict[int, Tensor] = {}
     vacant = [site for site in range(len(env.slots)) if not any(one[site] for one in configurations)]
 
     def follow(members: list[int], site: int, h: Tensor, judge: bool) -> None:
-        """All ``members`` leave ``site`` with features ``h`` (-1: the inputs). Follow the first to its end; those that
-        part from it on the way are followed from where they do."""
+        """Continues all ``members`` from features ``h`` after ``site`` (-1: the inputs).
+
+        It runs the first one to the end, and then those that diverge on the way, each group from its branching point.
+        ``judge``: whether a non-finite delta marks its seed.
+        """
         branches: list[tuple[list[int], int, Tensor, bool]] = []
         with ExitStack() as trial:
 
             def on_trial(slot: SeedSlot) -> None:
-                """From an incubating seed on: its own buffers, and what it does to later seeds is its fault."""
+                """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
                 nonlocal judge
                 if slot.incubating:
                     judge = False
@@ -184,7 +190,7 @@ def _walk_tree(
 
 @contextmanager
 def _evaluating(env: ParallelEnvState) -> Iterator[None]:
-    """Host and seeds in eval mode, without gradients; then as they were."""
+    """Sets host and seeds to eval mode, without gradients, and restores their modes afterwards."""
     modules = [env.host, *(slot.seed for slot in env.slots if slot.seed is not None)]
     before = [module.training for module in modules]
     for module in modules:
@@ -198,6 +204,6 @@ def _evaluating(env: ParallelEnvState) -> Iterator[None]:
 
 
 def committed_configuration(env: ParallelEnvState) -> Configuration:
-    """Fossils only: the network that would be kept if the episode ended now."""
+    """Returns the configuration with fossils only: the network that would be kept if the episode ended now."""
     fossils = env.fossils()
     return tuple(slot.alpha.alpha if slot in fossils else 0.0 for slot in env.slots)

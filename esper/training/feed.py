@@ -1,4 +1,4 @@
-"""An env's batches out of data in memory: an order of its own each epoch, and buffers that every batch is put into."""
+"""An env's batches from data in memory, in a new order each epoch, in buffers that every batch reuses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from esper.ops import stage_images
 from esper.training.upload import upload
 
 EPOCH_BITS = 32
-"""The operator's epoch number is (episode, epoch)."""
+"""Number of bits of the epoch in the operator's epoch number, which is episode << EPOCH_BITS | epoch."""
 
 
 class Feed:
-    """The training batches of one env, whose buffers and place are where a captured step finds them.
+    """The training batches of one env, with buffers and a cursor at fixed addresses for captured steps.
 
     Args:
-        split: where samples come from.
-        batch_size: samples in a batch.
-        samples: of an epoch; a last batch that is not full is left out.
-        augmentation: what is done to images of bytes.
-        dtype: of images that are staged from bytes; other inputs keep theirs.
+        split: the training samples.
+        batch_size: samples per batch.
+        samples: samples per epoch; an incomplete last batch is dropped.
+        augmentation: augmentation of images stored as bytes.
+        dtype: dtype of images staged from bytes; other inputs keep theirs.
     """
 
     def __init__(
@@ -32,26 +32,31 @@ class Feed:
         self.seed, self.episode = 0, 0
         self.device = split.y.device
         self.by_cursor = self.device.type != "cpu"
-        """Whether batches come one after the other, from where the cursor is; else each is asked for by its number."""
+        """True if batches follow one another from the cursor (not on a CPU); otherwise each is chosen by its number."""
         self.order = torch.zeros(self.batches * batch_size, dtype=torch.int64, device=self.device)
         self.cursor = torch.zeros(2, dtype=torch.int64, device=self.device)
-        """(epoch, place in the order of the next batch's first sample), which steps read on the device."""
+        """(epoch, position in ``order`` of the next batch's first sample), int64 [2]; steps read it on the device."""
         self.x, self.y = split.empty(batch_size, dtype), split.y.new_empty((batch_size, *split.y.shape[1:]))
 
     def restart(self, seed: int, episode: int) -> None:
-        """What augmentation draws depends on ``seed``, of 64 bits, ``episode``, epoch and sample. Only the seed is part
-        of a captured step."""
+        """Starts an episode. Augmentation depends on ``seed`` (64 bits), ``episode``, epoch and sample.
+
+        A captured step has the seed as a constant, but not the episode.
+        """
         self.seed, self.episode = seed >> 1, episode  # operators take 63 bits
 
     def begin(self, epoch: int, generator: torch.Generator) -> None:
-        """Draw the order of an epoch from ``generator``, on the CPU."""
+        """Draws the order of an epoch from ``generator``, a CPU generator."""
         self.epoch = self.episode << EPOCH_BITS | epoch
         upload(torch.randperm(len(self.split), generator=generator)[: len(self.order)], self.order)
         if self.by_cursor:
             upload(torch.tensor([self.epoch, 0]), self.cursor)
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Inputs [B, ...] and targets of batch ``number``, until the next call; by the cursor simply the next one."""
+        """Returns inputs [B, ...] and targets of batch ``number``, valid until the next call.
+
+        With ``by_cursor``, it is always the next batch.
+        """
         first = number * self.batch_size
         if self.split.table is not None:
             self._stage_images(self.split.table, first)

@@ -6,7 +6,8 @@ Losses are compared in units of chance, ln(classes), so that the same numbers fi
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from esper.config import Durations, GovernorConfig
 from esper.training.env_state import ParallelEnvState
+from esper.training.placement import HostCopy
 from esper.training.snapshot import Snapshot, ValidationRecord
 
 
@@ -28,13 +30,29 @@ class Panic:
 
 
 class Governor:
-    """Checks every epoch, from the first; keeps two generations of healthy snapshots."""
+    """Checks every epoch, from the first; keeps two generations of healthy snapshots.
 
-    def __init__(self, config: GovernorConfig, durations: Durations, classes: int) -> None:
+    Args:
+        config: thresholds.
+        durations: epochs between snapshots, and losses remembered.
+        classes: of the task; a loss of ln(classes) is chance.
+        pinned: the copies that lie in pinned CPU memory where the host is on a GPU. Restored bits do not depend on it.
+
+    Raises:
+        ValueError: the newest snapshot is to be pinned and the older one is not.
+    """
+
+    def __init__(
+        self, config: GovernorConfig, durations: Durations, classes: int, pinned: Collection[HostCopy] = ()
+    ) -> None:
+        if HostCopy.NEWEST in pinned and HostCopy.OLDER not in pinned:
+            raise ValueError("the older snapshots go to pinned memory before the newest ones")
         self.config = config
         self.durations = durations
         self.chance = math.log(classes)
-        self._generations = [Snapshot(), Snapshot()]  # newest first
+        self._pins_newest = HostCopy.NEWEST in pinned
+        # Newest first. Storage stays where it is; what is in it moves.
+        self._generations = [Snapshot(self._pins_newest), Snapshot(HostCopy.OLDER in pinned)]
         self.reset()
 
     def reset(self) -> None:
@@ -117,10 +135,29 @@ class Governor:
         )
         if self.anomaly_pending or not due:
             return False
-        self._generations.reverse()  # the older storage is filled again
+        self._make_room()
         self._generations[0].capture(env, record)
         self._captured = min(2, self._captured + 1)
         return True
+
+    def _make_room(self) -> None:
+        """The newest snapshot becomes the older one, and what was the older one is given up for the next.
+
+        Where both lie in the same kind of memory, they change places. An older one in pinned memory is written over
+        with the newest, before the storage of that one on the device is filled again.
+        """
+        newest, older = self._generations
+        if older.pinned == self._pins_newest:
+            self._generations.reverse()
+        elif self._captured:
+            older.take_over(newest)
+
+    def held(self) -> Counter[str]:
+        """Bytes of the snapshots by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        total: Counter[str] = Counter()
+        for snapshot in self._generations:
+            total[snapshot.place] += snapshot.bytes
+        return total
 
     def roll_back(self, env: ParallelEnvState) -> Snapshot:
         """Restore the newest snapshot, or the older one when the last rollback was less than ``snapshot_every`` ago."""

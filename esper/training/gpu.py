@@ -1,20 +1,26 @@
-"""One GPU as lanes see it: streams of our own, captured work, and the loop that launches it."""
+"""One GPU as lanes see it: its streams, captured work, and the loop that launches captured work."""
 
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from esper._host import CudaRuntime, LaunchResult, StopFlag
+from esper.training import process_wide
+from esper.training.process_wide import PROCESS_WIDE, without_collector
 
-WAITED = "synchronizing CUDA operation"
-"""In the words of torch's warning about an operation for whose result the CPU waits."""
+_CUT_OFF: list[torch.cuda.CUDAGraph] = []
+"""Captures that CUDA cut off, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
+takes back the function by which the allocator recognises the capture's stream, and that function refers to the graph:
+if the graph were freed, a later allocation would read freed memory. These graphs hold no captured work."""
+
+_IDLE: dict[int, list[torch.cuda.Stream]] = {}
+"""By device number, streams of lanes that were closed, for the next lanes. PyTorch keeps memory by stream, and cuBLAS's
+workspaces, too: those of a stream that is not used again would be lost."""
 
 
 @dataclass
@@ -35,21 +41,34 @@ class Captured:
 
 
 class Gpu:
-    """What lanes need of a CUDA device. Streams live as long as the process: torch may hold memory that belongs to one,
-    and memory of streams that come and go is stranded."""
+    """What lanes need of a CUDA device. Streams live as long as the process, and lanes that are closed leave theirs to
+    the next lanes.
+
+    Every method makes the device current while it runs. With another device current, PyTorch and the CUDA runtime would
+    have to switch back to that one, and since CUDA 12 switching to a device makes a context on it.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         self.number = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", self.number)
         self._runtime = CudaRuntime()
-        self._wrecks: list[torch.cuda.CUDAGraph] = []
-        """Captures that failed. Up to 2.12 torch's allocator may still ask one of them, and with every graph that ends
-        torch may take cuBLAS's workspace from the others of its stream; so these stay."""
+        self._failed: list[torch.cuda.CUDAGraph] = []
+        """Captures that failed since the last call of :meth:`give_back`, which have ended."""
 
     def stream(self) -> torch.cuda.Stream:
-        """A new stream that waits for no other; torch's own are 32, and the 33rd is the first again."""
-        handle = self._runtime.create_stream(self.number)
-        return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
+        """A stream that nobody else has and that waits for no other; PyTorch's own are 32, and the 33rd is the first
+        again."""
+        try:
+            return _IDLE[self.number].pop()
+        except (KeyError, IndexError):
+            pass
+        with torch.cuda.device(self.device):
+            handle = self._runtime.create_stream(self.number)
+            return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
+
+    def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
+        """Leave ``streams``, on which all work is done and nothing captured is left, to the next lanes."""
+        _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
 
     def pool(self) -> Any:
         """Memory for captured work that is never launched at the same time. It serves until the last such work is
@@ -58,63 +77,83 @@ class Gpu:
 
     def fork(self, streams: Sequence[torch.cuda.Stream]) -> None:
         """What is put on ``streams`` from now on comes after all that the current stream has been given."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        for stream in streams:
-            stream.wait_event(event)
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.device))
+            for stream in streams:
+                stream.wait_event(event)
 
     def join(self, streams: Sequence[torch.cuda.Stream]) -> None:
         """What the current stream is given from now on comes after all that ``streams`` have been given."""
-        current = torch.cuda.current_stream(self.device)
-        for stream in streams:
-            current.wait_stream(stream)
+        with torch.cuda.device(self.device):
+            current = torch.cuda.current_stream(self.device)
+            for stream in streams:
+                current.wait_stream(stream)
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
         """Work goes to ``stream``, backward passes too: by default one thread of torch's does those of all streams."""
-        with torch.cuda.stream(stream), torch.autograd.set_multithreading_enabled(False):
+        with (
+            torch.cuda.device(self.device),  # else the end of torch.cuda.stream switches to another device
+            torch.cuda.stream(stream),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
             yield
 
     def waits(self, work: Callable[[], object]) -> bool:
-        """Do ``work``; whether the CPU waited for the GPU in it, as far as torch tells. Such work cannot be captured,
-        and to try it is no way to find out: up to 2.12, torch does not get over a capture that was cut off."""
-        before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                work()
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        return any(WAITED in str(warning.message) for warning in said)
+        """Do ``work`` and return whether the CPU waited for the GPU in it, as far as PyTorch reports.
+
+        Such work cannot be captured, and a trial capture is no test: up to PyTorch 2.12 a capture that CUDA cuts off
+        leaves the allocator unusable.
+        """
+        return process_wide.waits(work)
 
     def capture(
         self, work: Callable[[], object], stream: torch.cuda.Stream, pool: Any, keeps: tuple[object, ...]
     ) -> Captured:
-        """Record what ``work`` puts on ``stream``, without doing any of it. Raises whatever ``work`` does, and
-        RuntimeError for what cannot be recorded, such as a wait for a result; ``pool`` may be of no use after that."""
-        self.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with self.on(stream), _without_collector():
-            # Other threads of the process may allocate and wait meanwhile.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                work()
-                graph.capture_end()
-            except BaseException:
-                self._wrecks.append(graph)
-                with suppress(RuntimeError):  # the first error is the one to report
+        """Record what ``work`` puts on ``stream``, without doing any of it. One capture at a time in the process.
+
+        Raises whatever ``work`` does, and RuntimeError for what cannot be recorded, such as a wait for a result. The
+        caller then drops all that was captured on ``stream`` and calls :meth:`give_back`; ``pool`` is used up.
+        """
+        with without_collector():
+            self.synchronize()
+            with self.on(stream):
+                graph = torch.cuda.CUDAGraph()
+                try:
+                    # Other threads of the process may allocate and wait meanwhile.
+                    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                    work()
                     graph.capture_end()
-                raise
+                except BaseException:
+                    self._end(graph)
+                    raise
         return Captured(graph, keeps)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed, so that its stream can be used again. Its memory is given back later."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # CUDA cut it off, or it had ended; the first error is the one to report
+            _CUT_OFF.append(graph)
+        self._failed.append(graph)
 
     def synchronize(self) -> None:
         """Wait for all that the device was given."""
         torch.cuda.synchronize(self.device)
 
     def give_back(self) -> None:
-        """Memory that nothing lies in, that of pools without work too, is free for all; waits for the device."""
-        with torch.cuda.device(self.device):
+        """Free memory that nothing lies in, also that of pools without work and of captures that failed.
+
+        Nothing that was captured on the stream of a failed capture may be launched afterwards: from PyTorch 2.12 on,
+        ``reset`` also frees the workspaces of cuBLAS on that stream, which graphs captured there use. ``reset``
+        releases the pool of a graph whose ``capture_end`` succeeded. If it raised, PyTorch 2.15 releases the pool, and
+        earlier versions keep it until the process ends.
+        """
+        # Emptying the cache visits all devices, and the allocator of one that captures frees nothing meanwhile.
+        with PROCESS_WIDE, torch.cuda.device(self.device):
+            while self._failed:
+                self._failed.pop().reset()
             torch.cuda.empty_cache()
 
     def launch(
@@ -122,16 +161,5 @@ class Gpu:
     ) -> LaunchResult:
         """Launch each as often as ``steps`` says, in turns, without Python in between; nothing waits for the GPU."""
         handles, lanes = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
-        return self._runtime.launch(self.number, handles, lanes, steps, stop)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No garbage is collected: other graphs may be in it, and their end has no place in a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+        with torch.cuda.device(self.device):
+            return self._runtime.launch(self.number, handles, lanes, steps, stop)

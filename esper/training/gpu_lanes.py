@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,7 +33,8 @@ from esper.training.capture import (
 from esper.training.env_state import ParallelEnvState, do
 from esper.training.gpu import Captured, Gpu
 from esper.training.host_step import begin_epoch, train_step
-from esper.training.lanes import Cancelled, HasPlace, first_of
+from esper.training.lanes import Cancelled, DeviceFailed, HasPlace, first_of
+from esper.training.memory import ran_out
 
 WARM_UP = 3
 """Ordinary steps before a capture: libraries choose their algorithms, and the allocator has seen every size."""
@@ -65,7 +67,8 @@ class GpuLanes:
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         """Do ``work`` for every env, each on its stream. One that fails does not stop the others; its error is raised
-        after they were queued, as a LaneError. Raises Cancelled if work was left out."""
+        after they were queued, as a LaneError. Raises DeviceFailed for an error of the GPU that is no one env's, and
+        Cancelled if work was left out."""
         envs = list(envs)
 
         def queue(failures: Failures) -> None:
@@ -81,7 +84,7 @@ class GpuLanes:
         self, envs: Sequence[ParallelEnvState], before: Callable[[ParallelEnvState], None] = lambda _env: None
     ) -> None:
         """One epoch of every env, from data that lies on the GPU; ``before`` comes first, on the env's stream. Raises
-        LaneError and Cancelled as :meth:`run`."""
+        LaneError, DeviceFailed and Cancelled as :meth:`run`."""
         self._forked(envs, lambda failures: self._epoch([_Epoch(env, before) for env in envs], failures))
 
     def adopt(self, envs: Iterable[ParallelEnvState]) -> None:
@@ -91,14 +94,16 @@ class GpuLanes:
             env.repeat = partial(self._repeat, env)
 
     def release(self, envs: Iterable[ParallelEnvState]) -> None:
-        """Drop what was captured of these envs, and hold nothing of theirs; a second call does nothing."""
-        for env in envs:
-            if self._adopted.pop(env.index, None) is not None:
-                env.repeat = do
-            cache = self._caches.pop(env.index, None)
-            if cache is not None:
-                cache.clear()
-                self._reasons += cache.reasons
+        """Drop what was captured of these envs, and hold nothing of theirs; a second call does nothing. If that fails
+        for one of them, the others are released nevertheless."""
+        with ExitStack() as released:
+            for env in envs:
+                if self._adopted.pop(env.index, None) is not None:
+                    env.repeat = do
+                cache = self._caches.pop(env.index, None)
+                if cache is not None:
+                    self._reasons += cache.reasons
+                    released.callback(cache.clear)
 
     def reasons(self) -> dict[str, int]:
         """Why work was not captured: the reason, and how many kinds of work of how many envs had it."""
@@ -114,12 +119,15 @@ class GpuLanes:
         self._stop.set()
 
     def close(self) -> None:
-        """Wait for what was queued, and drop what was captured; a second call does nothing."""
-        if self._streams:
-            self.gpu.synchronize()
-        self.release(list(self._adopted.values()))
-        for cache in self._caches.values():
-            cache.clear()
+        """Wait for what was queued and drop what was captured, even on a broken GPU; a second call does nothing."""
+        with ExitStack() as closed:
+            for cache in self._caches.values():
+                closed.callback(cache.clear)
+            closed.callback(self.release, list(self._adopted.values()))
+            if self._streams:
+                self.gpu.synchronize()
+        self.gpu.reuse(self._streams.values())
+        self._streams.clear()
 
     def __enter__(self) -> GpuLanes:
         return self
@@ -131,19 +139,36 @@ class GpuLanes:
 
     def _forked(self, envs: Sequence[HasPlace], queue: Callable[[Failures], object]) -> None:
         """Streams take up what was queued before, and are waited for by what is queued after."""
-        streams = [self._stream(env.index) for env in envs]
         failures: Failures = []
         self._stop.clear()
         self._cut_short = False
-        self.gpu.fork(streams)
+        try:
+            streams = [self._stream(env.index) for env in envs]
+            self.gpu.fork(streams)
+        except RuntimeError as error:
+            raise _device_failed("began with", envs, error) from error
         try:
             queue(failures)
-        finally:
-            self.gpu.join(streams)
-        if failures:
-            raise first_of(failures)
+        except BaseException as error:
+            self._join(streams, envs, error)
+            raise
+        first = first_of(failures) if failures else None
+        self._join(streams, envs, first)
+        if first is not None:
+            raise first
         if self._cut_short:
             raise Cancelled("cancelled before all of the work was queued")
+
+    def _join(self, streams: list[torch.cuda.Stream], envs: Sequence[HasPlace], first: BaseException | None) -> None:
+        """Wait for ``streams``. If the GPU cannot, ``first``, the error that led to it, gets a note; without one, the
+        error is raised as DeviceFailed."""
+        try:
+            self.gpu.join(streams)
+        except RuntimeError as error:
+            failed = _device_failed("was to end with", envs, error)
+            if first is None:
+                raise failed from error
+            first.add_note(f"After that, {failed}")
 
     def _guarded(self, env: Env, work: Callable[[Env], object], failures: Failures) -> bool:
         """Whether ``work`` went well, on the env's stream."""
@@ -156,8 +181,8 @@ class GpuLanes:
         return True
 
     def _epoch(self, epochs: list[_Epoch], failures: Failures) -> None:
-        epochs = [epoch for epoch in epochs if self._guarded(epoch.env, epoch.begin, failures)]
-        fresh = [epoch for epoch in epochs if self.capture and self._wants_capture(epoch)]
+        epochs = [epoch for epoch in epochs if self._guarded(epoch.env, partial(self._begin, epoch), failures)]
+        fresh = [epoch for epoch in epochs if epoch.fresh]
         self._step_in_turns(fresh, WARM_UP - 1, failures)
         for epoch in fresh:
             if epoch.left > 1 and not epoch.failed and not self._stop.is_set:
@@ -170,8 +195,12 @@ class GpuLanes:
             elif not epoch.failed:
                 epoch.env.epoch += 1
 
+    def _begin(self, epoch: _Epoch, env: ParallelEnvState) -> None:
+        epoch.begin(env)
+        epoch.fresh = self.capture and self._wants_capture(epoch)
+
     def _wants_capture(self, epoch: _Epoch) -> bool:
-        """Whether the epoch's step is to be captured; if it was, the epoch has it from here on."""
+        """Whether the epoch's step is to be captured. If it was captured before, sets ``epoch.captured``."""
         env = epoch.env
         cache, epoch.signature = self._cache(env), step_signature(env)
         epoch.captured = cache.get(epoch.signature)
@@ -220,14 +249,25 @@ class GpuLanes:
         pool, keeps = self._pools[env.index], (work, *memory_of(env))
         try:
             captured = self.gpu.capture(work, self._stream(env.index), pool, keeps)
-        except Exception as error:  # a network may do anything in its forward pass
-            del self._pools[env.index]
-            cache.refuse(signature, f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self._drop_after(error, cache)
+            if not isinstance(error, Exception) or ran_out(error):  # less memory at once may do
+                raise
+            cache.refuse(signature, f"{type(error).__name__}: {error}")  # a network may do anything in its forward pass
             return None
         finally:
             self.capture_seconds += time.perf_counter() - start
         cache.put(signature, captured)
         return captured
+
+    def _drop_after(self, error: BaseException, cache: CaptureCache) -> None:
+        """Give back the memory of a capture that failed. That ends the env's other captured work (see Gpu.give_back),
+        which is dropped and captured again when it is next repeated."""
+        try:
+            cache.drop()
+        except RuntimeError as failed:
+            error.add_note(f"After that, the GPU failed: {type(failed).__name__}: {failed}")
+            raise error from None
 
     def _step_in_turns(self, epochs: list[_Epoch], most: int | None, failures: Failures) -> None:
         """At most so many steps of each, one env after the other, so that the GPU has work of all of them."""
@@ -269,6 +309,11 @@ class GpuLanes:
         self._pools.pop(env.index, None)
 
 
+def _device_failed(what: str, envs: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
+    names = ", ".join(str(env.index) for env in envs)
+    return DeviceFailed(f"the GPU failed when it {what} env {names}: {type(error).__name__}: {error}")
+
+
 class _Epoch:
     """An env on its way through an epoch."""
 
@@ -280,6 +325,8 @@ class _Epoch:
         self.left = env.feed.batches
         """Steps to do."""
         self.captured: Captured | None = None
+        self.fresh = False
+        """Whether the step is to be captured in this epoch."""
         self.failed = False
 
     def begin(self, env: ParallelEnvState) -> None:

@@ -1,4 +1,4 @@
-"""Gradient statistics of an epoch, by owner: the sums over its batches of what the fused op measures in each."""
+"""Gradient statistics of an epoch by owner: the sums over its batches of the fused operator's results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from esper.ops import FIELDS, GradStats
 
 @dataclass(frozen=True)
 class GradientSummary:
-    """Means over the epoch's batches, for one owner's gradients before clipping."""
+    """Statistics of one owner's gradients before clipping, averaged over the epoch's batches."""
 
     norm: float
     elements: float
     health: float
     vanishing: float
-    """Fraction of tensors, 0 to 1."""
+    """Fraction of gradient tensors that vanish, 0 to 1."""
     exploding: float
     not_finite: float
-    """NaN and infinite elements, summed over the epoch."""
+    """Number of NaN and infinite elements, summed over the epoch."""
 
     def ratio_to(self, host: GradientSummary) -> float:
         """(‖g_seed‖/√n_seed) / (‖g_host‖/√n_host + 1e-8)."""
@@ -31,7 +31,7 @@ class GradientSummary:
 
 
 class SeedGradientCollector:
-    """Adds up one epoch's statistics, of up to ``groups`` owners, on the device and reads them once."""
+    """Sums one epoch's statistics of up to ``groups`` owners on the device, to be read once."""
 
     def __init__(self, groups: int, device: torch.device) -> None:
         self.names: tuple[str, ...] = ()
@@ -40,17 +40,17 @@ class SeedGradientCollector:
 
     @property
     def total(self) -> Tensor:
-        """Sums of this epoch, float64 [G, F + 1]: the fields named by ``esper.ops.FIELDS``, and batches that a group
-        does not count. Always in the same memory."""
+        """Sums of this epoch, float64 [G, F + 1]: the fields named by ``esper.ops.FIELDS``, and the number of excused
+        batches. They are always in the same memory."""
         return self._block[: len(self.names)]
 
     def begin(self, names: tuple[str, ...]) -> None:
-        """Start an epoch whose groups have these names, host first."""
+        """Starts an epoch whose groups have these names, the host first."""
         self.names, self.batches = names, 0
         self._block.zero_()
 
     def add(self, stats: GradStats, excused: Tensor | None = None) -> None:
-        """Add one batch; ``stats`` has one group for each name, of which those ``excused``, bool [G], are left out."""
+        """Adds one batch; ``stats`` has a group for each name. Groups that are ``excused`` (bool [G]) are skipped."""
         self.batches += 1
         fields = stats.fields if excused is None else torch.where(excused[:, None], 0, stats.fields)
         self.total[:, :-1].add_(fields)
@@ -58,11 +58,11 @@ class SeedGradientCollector:
             self.total[:, -1].add_(excused)
 
     def packed(self) -> Tensor:
-        """The sums as one flat float64 tensor for the epoch's transfer."""
+        """Returns the sums as one flat float64 tensor for the epoch's transfer."""
         return self.total.flatten()
 
     def summaries(self, packed: Tensor) -> dict[str, GradientSummary]:
-        """By name, from the transferred ``packed``."""
+        """Returns the summaries by name from the transferred ``packed``; empty without batches."""
         if not self.names or not self.batches:
             return {}
         sums = packed.view(len(self.names), -1)

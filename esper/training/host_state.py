@@ -1,6 +1,6 @@
-"""A host in training as plain values, between two epochs of an episode, and back: what a checkpoint has of it.
+"""Saving and loading a training host between two epochs, as plain values, for checkpoints.
 
-Storage stays where it is: what is loaded is copied into the tensors that are there, which captured steps know.
+Loading copies into the existing tensors, because captured steps refer to their storage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ State = dict[str, Any]
 
 
 def host_state(env: ParallelEnvState) -> State:
-    """Everything that the epochs to come of this episode depend on; copies."""
+    """Returns a copy of the state needed to resume the episode."""
     return {
         "run_seed": env.run_seed,
         "episode": env.episode,
@@ -37,13 +37,13 @@ def host_state(env: ParallelEnvState) -> State:
 
 
 def load_host_state(env: ParallelEnvState, state: State, blueprints: BlueprintRegistry) -> None:
-    """Go on from ``state``, with the same bits as the env that it was taken from.
+    """Resumes from ``state``, bit-identical to the env in which it was taken.
 
-    The host is made as at the start of its episode and its seeds are planted again, which rebuilds the topology; every
-    value is written over.
+    The host is reset to the start of its episode and its seeds are planted again, which rebuilds the topology; then
+    every value is overwritten. Raises ValueError if the tensors do not match those of ``state``.
     """
     env.reset(state["run_seed"], state["episode"])
-    fill(network_tensors(env, ()), state["tensors"])  # what seeds are tried on
+    fill(network_tensors(env, ()), state["tensors"])  # seeds are probed with these weights
     for slot in env.slots:
         _load_slot(env, slot, state["slots"][slot.name], blueprints)
     env.epoch, env.germinations = state["epoch"], state["germinations"]
@@ -56,7 +56,7 @@ def load_host_state(env: ParallelEnvState, state: State, blueprints: BlueprintRe
     env.arithmetic.load_state_dict(state["scale"])
     for name, generator in all_generators(env).items():
         generator.set_state(state["generators"][name])
-    env.changes.clear()  # planting was reported when it happened
+    env.changes.clear()  # the original germinations were already reported
 
 
 def _slot_state(slot: SeedSlot) -> State:

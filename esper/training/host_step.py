@@ -1,8 +1,8 @@
-"""One training step of one host with its seeds, and an epoch of them.
+"""Training steps and epochs of one host with its seeds.
 
-The host trains on its own loss. A seed in TRAINING is incubated: it sees the host's features detached and trains on its
-shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own pass
-(``env.incubation``). Host output, gradients and buffers are the same bits as without it.
+The host trains on its own loss. A seed in TRAINING is incubated: it sees detached features of the host and trains on
+its shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own
+pass (``env.incubation``). The host's output, gradients and buffers are bit-identical to those without the seed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from esper.training.precision import Arithmetic
 from esper.training.storage import ParameterGroup
 
 EXPLODING = 10.0
-"""A gradient tensor explodes above this multiple of the clip norm."""
+"""A gradient tensor with a norm above this multiple of the clip norm counts as exploding."""
 
 
 def train_epoch(env: ParallelEnvState, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """floor(samples / batch) steps over the env's own permutation of the training set; results stay on the device.
+    """Runs floor(samples / batch) steps over the env's permutation of the training set; results stay on the device.
 
-    Raises Cancelled between two steps once ``cancelled`` says so.
+    Raises Cancelled between two steps once ``cancelled()`` is True.
     """
     assert env.feed is not None
     groups = begin_epoch(env)
@@ -45,7 +45,7 @@ def train_epoch(env: ParallelEnvState, cancelled: Callable[[], bool] = lambda: F
 
 
 def begin_epoch(env: ParallelEnvState) -> list[ParameterGroup]:
-    """Everything ready for the first step of an epoch; returns what its steps will move."""
+    """Prepares the first step of an epoch and returns the parameter groups that its steps update."""
     env.host.train()
     env.totals.zero_training()
     env.set_learning_rate()
@@ -57,7 +57,7 @@ def begin_epoch(env: ParallelEnvState) -> list[ParameterGroup]:
 
 
 def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
-    """Forward, loss, backward, shadow losses, statistics, clipped step: inputs x [B, ...], targets y [B] or [B, T]."""
+    """Trains one batch, x [B, ...] and y [B] or [B, T]: forward, backward, shadow losses, statistics, clipped step."""
     for parameter in (parameter for group in groups for parameter in group.parameters):
         parameter.grad = None
     parts = env.micro_batches
@@ -78,24 +78,28 @@ def train_step(env: ParallelEnvState, groups: list[ParameterGroup], x: Tensor, y
 
 
 def add_gradients(env: ParallelEnvState, x: Tensor, y: Tensor, share: Tensor | None) -> None:
-    """Gradients of the loss and of the shadow losses of one part of a batch, whose mean counts by its ``share``."""
+    """Adds the gradients of the loss and the shadow losses of one part of a batch.
+
+    ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
+    """
     features: dict[int, Tensor] = {}
     with env.own_randomness(), env.arithmetic.casting():
         logits = env.host.walk(x, blending(env, features), env.vacant)
     measured = measured_loss(logits, y)
     env.totals.add_training(measured.stats)
     loss = measured.loss if share is None else measured.loss * share
-    if loss.requires_grad:  # a frozen host before any seed of it learns has nothing to do
+    if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
         env.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
     for site, h in features.items():
         shadow_gradients(env, site, x, h, y, share)
 
 
 def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, judge: bool = True) -> At:
-    """What happens at a site in training: out = h + alpha · d(h) for a blended seed.
+    """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
-    The identity path stays open, so no stage cuts the gradient of the host. The features at each slot with an
-    incubating seed go, detached, into ``features`` by site number where it is given.
+    The identity path stays open, so no stage cuts the gradient of the host. If ``features`` is given, an incubating
+    seed runs straight through (``ste``), or its detached input is stored in ``features`` by site number. ``judge`` is
+    as for :func:`delta_of`.
     """
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -112,17 +116,17 @@ def blending(env: ParallelEnvState, features: dict[int, Tensor] | None = None, j
 
 
 def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor:
-    """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): the bits of h, and ∂loss/∂out as the gradient of d.
+    """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
 
-    That objective is linear in d and rewards its size without end. So d is scaled to RMS(d) ≤ RMS(h), with the gradient
-    going through the scale: at the limit it can turn, but gains nothing by growing. Steps aside still make it longer,
-    a little each, so beyond the limit it is also drawn back, by as much of the gradient's norm as it is too large.
-    In micro-batches these sizes are those of a part.
+    That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
+    flows through the scale: at the limit d can turn, but gains nothing by growing. Orthogonal steps still grow the
+    norm, so above the limit a restoring gradient is added, proportional to the relative excess and to the gradient's
+    norm. In micro-batches these sizes are those of a part.
     """
     features = h.detach()
     with env.draws_of(slot):
         d = delta_of(slot, features)
-    d = d.to(torch.promote_types(d.dtype, torch.float32))  # its size is a sum over all of it
+    d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
     size = d.detach().norm()
     ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
     back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
@@ -132,12 +136,13 @@ def straight_through(env: ParallelEnvState, slot: SeedSlot, h: Tensor) -> Tensor
 
 
 def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
-    """d(h), [B, ...] as h; for a living seed, zero from the moment it is non-finite.
+    """Returns d(h), in the shape [B, ...] of h; zero for a living seed once it has been non-finite.
 
-    The cut is made on the device, forward and backward, without a sync; with ``where`` and not with a product, because
-    0 · NaN is NaN. A fossil is part of the host, and the governor's to judge. ``judge`` is False where h has passed an
-    incubating seed: what that one does to seeds behind it is not their fault, and one of these that the host's own pass
-    has found to be broken is absent. Gradients are of a loss that ``arithmetic`` may have scaled.
+    The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
+    fossil is part of the host and is left to the governor.
+
+    ``judge``: whether non-finite values mark the seed. It is False after an incubating seed, which may have caused
+    them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
     """
     assert slot.seed is not None
     assert slot.finite is not None
@@ -148,7 +153,7 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmet
         entry = h.view_as(h)
 
         def cut(gradient: Tensor) -> Tensor:
-            # The flag knows about this very delta by now, and here it learns of what flows back through the seed.
+            # The flag already includes this delta; add the gradient that flows back through the seed.
             if judge:
                 found = _all_finite(gradient)
                 excused = None if arithmetic is None else arithmetic.excuses(found)
@@ -156,22 +161,24 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmet
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = slot.seed(entry).to(h.dtype)  # which may hold less than the seed makes
+    delta = slot.seed(entry).to(h.dtype)  # h may have less range than the seed's output
     if judge:
         finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
 
 
 def _all_finite(values: Tensor) -> Tensor:
-    """Whether the sum of ``values`` is finite, which with room to spare means all of them, bool []."""
+    """Returns a bool scalar: whether the sum of ``values``, in float32 or wider, and so all of them are finite."""
     return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
 
 
 def shadow_gradients(
     env: ParallelEnvState, site: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None = None
 ) -> None:
-    """Gradients of the shadow loss for the one seed at ``site``, which features h of the inputs x reach; other
-    incubating seeds are absent."""
+    """Adds the gradients of the shadow loss for the seed at ``site``; other incubating seeds are absent.
+
+    ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
+    """
     slot = env.slots[site]
     assert slot.seed is not None
     parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
@@ -184,11 +191,11 @@ def shadow_gradients(
 
 
 def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:
-    """Clip and step every group; one whose gradient is not finite stays as it is, and its seed is marked unless it is
-    ``excused``, bool [G].
+    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked.
 
-    The optimizers multiply gradients by the clip coefficient, 0 where they are not finite, and read it from device
-    memory: clipping costs no pass of its own and no synchronisation.
+    Seeds of groups that are ``excused`` (bool [G]) are not marked. The optimizers multiply gradients by the clip
+    coefficient, which is 0 if they are not finite, and read it from device memory, so that clipping needs neither a
+    pass of its own nor a sync.
     """
     sgd_step([group.optimizer for group in groups], stats.clip_coef)
     sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]

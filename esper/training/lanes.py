@@ -1,4 +1,4 @@
-"""Lanes: where envs run. On the CPU a lane is a persistent worker thread with one intra-op thread of its own."""
+"""Lanes, on which envs run. On the CPU a lane is a persistent worker thread with one intra-op thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper import _host
 
 
 class HasPlace(Protocol):
-    """What runs on a lane says where it is, so that an error can be found."""
+    """An object that runs on a lane; error messages contain its position."""
 
     @property
     def index(self) -> int: ...
@@ -28,39 +28,46 @@ Env = TypeVar("Env", bound=HasPlace)
 
 
 class LaneError(RuntimeError):
-    """An error inside a lane, with the env, epoch and batch it happened in; the cause is chained."""
+    """Raised for an error inside a lane, with its env, epoch and batch; the cause is chained."""
 
     def __init__(self, env: HasPlace, cause: Exception) -> None:
         super().__init__(f"env {env.index}, epoch {env.epoch}, batch {env.batch}: {type(cause).__name__}: {cause}")
         self.env, self.epoch, self.batch = env.index, env.epoch, env.batch
         self.causes: tuple[Exception, ...] = (cause,)
-        """The errors of all envs that failed, this one's first."""
+        """The errors of all envs that failed, starting with this one."""
+
+
+class DeviceFailed(RuntimeError):
+    """A device failed outside the work of any one env; the cause is chained.
+
+    CUDA reports an error of a kernel with a later call, often one that is about another env or about none.
+    """
 
 
 class Cancelled(RuntimeError):
-    """Work was cancelled. Raised by work that sees ``Lanes.cancelled`` and stops, and then by ``Lanes.run``."""
+    """Raised by work that stops because of ``Lanes.cancelled``, and then by ``Lanes.run``."""
 
 
 class Lanes:
-    """A pool of lanes, one for each physical core unless ``count`` says how many.
+    """A pool of ``count`` lanes; None: one per physical core.
 
-    An env is worked on by one lane at a time and owns all it writes, so there are no locks, and the results are the
-    same bits for any number of lanes: every lane computes with exactly one intra-op thread. The env that took longest
-    the last time is begun first, so that it is not left over at the end.
+    One lane at a time works on an env, which owns everything it writes, so there are no locks. Every lane computes with
+    exactly one intra-op thread, so results are bit-identical for any number of lanes. The env that took longest the
+    last time starts first, which shortens the wait at the end.
     """
 
     def __init__(self, count: int | None = None) -> None:
         cores = _host.physical_cores()
         self.count = count or cores
-        # Fewer lanes than cores stay where the system puts them: two processes with one lane each would share a core.
+        # Fewer lanes than cores are not pinned: otherwise two processes with one lane each would share a core.
         self._pool = _host.WorkerPool(self.count, _one_intra_op_thread, pin=self.count == cores, name="lane")
         self._seconds: dict[int, float] = {}  # of the last work, by env.index
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
-        """Do ``work`` for every env. One that fails does not stop the others; its error is raised after they finish.
+        """Runs ``work`` for every env. A failure does not stop the others; it is raised after they finish.
 
-        Raises LaneError for the first env that failed, with a note on each other one; Cancelled if work was left out
-        or cut short by :meth:`cancel`. Ctrl-C cancels, and is raised when the work that was begun is finished.
+        Raises LaneError for the first env that failed, with a note on each other one; Cancelled if :meth:`cancel`
+        skipped or interrupted work. Ctrl-C cancels, and is raised once started work has finished.
         """
         envs = tuple(envs)
         tasks = [partial(work, env) for env in envs]
@@ -72,7 +79,7 @@ class Lanes:
                 cancelled.append(env.index)
             elif isinstance(error, Exception):
                 errors.append((env, error))
-            elif error is not None:  # SystemExit and the like are not about the env
+            elif error is not None:  # SystemExit and the like do not concern the env
                 raise error
             else:
                 self._seconds[env.index] = seconds
@@ -82,20 +89,23 @@ class Lanes:
             raise Cancelled(f"cancelled before the work was done for env {', '.join(map(str, cancelled))}")
 
     def reasons(self) -> dict[str, int]:
-        """Why work is not captured, as GpuLanes tells: there is nothing on a CPU that could be."""
+        """Returns reasons why work is not captured, as in GpuLanes; always empty, since a CPU captures nothing."""
         return {}
 
     def cancel(self) -> None:
-        """Begin no more work of the run that is on, and tell work that runs; from any thread. The next run is free."""
+        """Starts no more work of the current run and signals running work; callable from any thread.
+
+        The next run is not affected.
+        """
         self._pool.cancel()
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run that is on was cancelled. Long work looks here between batches, and raises Cancelled."""
+        """True if the current run was cancelled. Long work checks it between batches and raises Cancelled."""
         return self._pool.cancelled
 
     def close(self) -> None:
-        """Cancel, wait for work that runs and end the threads; a second call does nothing."""
+        """Cancels, waits for running work and ends the threads; a second call does nothing."""
         self._pool.close()
 
     def __enter__(self) -> Lanes:
@@ -112,7 +122,7 @@ def _one_intra_op_thread(_worker: int) -> None:
 
 
 def first_of(errors: Sequence[tuple[HasPlace, Exception]]) -> LaneError:
-    """The error of the first env, with a note on each other one."""
+    """Makes the error of the first env, with a note on each other one."""
     (env, cause), *others = errors
     failed = LaneError(env, cause)
     failed.__cause__ = cause

@@ -1,4 +1,4 @@
-"""Targets that count, for classes of images and for tokens of texts; padding counts in neither."""
+"""The loss and the number of targets, for image classes and for text tokens; padding is ignored."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from esper.ops import CrossEntropy, cross_entropy
 
 
 def measured_loss(logits: Tensor, y: Tensor) -> CrossEntropy:
-    """Mean cross-entropy over targets that count, with its statistics: logits [B, C], or [B, T, V] with y [B, T]."""
+    """Returns the mean cross-entropy without padding, and its statistics: logits [B, C], or [B, T, V] with y [B, T]."""
     return cross_entropy(logits, y, ignore_index=PAD)
 
 
 def count_of(y: Tensor) -> Tensor:
-    """How many targets of y count, int64 scalar on its device."""
+    """Returns the number of targets of y that are not padding, an int64 scalar on its device."""
     return (y != PAD).sum()

@@ -14,6 +14,16 @@ from esper.training.lanes import LaneError
 CPU_WORDS = ("can't allocate memory", "not enough memory")
 """Of torch's allocator on the CPU, which raises a plain RuntimeError."""
 
+CUDA_WORDS = (
+    "CUDA error: out of memory",
+    "out of memory (CUDA error 2)",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+"""Of CUDA and its libraries where they allocate without PyTorch's allocator, as for a graph: errors of other types than
+torch.OutOfMemoryError. The second is Esper's own, of a launch."""
+
 
 class OutOfMemory(LaneError):
     """Memory ran out in a lane, and there are no smaller parts to try; says what takes less."""
@@ -38,7 +48,7 @@ def ran_out(error: BaseException) -> bool:
     """Whether the error is that there is no memory left, on a GPU, for tensors on the CPU, or for anything else."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS + CUDA_WORDS)
 
 
 def shortage(error: LaneError) -> Shortage | None:

@@ -1,4 +1,4 @@
-"""What each device of this machine offers to steps of hosts, and why not the rest."""
+"""The tiers and number formats that each device of this machine supports, and why others are missing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from esper.training.precision import multiplies_bfloat16
 
 @dataclass(frozen=True)
 class Offer:
+    """The tiers and the automatic number format of one device."""
+
     device: str
     bfloat16: bool
-    """Whether it multiplies it, and ``auto`` takes it."""
+    """Whether the device has instructions for bfloat16, so that ``auto`` chooses it."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Tier: why it is not there."""
+    """Reasons for missing tiers, by tier."""
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Those that are there."""
+        """The available tiers."""
         return tuple(tier for tier in ("eager", "compiled", "graph") if tier not in self.missing)
 
     def __str__(self) -> str:
@@ -35,20 +37,20 @@ class Offer:
 
 
 def offers() -> list[Offer]:
-    """The CPU's, then that of each GPU."""
+    """Returns the offer of the CPU, then that of each GPU."""
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
     return [offer_of(device) for device in devices]
 
 
 def offer_of(device: torch.device) -> Offer:
-    """What can be told without trying; a host may still be one that cannot be compiled or captured."""
+    """Returns what a device supports, without trying; a host may still fail to compile or to be captured."""
     found = {"compiled": why_not_compiled(device), "graph": why_not_captured(device)}
     missing = {tier: why for tier, why in found.items() if why is not None}
     return Offer(str(device), multiplies_bfloat16(device), missing)
 
 
 def why_not_compiled(device: torch.device, environment: Mapping[str, str] = os.environ) -> str | None:
-    """What torch.compile lacks for ``device``; None: nothing. It needs a C++ compiler, and for a GPU Triton, too."""
+    """Returns what torch.compile lacks for ``device`` (a C++ compiler, or Triton for a GPU); None if nothing."""
     compiler = environment.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler, path=environment.get("PATH", "")) is None:
         return f"there is no C++ compiler {compiler}; install it, or name another one in CXX"
@@ -58,7 +60,7 @@ def why_not_compiled(device: torch.device, environment: Mapping[str, str] = os.e
 
 
 def why_not_captured(device: torch.device) -> str | None:
-    """Why there are no CUDA graphs on ``device``; None: there are."""
+    """Returns the reason why ``device`` has no CUDA graphs; None if it has them."""
     if device.type != "cuda":
         return "graphs are CUDA's"
     try:

@@ -1,4 +1,4 @@
-"""The number format of training and validation passes. Weights, their gradients and momentum stay as they are."""
+"""The number format of training and validation passes. Weights, their gradients and momentum keep theirs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ HAS_AUTOCAST = ("cpu", "cuda")
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions for it; without them bfloat16 is slower than float32."""
+    """True if the device has bfloat16 instructions; without them, bfloat16 is slower than float32."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= AMPERE
     return device.type == "cpu" and cpu_features().get("avx512bf16", False)
 
 
 def concrete(precision: Precision, device: torch.device) -> Precision:
-    """``auto`` is bfloat16 where the device multiplies it, and float32 elsewhere; what is named is what is used.
+    """Resolves ``auto``: bfloat16 on devices with instructions for it, float32 elsewhere.
 
-    Raises ConfigError for 16 bits on a device that torch has no autocast for.
+    Other values are returned unchanged. Raises ConfigError for 16 bits on a device without autocast in torch.
     """
     if precision == "auto":
         return "bfloat16" if multiplies_bfloat16(device) else "float32"
@@ -40,15 +40,15 @@ def concrete(precision: Precision, device: torch.device) -> Precision:
 
 
 def image_dtype(precision: Precision) -> torch.dtype:
-    """What images that lie in memory as bytes are turned into for passes in ``precision``, a concrete one."""
+    """Returns the dtype to which images stored as bytes are converted for passes in a concrete ``precision``."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def casting(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Passes in here compute with ``precision``, a concrete one, where torch's autocast says that they may.
+    """Returns the autocast context of passes in a concrete ``precision``.
 
-    Weights are cast at every use: torch keeps casts in one place for all threads, which each lane empties at the end of
-    its pass, so that it would depend on the other lanes how the gradient of a layer that runs twice is rounded.
+    Autocast's weight cache is disabled: it is process-wide and each lane clears it at the end of its pass, so the
+    rounding of the gradient of a layer that runs twice would depend on other lanes.
     """
     if precision == "float32":
         return nullcontext()
@@ -56,10 +56,10 @@ def casting(precision: Precision, device: torch.device) -> AbstractContextManage
 
 
 class Arithmetic:
-    """One env's number format and, for float16, the scale of its loss.
+    """One env's number format and, for float16, its loss scale.
 
-    Gradients in float16 vanish below 6e-8, so the loss is scaled up as far as they allow (Micikevicius et al. 2018,
-    "Mixed Precision Training"). The scale belongs to the env and changes on its lane only.
+    Gradients in float16 underflow below 6e-8, so the loss is scaled up as far as possible without overflow
+    (Micikevicius et al. 2018, "Mixed Precision Training"). The scale belongs to the env and changes only on its lane.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
@@ -70,21 +70,20 @@ class Arithmetic:
         self._unscaled = False
 
     def reset(self) -> None:
-        """The scale as it is at first, in the storage that it has unless a step was left half done: for another host,
-        or one that was put back."""
+        """Resets the scale for a new or restored host, in place unless a step was left unfinished."""
         if self._unscaled:
             self.load_state_dict(self._at_first)
         elif self._scaler is not None:
             self._scaler.load_state_dict(self._at_first)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale as it is now; empty where there is none."""
+        """Returns the current state of the scale; empty without one."""
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The scale of :meth:`state_dict`, also when a step was left half done."""
+        """Loads the scale from :meth:`state_dict`, even if a step was left unfinished."""
         if self._scaler is not None:
-            self._scaler = torch.amp.GradScaler(self.device.type)  # an old one may have taken note of that step
+            self._scaler = torch.amp.GradScaler(self.device.type)  # the old one may have recorded that step
             self._scaler.load_state_dict(state)
             self._unscaled = False
 
@@ -95,12 +94,15 @@ class Arithmetic:
 
     @property
     def overflows(self) -> bool:
-        """Whether the loss is scaled, so that gradients overflow now and then."""
+        """True if the loss is scaled, so that gradients overflow now and then."""
         return self._scaler is not None
 
     def excuses(self, finite: Tensor) -> Tensor | None:
-        """Of gradients that are ``finite`` or not, bool [...], those that the loss's scale alone may have made too
-        large, which says nothing about a network: all that are not, until it has come down to 1. None for none."""
+        """Marks gradients, bool [...], that may be non-finite only because of the loss scale, not of the network.
+
+        These are all gradients that are not ``finite`` (bool [...]) while the scale is above 1. Returns None without a
+        scale.
+        """
         return None if self._scaler is None else ~finite & (self._scaler.scale(self._one) > 1)
 
     def casting(self) -> AbstractContextManager[object]:
@@ -108,18 +110,18 @@ class Arithmetic:
         return casting(self.precision, self.device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss to differentiate."""
+        """Returns the loss to differentiate, multiplied by the scale if there is one."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Gradients of scaled losses become those of the losses; what overflowed is not finite."""
+        """Divides gradients by the scale; those that overflowed stay non-finite."""
         for optimizer in optimizers:
             if self._scaler is not None and any(_has_gradient(p) for p in optimizer.param_groups[0]["params"]):
                 self._scaler.unscale_(optimizer)
                 self._unscaled = True
 
     def update(self) -> None:
-        """After a step: a smaller scale where a gradient overflowed, a larger one after many steps without."""
+        """Updates the scale after a step: smaller after an overflow, larger after many steps without one."""
         if self._scaler is not None and self._unscaled:
             self._scaler.update()
             self._unscaled = False

@@ -1,4 +1,4 @@
-"""Who owns which random numbers: everything is derived from (run seed, env, episode, purpose)."""
+"""Ownership of random numbers: every stream is derived from (run seed, env, episode, purpose)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.training.shadow import ShadowBuffers
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for; streams of different purposes are independent."""
+    """Purpose of a random stream; streams with different purposes are independent."""
 
     HOST = 1
     DATA = 2
@@ -28,21 +28,21 @@ class Purpose(IntEnum):
 
 
 def derive_seed(run_seed: int, env: int, episode: int, purpose: Purpose, *counters: int) -> int:
-    """A 64-bit seed for one stream; ``counters`` separate streams further (a step, a germination)."""
+    """Derives the 64-bit seed of one stream; ``counters`` separate streams further (a step, a germination)."""
     sequence = np.random.SeedSequence([run_seed, env, episode, int(purpose), *counters])
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Run with torch's global generators, the CPU's and that of ``device``, at ``seed`` and put them back afterwards.
+    """Seeds torch's global generators (the CPU's and ``device``'s) for a block and restores them afterwards.
 
-    Modules draw their initial values from these; this makes the draw belong to its env. The process has one of each,
-    so runs in several threads take turns. Inside a lane it is used only for networks that cannot do without.
+    Modules draw their initial values from these, so that seeding makes a draw belong to its env. The generators are
+    process-wide, so a lock serialises runs in several threads. Lanes use it only for networks that require it.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would seed all GPUs, and nobody would put those back.
+        # torch.manual_seed would seed all GPUs, which would not be restored.
         torch.default_generator.manual_seed(seed)
         for gpu in devices:
             with torch.cuda.device(gpu):
@@ -51,7 +51,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 class Draws:
-    """Where the dropout of one network draws from; a pass that must not disturb it draws from elsewhere."""
+    """The generator for the dropout of one network, which a pass that must not advance it can replace."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -66,10 +66,10 @@ class Draws:
 
 
 class OwnedDropout(nn.Module):
-    """Dropout that draws from a generator of its own instead of the process's.
+    """Dropout that draws from its own generator instead of the process's.
 
-    ``shared_dims`` are the last dimensions that are dropped together: 0 for single elements, 2 for whole channels of
-    images [B, C, H, W].
+    ``shared_dims`` is the number of last dimensions that are dropped together: 0 for single elements, 2 for whole
+    channels of images [B, C, H, W].
     """
 
     def __init__(self, p: float, draws: Draws, shared_dims: int = 0) -> None:
@@ -91,9 +91,9 @@ _DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Drop
 
 
 def own_dropout(module: nn.Module, draws: Draws) -> None:
-    """Replace the dropout layers below ``module``, so that lanes that run side by side do not share their numbers.
+    """Replaces the dropout layers below ``module``, so that concurrent lanes do not share random numbers.
 
-    One that is frozen, in eval mode in a module in train mode, stays as it is and drops nothing.
+    A frozen layer (in eval mode inside a module in train mode) is kept and drops nothing.
     """
     for name, child in module.named_children():
         if type(child) in _DROPOUTS and (child.training or not module.training):
@@ -103,9 +103,9 @@ def own_dropout(module: nn.Module, draws: Draws) -> None:
 
 
 def draws_globally(module: nn.Module, x: Tensor) -> bool:
-    """Whether a training pass of ``module`` takes random numbers from the process's generators, as ``F.dropout`` does.
+    """Returns whether a training pass of ``module`` draws from the process's generators, as ``F.dropout`` does.
 
-    Buffers are left as they were.
+    It tries a pass on inputs ``x``; buffers and the mode do not change.
     """
 
     def state() -> list[Tensor]:

@@ -1,9 +1,9 @@
-"""Buffers of a host as an incubating seed would make them.
+"""Buffers of a host for an incubating seed.
 
-In its shadow pass a seed meets layers with buffers that training updates: BatchNorm's running statistics, a user's own
-moving averages. Gathered without the seed, they would be wrong for its trial: a seed that merely shifts features would
-fail. So each incubating seed keeps buffers of its own, updated by its shadow passes and used by its trials; the host's
-are never touched.
+The shadow pass of a seed runs through layers with buffers that training updates: BatchNorm's running statistics, or a
+user's own moving averages. Statistics gathered without the seed would be wrong in its trial: a seed that merely shifts
+features would fail. So each incubating seed has its own buffers, which its shadow passes update and its trials use; the
+host's are never changed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 
 
 class ShadowBuffers:
-    """Copies of all buffers below ``network``, which start as they are now."""
+    """Copies of all buffers of ``network``, with their current values at first."""
 
     def __init__(self, network: nn.Module) -> None:
         found = ((module, _buffers(module)) for module in network.modules())
         self._copies = [(module, {name: b.clone() for name, b in own.items()}) for module, own in found if own]
 
     def refill(self) -> None:
-        """The copies are again as the network's buffers are now, in the memory they have where these have not changed
-        their form."""
+        """Copies the network's current buffers again, in place unless a shape or dtype has changed."""
         for module, copies in self._copies:
             for name, buffer in _buffers(module).items():
                 kept = copies.get(name)
@@ -33,12 +32,12 @@ class ShadowBuffers:
                     copies[name] = buffer.clone()
 
     def tensors(self) -> list[Tensor]:
-        """The copies, in a fixed order."""
+        """Returns the copies, in a fixed order."""
         return [buffer for _, copies in self._copies for buffer in copies.values()]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network uses and, in train mode, updates these copies instead of its own buffers."""
+        """Makes the network use and, in train mode, update these copies instead of its own buffers."""
         owned = [_buffers(module) for module, _ in self._copies]
         for module, copies in self._copies:
             _install(module, copies)
@@ -46,7 +45,7 @@ class ShadowBuffers:
             yield
         finally:
             for (module, copies), own in zip(self._copies, owned, strict=True):
-                copies.update(_buffers(module))  # a layer may have put a new tensor in the place of its old one
+                copies.update(_buffers(module))  # a layer may have replaced a buffer by a new tensor
                 _install(module, own)
 
 

@@ -25,18 +25,21 @@ class ValidationRecord:
 
 
 class Snapshot:
-    """Copies of host, buffers, fossils and their momentum. Its storage is kept and filled again by the next capture.
+    """Copies of host, buffers, fossils and their momentum, in storage that the next capture fills again.
 
     Every tensor is copied every time: momentum, and everything in a captured step, is written without raising
     ``_version``, so nothing tells cheaply which tensors have changed, and in training hosts all of them do.
+
+    Args:
+        pinned: whether copies of a host on a GPU lie in pinned CPU memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool = False) -> None:
         self.epoch = -1
         self.fossils: tuple[str, ...] = ()
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
         self._measured: dict[str, SeedMeasurements] = {}
-        self._copies = Copies()
+        self._copies = Copies(pinned)
 
     def capture(self, env: ParallelEnvState, record: ValidationRecord) -> None:
         """Copy the env's present state; tensors of an earlier capture are overwritten in place."""
@@ -44,6 +47,12 @@ class Snapshot:
         self.fossils = tuple(slot.name for slot in env.fossils())
         self._measured = {slot.name: replace(slot.measured) for slot in env.fossils()}
         self._copies.capture(network_tensors(env, self.fossils))
+
+    def take_over(self, other: Snapshot) -> None:
+        """Become a copy of ``other``, which may then be overwritten."""
+        self.epoch, self.record, self.fossils = other.epoch, other.record, other.fossils
+        self._measured = {name: replace(measured) for name, measured in other._measured.items()}
+        self._copies.capture(other._copies.tensors.items())
 
     def restore(self, env: ParallelEnvState) -> None:
         """Put everything back, bit for bit; prune living seeds, and fossils that the snapshot does not know.
@@ -74,7 +83,7 @@ class Snapshot:
             "fossils": list(self.fossils),
             "record": asdict(self.record),
             "measured": {name: asdict(measured) for name, measured in self._measured.items()},
-            "copies": {name: copy.cpu().clone() for name, copy in self._copies.tensors.items()},
+            "copies": self._copies.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
@@ -82,9 +91,19 @@ class Snapshot:
         self.epoch, self.fossils = state["epoch"], tuple(state["fossils"])
         self.record = ValidationRecord(**state["record"])
         self._measured = {name: SeedMeasurements(**measured) for name, measured in state["measured"].items()}
-        self._copies.tensors = {name: copy.to(device, copy=True) for name, copy in state["copies"].items()}
+        self._copies.load_state_dict(state["copies"], device)
 
     @property
     def bytes(self) -> int:
         """Memory held by the copies."""
-        return sum(copy.numel() * copy.element_size() for copy in self._copies.tensors.values())
+        return self._copies.bytes
+
+    @property
+    def place(self) -> str:
+        """Where the copies lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        return self._copies.place
+
+    @property
+    def pinned(self) -> bool:
+        """Whether copies of a host on a GPU lie in pinned CPU memory."""
+        return self._copies.pinned

@@ -1,5 +1,7 @@
-"""Memory of seeds that were removed, for the next of their kind: nothing grows with the number of seeds that lived, and
-work that was captured with one seed serves the next."""
+"""Reuses the memory of removed seeds for later ones of the same kind.
+
+Memory does not grow with the number of seeds, and work captured with one seed can be replayed with the next.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,7 @@ class ParameterGroup:
 
 
 class SeedStorage:
-    """One env's: the last ``most`` kinds of seed, with their optimizers, and a shadow of the host's buffers for each
-    slot."""
+    """One env's pool of seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each slot."""
 
     def __init__(self, most: int = 32) -> None:
         self.most = most
@@ -39,8 +40,11 @@ class SeedStorage:
         self.shadows: dict[str, ShadowBuffers] = {}
 
     def house(self, seed: Seed, kind: Hashable) -> Seed:
-        """The new ``seed`` in the memory of the last one of its ``kind``, and with its optimizer; itself if it is the
-        first, or made differently."""
+        """Copies the new seed's values into a pooled seed of the same ``kind`` and returns that one.
+
+        The pooled seed keeps its optimizer. Returns ``seed`` itself if it is the first of its kind, or if the layouts
+        differ.
+        """
         kept = self._seeds.pop(kind, None)
         if kept is None or _layout(kept) != _layout(seed):
             self._keep(kind, seed)
@@ -65,6 +69,6 @@ def _tensors(seed: Seed) -> list[Tensor]:
 
 
 def _layout(seed: Seed) -> list[object]:
-    """What has to agree for one seed to stand in for another: modules, how they print, tensors."""
+    """Returns what must be equal for one seed to replace another: the repr of its modules, and its tensors' layouts."""
     tensors = chain(seed.named_parameters(), seed.named_buffers())
     return [repr(seed), *((name, t.shape, t.stride(), t.dtype, t.device) for name, t in tensors)]

@@ -1,4 +1,4 @@
-"""How steps of hosts are carried out: operator by operator, compiled, or captured once and launched without Python."""
+"""Execution tiers of training steps: operator by operator, compiled, or captured once and replayed without Python."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from esper.training.lanes import Lanes
 
 @dataclass(frozen=True)
 class Tier:
-    """What steps are, and why they are not what was asked for."""
+    """The tier of training steps, and why it is not the requested one."""
 
     name: str
     """eager, compiled or graph."""
     refused: str | None = None
-    """Why it is not the tier that the config names; None where it is, or where auto chose."""
+    """Why it is not the tier that the config names; None if it is, or if the config says auto."""
 
 
 def make_lanes(run: RunConfig, *devices: torch.device) -> AnyLanes:
-    """Lanes on ``devices`` for the tier that ``run`` asks for; the caller closes them.
+    """Makes lanes on ``devices`` for the tier that ``run`` requests; the caller closes them.
 
     Raises ConfigError for a tier that a device does not have.
     """
@@ -47,9 +47,9 @@ def _lanes_on(run: RunConfig, device: torch.device) -> OneDevice:
 
 
 def prepare_hosts(run: RunConfig, envs: Sequence[ParallelEnvState], lanes: AnyLanes) -> Tier:
-    """Make the hosts of ``envs``, which have not begun an episode, ready for the tier that ``run`` asks for.
+    """Prepares the hosts of ``envs``, before their first episode, for the tier that ``run`` requests.
 
-    Raises RuntimeError where they have to stay eager and ``ESPER_REQUIRE_NATIVE=1``.
+    Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     shares = by_device(lanes, envs)
     if run.tier == "compiled":

@@ -1,4 +1,4 @@
-"""Faults of torch that would end a run, and ways around them."""
+"""Workarounds for faults of torch that would end a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 def guard_group_norm(module: nn.Module) -> None:
-    """Lay out anew what the GroupNorm layers of ``module`` cannot be given in a training pass.
+    """Makes inputs of the GroupNorm layers of ``module`` contiguous in training passes if they require no gradient.
 
-    torch's kernel on the CPU (2.13) ends the process in the backward pass of features in channels_last that need no
-    gradient themselves: such as a seed sees that is incubated.
+    torch's CPU kernel (2.13) crashes the process in the backward pass for channels_last inputs that require no
+    gradient, such as the features of an incubating seed.
     """
     for layer in module.modules():
         if isinstance(layer, nn.GroupNorm):

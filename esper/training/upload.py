@@ -1,4 +1,4 @@
-"""Numbers that the CPU hands to the device."""
+"""Copies of small tensors from the CPU to the device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from torch import Tensor
 
 
 def upload(values: Tensor, into: Tensor) -> None:
-    """Copy ``values``, which lie in ordinary memory of the CPU, on the current stream, and do not wait for it: CUDA has
-    taken over memory that is not pinned when the call returns."""
+    """Copies ``values`` from pageable CPU memory on the current stream without waiting.
+
+    The caller may free or change ``values`` afterwards: CUDA has read pageable memory when the call returns.
+    """
     into.copy_(values, non_blocking=into.device.type == "cuda")

@@ -144,7 +144,8 @@ def test_interactions_by_hand(count: int) -> None:
         assert helper.interaction("c") == pytest.approx(pair_ac + pair_bc)
 
 
-def test_finding_m13_reset_forgets_the_matrix() -> None:
+@pytest.mark.finding("M13")
+def test_reset_forgets_the_matrix() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(slots((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
     helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4))
@@ -157,7 +158,8 @@ def test_finding_m13_reset_forgets_the_matrix() -> None:
         helper.accuracy(ALL_ON)
 
 
-def test_finding_m13_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
+@pytest.mark.finding("M13")
+def test_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
     with rig(n_envs=2, horizon=12) as world:
         for env in range(2):
             world.grow("r0c0", S.HOLDING, env=env)

@@ -6,11 +6,13 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from esper.bench import runner
 from esper.bench.main import CASES, main
 from esper.bench.request import Request, parse_size
 from esper.config import ConfigError
@@ -50,6 +52,25 @@ def test_results_are_written_as_json_as_a_page_and_as_a_trace(tmp_path: Path) ->
     assert {event["tid"] for event in convolutions} - {spans[0]["tid"]}, "hosts train on other threads, which are seen"
 
 
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = runner.measure
+    measured: list[runner.Result] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> runner.Result:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(measure(*arguments, **options))
+        return measured[0]
+
+    monkeypatch.setattr(runner, "measure", interrupted)
+    files = [str(tmp_path / name) for name in ("b.json", "b.md")]
+    options = ["--rounds", "1", "--quick", "--device", "cpu", "--json", files[0], "--markdown", files[1]]
+    code, _ = type_in("sgd", *options)
+    assert code == 1
+    assert [row["case"] for row in json.loads(Path(files[0]).read_text())] == [measured[0].case]
+    assert f"| {measured[0].case} |" in Path(files[1]).read_text()
+
+
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_a_case_says_what_sizes_it_takes(case: str) -> None:
     form = import_module(CASES[case]).SIZE
@@ -68,14 +89,14 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_a_size_without_a_case_is_refused() -> None:
     code, output = type_in("--size", "4x128x8")
     assert code == 1
-    assert "cases that are named; there are: cross-entropy, end-to-end" in output
+    assert "requires the names of cases; known: cross-entropy, end-to-end" in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     code, output = type_in("sgd", "--device", "cuda")
     assert code == 1
-    assert "'cuda' is not there; this machine has: cpu" in output
+    assert "'cuda' is not available; this machine has: cpu" in output
 
 
 def test_a_case_that_was_named_needs_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,5 +114,5 @@ def test_a_case_without_its_baseline_is_left_out_among_others(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "sb3_contrib", None)
     console = Console(record=True, width=200)
     modules = {"ppo-update": import_module(CASES["ppo-update"])}
-    assert measure_all(modules, Request(((2, 3),)), 1, 1.0, False, console) == []
-    assert "ppo-update is left out: the baseline is sb3-contrib" in console.export_text()
+    assert measure_all(modules, Request(((2, 3),)), 1, 1.0, False, console, lambda results: None) == []
+    assert "ppo-update was skipped: the baseline is sb3-contrib" in console.export_text()

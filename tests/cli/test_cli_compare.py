@@ -11,8 +11,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
-from esper.experiment.comparison.side import GrowingSide
-from esper.experiment.statistics import MIN_PAIRS
+from esper.evaluation.arm_runner import GrowingSide
+from esper.stats.paired import MIN_PAIRS
 
 Esper = Callable[..., Any]
 
@@ -50,19 +50,18 @@ def test_arms_are_configs(esper: Esper) -> None:
         "no-growth": 3,
     }
     assert [arms_told[name]["controller"] for name in ("slow", "few")] == ["heuristic", "random"]
-    assert "Differences are to no-growth" in found.out
+    assert "Differences are arm minus no-growth" in found.out
 
 
-def test_finding_m14_by_default_there_are_pairs_enough_to_name_a_winner(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.finding("M14")
+def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def stands_in(_arms: Any, pairs: int, *_rest: Any) -> None:
         asked.append(pairs)
         raise ConfigError("enough seen")
 
-    monkeypatch.setattr("esper.experiment.comparison.comparison.Comparison", stands_in)
+    monkeypatch.setattr("esper.evaluation.comparison.Comparison", stands_in)
     assert esper("compare", *PLANTED, "--arm", "none", "--arm", "random").code == 2
     assert asked[0] >= MIN_PAIRS
     assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS
@@ -103,8 +102,8 @@ def test_what_was_finished_is_reported_and_the_rest_resumed(
         found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4", "--out", "out")
     assert found.code == code
     words = " ".join(found.out.split())
-    assert "2 pairs of 4 that were asked for" in words
-    assert "Only 2 of 4 pairs were finished: esper compare --resume out" in words
+    assert "2 of 4 requested pairs" in words
+    assert "Only 2 of 4 pairs are complete. To continue: esper compare --resume out" in words
     assert ("the disk is gone" in found.err) == (code == 1)
     assert results("out")["pairs"] == 2
 
@@ -123,18 +122,18 @@ def test_nothing_finished_says_how_to_go_on(esper: Esper, monkeypatch: pytest.Mo
     monkeypatch.setattr(GrowingSide, "play", never)
     found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--out", "out")
     assert found.code == 130
-    assert "No pair was finished by all arms: esper compare --resume out" in found.out
+    assert "No pair is complete in every arm yet. To continue: esper compare --resume out" in found.out
 
 
 def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None:
     esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "2", "--out", "out")
     found = esper("compare", "--resume", "out", "--reference", "random")
     assert found.code == 0
-    assert "Differences are to random" in " ".join(found.out.split())
+    assert "Differences are arm minus random" in " ".join(found.out.split())
     assert "comparing" not in found.out
     refused = esper("compare", "--resume", "out", "--pairs", "3")
     assert refused.code == 2
-    assert "only --reference may be given" in refused.err
+    assert "only --reference, --json" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None
         (("none", "static"), "static is made for an arm that grows hosts"),
         (("none", "a:controller=random,run.seed=1"), "run.seed"),
         (("none", "a:controller=random,reward.mode=greedy"), "arm 'a': reward.mode"),
-        (("none", "ppo"), "ppo has to learn before it can be compared"),
+        (("none", "ppo"), "ppo must be trained before it can be compared"),
         (("none", "a=b"), "NAME=FILE.toml"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from esper.data.shared_batches import SharedBatchError
-from esper.experiment import checkpoint, policy_file
+from esper.files import checkpoint, policy_file
 from tests.cli.conftest import Esper
 from tests.cli.test_cli_task import MINE, TASK, executed
 
@@ -32,7 +32,7 @@ LINE = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on simulated hosts."""
-    from tests.experiment.run_helpers import learning, play
+    from tests.run.run_helpers import learning, play
 
     config = learning("planted", n_envs=4, rounds=2, evaluation_pairs=10)
     return play(config, tmp_path_factory.mktemp("runs") / "mine")[0].folder
@@ -45,8 +45,8 @@ def test_it_prints_both_ways_to_act_beside_hosts_left_alone(esper: Esper, run: P
     assert sum(line.startswith("comparing, round ") for line in lines) == 3 * 3  # arms, rounds of at most 4 hosts
     told = json.loads(Path("o.json").read_text())
     first = lines.index(f"{run} (learned on planted, 2 of 2 rounds, seed 7)")
-    headline = "Test accuracy of 10 hosts that it never saw (planted, seed 7), and the paired difference to the same "
-    assert lines[first + 1] == f"{headline}left alone:"
+    headline = "Test accuracy of 10 held-out hosts (planted, seed 7), and the paired difference to the same "
+    assert lines[first + 1] == f"{headline}hosts left alone:"
     alone, greedy, stochastic = lines[first + 3 : first + 6]
     assert alone == f"  none       {told['means']['none']['accuracy']:6.2f} %"
     for name, line in (("greedy", greedy), ("stochastic", stochastic)):
@@ -59,10 +59,10 @@ def test_it_prints_both_ways_to_act_beside_hosts_left_alone(esper: Esper, run: P
 
 def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
     out = esper("eval", str(run), "--pairs", "2", "--seed", "5").out
-    assert "Test accuracy of 2 hosts that it never saw (planted, seed 5)" in out
+    assert "Test accuracy of 2 held-out hosts (planted, seed 5)" in out
     assert out.count(": inconclusive, fewer than 10 pairs") == 2
     one = esper("eval", str(run), "--pairs", "1").out
-    assert "Test accuracy of 1 host that" in one
+    assert "Test accuracy of 1 held-out host (" in one
     assert one.count("pp, no interval: inconclusive") == 2
 
 
@@ -80,7 +80,7 @@ def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that
     found = esper("eval", str(run), "--save", "mine.safetensors", "--json", "o.json")
     assert (found.code, found.err) == (0, "")
     *_, last = found.out.splitlines()
-    assert last == "Saved: esper run --task planted --controller checkpoint:mine.safetensors"
+    assert last == "Saved. To use it: esper run --task planted --controller checkpoint:mine.safetensors"
     saved = policy_file.read(Path("mine.safetensors"))
     told = json.loads(Path("o.json").read_text())
     assert saved.facts.score is not None
@@ -89,7 +89,7 @@ def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that
     assert again.code == 0, again.err
     assert json.loads(Path("again.json").read_text())["arms"] == told["arms"]
     sizes = ("--envs", "2", "--episode-length", "4", "--rounds", "1")
-    played = esper(*last.split()[2:], *sizes, "--out", "played")  # without "Saved: esper"
+    played = esper(*last.partition(": esper ")[2].split(), *sizes, "--out", "played")
     assert played.code == 0, played.err
     assert checkpoint.read(Path("played"))["policy"] is not None
 
@@ -100,23 +100,24 @@ def test_what_was_found_is_said_even_where_it_cannot_be_written(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.experiment.files.write_json", full)
+    monkeypatch.setattr("esper.files.atomic.write_json", full)
     found = esper("eval", str(run), "--json", "o.json")
     assert found.code == 1
     assert "No space left on device" in found.err
     assert "Test accuracy of " in found.out
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize(
     "error", [SharedBatchError("a worker died"), MemoryError("no more"), OSError(5, "Input/output error")]
 )
-def test_finding_m12_what_breaks_while_hosts_play_is_told_by_its_message(
+def test_what_breaks_while_hosts_play_is_told_by_its_message(
     error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_arguments: object, **_names: object) -> None:
         raise error
 
-    monkeypatch.setattr("esper.experiment.evaluation.play_arms", breaks)
+    monkeypatch.setattr("esper.evaluation.policy.play_arms", breaks)
     found = esper("eval", str(run))
     assert found.code == 1
     assert found.err == f"Error: {error}\n"
@@ -144,14 +145,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "pairs": (("--pairs", "0"), "run.evaluation_pairs"),
     "pairs that are no number": (("--pairs", "many"), "--pairs"),
     "seed": (("--seed", "-1"), "run.seed"),
-    "device": (("--device", "cuda:99"), "device 'cuda:99' is not there"),
+    "device": (("--device", "cuda:99"), "device 'cuda:99' is not available"),
     "width of simulated hosts": (("--width", "4"), "are simulated and have no width"),
     "width that is no number": (("--width", "wide"), "--width"),
     "value": (("--set", "env.nope=1"), "unknown key env.nope"),
     "value without a section": (("--set", "nope"), "SECTION.NAME=VALUE"),
     "a section that is a value": (("--set", "run.seed=1", "--set", "run.seed.x=1"), "run.seed"),
-    "value without effect": (("--set", "ppo.width=8"), "ppo.width means nothing here"),
-    "controller": (("--set", "run.controller=none"), "run.controller means nothing here"),
+    "value without effect": (("--set", "ppo.width=8"), "ppo.width has no effect here"),
+    "controller": (("--set", "run.controller=none"), "run.controller has no effect here"),
     "json in a folder that is not there": (("--json", "no/o.json"), "--json no/o.json: give a new file"),
     "json that is there": (("--json", "there.json"), "--json there.json: give a new file"),
     "save under another ending": (("--save", "a.pt"), "a.pt: give a new file, NAME.safetensors"),
@@ -179,7 +180,7 @@ def test_what_is_no_controller_that_learned_is_refused(esper: Esper) -> None:
     Path("diary.pt").write_text("dear diary")
     Path("diary.safetensors").write_text("dear diary")
     for name, message in {
-        "gone": "no checkpoint at gone; what can be named: the folder of a run of ppo",
+        "gone": "no checkpoint at gone; give the folder of a ppo run, its checkpoint.pt",
         "gone.safetensors": "no policy at gone.safetensors",
         "diary.pt": "diary.pt is not a checkpoint",
         "diary.safetensors": "diary.safetensors is not a policy",
@@ -211,7 +212,7 @@ def test_an_error_while_hosts_train_is_a_message(esper: Esper, run: Path, monkey
     def full(*_arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.experiment.files.write_atomic", full)
+    monkeypatch.setattr("esper.files.atomic.write_atomic", full)
     found = esper("eval", str(run), "--pairs", "1", "--json", "o.json")
     assert found.code == 1
     assert found.err == "Error: [Errno 28] No space left on device\n"
@@ -222,7 +223,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: Any, **_more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esper.experiment.comparison.side.play_round", interrupted)
+    monkeypatch.setattr("esper.evaluation.arm_runner.play_round", interrupted)
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
 
@@ -248,5 +249,5 @@ def test_a_config_that_was_edited_is_refused_by_its_name(esper: Esper, run: Path
     found = esper("eval", "mine")
     assert found.code == 2
     assert found.err.startswith(
-        "Error: mine/checkpoint.pt belongs to a run with another configuration than mine/config"
+        "Error: mine/checkpoint.pt was written by a run with a different configuration than mine/config"
     )

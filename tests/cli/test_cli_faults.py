@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from esper.experiment import checkpoint, files, folder
-from esper.experiment.report.read import open_run
+from esper.files import atomic as files
+from esper.files import checkpoint
+from esper.files import run_folder as folder
+from esper.report.read import open_run
 from esper.telemetry.event import MicroBatchHalved
 from esper.training import epochs
 from esper.training.env_state import ParallelEnvState
 from tests.cli.child import CHILD
 from tests.cli.conftest import Esper, Finished
-from tests.experiment.run_helpers import kinds, learned_state
+from tests.run.run_helpers import kinds, learned_state
 
 TINY = (
     *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),
@@ -69,8 +71,9 @@ def plain(finished: Finished, code: int) -> str:
     return finished.err
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_finding_m12_data_that_fails_ends_the_run_and_it_goes_on_when_it_is_repaired(esper: Esper, fault: str) -> None:
+def test_data_that_fails_ends_the_run_and_it_goes_on_when_it_is_repaired(esper: Esper, fault: str) -> None:
     statement, words = FAULTS[fault]
     Path("mine.py").write_text(STREAM.replace("FAULT", statement))
     said = plain(esper("run", "--task", "mine.py:make_task", *TINY), 1)
@@ -96,13 +99,12 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     monkeypatch.setattr(epochs, "train_epoch", limited)
 
 
-def test_finding_m12_a_shortage_of_memory_halves_micro_batches_and_says_so(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.finding("M12")
+def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     short_of_memory(monkeypatch, 2)
     found = esper("run", *TINY)
     plain(found, 0)
-    assert found.out.count("batches are computed in 2 parts") == 1
+    assert found.out.count("each batch is split into 2 micro-batches") == 1
     assert re.search(r"out of memory: env 1, epoch 0, batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
     assert kinds(Path("r")).count("MicroBatchHalved") == 1
     assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
@@ -110,7 +112,8 @@ def test_finding_m12_a_shortage_of_memory_halves_micro_batches_and_says_so(
     assert esper("report", "r").code == 0
 
 
-def test_finding_m12_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("M12")
+def test_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     short_of_memory(monkeypatch, 2)
     write, count = checkpoint.write, []
 
@@ -132,7 +135,8 @@ def test_finding_m12_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatc
     assert checkpoint.read(Path("r"))["rounds"]["micro_batches"] == 2
 
 
-def test_finding_m12_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("M12")
+def test_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     short_of_memory(monkeypatch, 4)
     said = plain(esper("run", *TINY), 1)
     assert re.search(r"env 1, epoch 0, batch \d+: RuntimeError: .*can't allocate", said)
@@ -148,7 +152,8 @@ def limited(bytes_a_file: int, *arguments: str) -> Finished:
     return Finished(run.returncode, run.stdout, run.stderr)
 
 
-def test_finding_m12_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
+@pytest.mark.finding("M12")
+def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two real runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
@@ -163,7 +168,7 @@ def test_finding_m12_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_drop
     said = plain(found, 1)
     assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), said
     assert "esper run --resume r" in said
-    assert "telemetry sink JsonlSink failed and is dropped" in said
+    assert "telemetry sink JsonlSink failed and was dropped" in said
     assert (Path("r") / checkpoint.NAME).read_bytes() == before
     assert not list(Path("r").glob("*.part"))
 
@@ -182,8 +187,9 @@ def stop_in_round_two(train: Any) -> Any:
     return stopping
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("out", ["/proc/r", "a_file/r", "/sys/r"])
-def test_finding_m12_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
+def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
     """Not even root may write to the first and the last."""
     Path("a_file").touch()
     for command in (("run", *TINY[:-6], "--out", out), ("compare", "--arm", "random", "--arm", "none", "--out", out)):
@@ -194,9 +200,8 @@ def test_finding_m12_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper
         assert "checkpoint" not in said + found.out
 
 
-def test_finding_m12_a_folder_that_may_only_be_read_is_wrong_input(
-    esper: Esper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.finding("M12")
+def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write to it all the same, so the system's answer is made up."""
     Path("r").mkdir()
 
@@ -228,5 +233,5 @@ def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, mon
 
 def test_exit_codes_are_told(esper: Esper) -> None:
     told = " ".join(esper("--help").out.split())
-    for words in ("0 done", "1 an error while running", "2 wrong input", "130 interrupted"):
+    for words in ("0 done", "1 an error while running", "2 invalid input", "130 interrupted"):
         assert words in told

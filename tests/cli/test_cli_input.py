@@ -41,7 +41,7 @@ RUN: dict[str, tuple[Any, ...]] = {
     "schedule that is missing": (("--controller", "schedule:gone.toml"), "gone.toml does not exist"),
     "schedule that is a folder": (("--controller", "schedule:."), "cannot be read"),
     "device": (("--device", "gpu"), "unknown device 'gpu'", "cpu"),
-    "device that is not there": (("--device", "cuda:99"), "device 'cuda:99' is not there", "cpu"),
+    "device that is not there": (("--device", "cuda:99"), "device 'cuda:99' is not available", "cpu"),
     "section": (("--set", "nope.x=1"), "unknown key nope", "run, task, env, reward, governor"),
     "key": (("--set", "run.sed=1"), "unknown key run.sed", "seed, controller, rounds"),
     "key of a subsection": (("--set", "env.gates.x=1"), "unknown key env.gates.x", "level"),
@@ -200,8 +200,8 @@ def test_unknown_commands_are_refused(esper: Esper) -> None:
 
 COMPARE: dict[str, tuple[Any, ...]] = {
     "arm": (("--arm", "none", "--arm", "nope"), "unknown controller 'nope'", "heuristic"),
-    "arm named twice": (("--arm", "none", "--arm", "random", "--arm", "none"), "named twice", "none"),
-    "one arm": (("--arm", "none"), "two or more --arm"),
+    "arm named twice": (("--arm", "none", "--arm", "random", "--arm", "none"), "two arms have the same name", "none"),
+    "one arm": (("--arm", "none"), "needs two or more --arm; got only none"),
     "no arm": ((), "--arm"),
     "reference": (("--arm", "none", "--arm", "random", "--reference", "heuristic"), "reference", "heuristic"),
     "no pairs": (("--arm", "none", "--arm", "random", "--pairs", "0"), "--pairs", "0"),

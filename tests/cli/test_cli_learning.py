@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from esper.experiment import checkpoint
+from esper.files import checkpoint
 from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_step import train_epoch
 from tests.cli.child import start
-from tests.experiment.run_helpers import same_run
+from tests.run.run_helpers import same_run
 
 Esper = Callable[..., Any]
 
@@ -63,7 +63,7 @@ def test_what_was_learned_is_played_by_the_commands_that_were_proposed(esper: Es
     assert [words[0] for words in proposed] == ["compare", "run", "info"]
     compared = esper(*proposed[0], *SIMULATED[2:])
     assert compared.code == 0, compared.err
-    assert "Differences are to none" in compared.out
+    assert "Differences are arm minus none" in compared.out
     played = esper(*proposed[1], *SIMULATED[2:], "--rounds", "1", "--out", "played")
     assert played.code == 0, played.err
     assert "Test accuracy of 4 hosts grown by checkpoint:mine: " in played.out
@@ -84,7 +84,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
     assert found.code == 1
     first, second = found.err.splitlines()
     assert re.fullmatch(r"Error: env 1, epoch 1, batch \d+: ArithmeticError: no more", first)
-    assert second == "What was done until then is kept: esper run --resume mine"
+    assert second == "Progress was saved. To continue: esper run --resume mine"
     resumed = esper("run", "--resume", "mine")
     assert (resumed.code, resumed.err) == (0, "")
     lines = resumed.out.splitlines()
@@ -93,10 +93,11 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
     same_run(Path("mine"), Path("whole"))
     again = esper("run", "--resume", "mine")
     assert again.code == 2
-    assert again.err == "Error: mine is finished: all its 2 rounds were played and compared\n"
+    assert again.err == "Error: mine is finished: all 2 rounds were played and compared\n"
 
 
-def test_finding_m12_an_error_before_there_is_anything_to_resume_proposes_nothing(
+@pytest.mark.finding("M12")
+def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
     esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(_training: Any, **_how: Any) -> None:
@@ -107,7 +108,7 @@ def test_finding_m12_an_error_before_there_is_anything_to_resume_proposes_nothin
     assert found.code == 1
     assert "Traceback" not in found.err
     assert "--resume" not in found.err
-    assert "the events until then are in mine" in found.err
+    assert "its events so far are in mine" in found.err
 
 
 def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pyte
     assert found.code == 1
     assert found.err.splitlines() == [
         "Error: [Errno 28] No space left on device",
-        "What was done until then is kept: esper run --resume mine",
+        "Progress was saved. To continue: esper run --resume mine",
     ]
     assert checkpoint.read(Path("mine"))["round"] == 1
     assert esper("run", "--resume", "mine").code == 0
@@ -151,7 +152,10 @@ def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pyte
 def test_resume_takes_no_other_option(esper: Esper, other: tuple[str, str]) -> None:
     found = esper("run", "--resume", "mine", *other)
     assert found.code == 2
-    assert found.err == "Error: --resume FOLDER goes on with the run as it was begun; it takes no other option\n"
+    assert found.err == (
+        "Error: --resume FOLDER continues the run with the settings it was started with; only the same user-defined "
+        "--task can be given with it\n"
+    )
     assert list(Path().iterdir()) == []
 
 
@@ -172,14 +176,15 @@ def test_ctrl_c_while_the_agent_learns_says_how_to_go_on(tmp_path: Path) -> None
     assert child.returncode == 130, err
     assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
     lines = out.splitlines()
-    assert "Nothing is compared: the agent is still learning." in lines
+    assert "Nothing was compared: the agent is still learning." in lines
     assert "  esper run --resume mine" in lines
     done = checkpoint.read(tmp_path / "mine")["round"]
     assert re.search(rf"^{done} rounds in \d+ s; run folder: mine$", out, re.MULTILINE)
     assert not list((tmp_path / "mine").glob("*.part"))
 
 
-def test_trap_30_a_killed_run_goes_on_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_killed_run_goes_on_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
     """SIGKILL gives the process no chance to say or write anything."""
     every = ("--set", "run.checkpoint_every=2")
     child = start(*RUN, "--rounds", "4000", *every, "--out", "mine", folder=tmp_path)

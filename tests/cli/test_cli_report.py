@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiment.run_helpers import play, tiny
+from tests.run.run_helpers import play, tiny
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_report_of_several_runs_lies_where_the_reader_is(esper: Any, run: Path, 
 def test_a_folder_that_is_no_run_is_wrong_input(esper: Any, run: Path, command: str) -> None:
     found = esper(command, str(run.parent))
     assert found.code == 2
-    assert "is no run folder" in found.err
+    assert "is not a run folder" in found.err
     assert str(run) in found.err
     assert esper(command).code == 2
 

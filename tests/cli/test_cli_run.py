@@ -95,7 +95,7 @@ def test_the_last_lines_are_the_figures_of_the_run(esper: Callable[..., Any]) ->
         f"  none       {told['reference_accuracy']:6.2f} %   {told['difference']:+6.2f} pp, 95 % interval "
         f"{told['low']:+.2f} to {told['high']:+.2f}: inconclusive, fewer than 10 pairs"
     )
-    assert re.fullmatch(r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept a host\)\.", lines[first + 4])
+    assert re.fullmatch(r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept per host\)\.", lines[first + 4])
     assert re.fullmatch(r"2 rounds in \d+ s; run folder: mine", lines[first + 5])
     assert lines[first + 6 : first + 8] == ["", "Next:"]
     assert all(line.startswith("  esper ") for line in lines[first + 8 :])
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
     whole = 1 + sum(line.startswith("round ") for line in out.splitlines())
     assert whole < 2000
     assert f"Test accuracy of {2 * whole} hosts grown by schedule" in out
-    assert "Interrupted: what is above is of the rounds that were completed." in out
+    assert "Interrupted: the figures above cover only the completed rounds." in out
     assert "  esper run --resume mine" in out.splitlines()
     with (tmp_path / "mine" / "metrics.csv").open(newline="") as file:
         assert [row["round"] for row in csv.DictReader(file)] == [str(i + 1) for i in range(whole)]
@@ -185,13 +185,13 @@ def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
     assert child.returncode == 130, err
     assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
     assert "Test accuracy" not in out
-    assert out.splitlines()[-1] == "It had not come to a first checkpoint; the events until then are in mine."
+    last = out.splitlines()[-1]
+    assert last == "No checkpoint was written yet, so the run cannot be resumed; its events so far are in mine."
     assert next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"
 
 
-def test_finding_h2_the_header_and_the_log_tell_the_tier(
-    esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.finding("H2")
+def test_the_header_and_the_log_tell_the_tier(esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.training.compiled.BACKEND", "eager")
     compiled = ("--set", "run.tier=compiled", "--rounds", "1")
     assert "steps: compiled, float32" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
@@ -201,7 +201,7 @@ def test_finding_h2_the_header_and_the_log_tell_the_tier(
     monkeypatch.setattr("esper.training.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
     found = esper("run", *TINY, *compiled, "--out", "broken")
     assert found.code == 0
-    assert "steps: eager, float32, because: it has bugs" in found.out.splitlines()
+    assert "steps: eager, float32; the configured tier cannot be used: it has bugs" in found.out.splitlines()
     begin = next(read_events("broken/events.jsonl"))
     assert (begin["tier"], begin["tier_refused"]) == ("eager", "it has bugs")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from esper.config import TrainingConfig, describe_fields
-from esper.experiment.players import NAMES
+from esper.rollout.policies import NAMES
 from esper.seeds.blueprints import BLUEPRINTS
 
 Esper = Callable[..., Any]
@@ -58,8 +58,8 @@ def test_info_shows_what_each_device_offers_and_why_not_the_rest(
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("1", "A fallback is an error (ESPER_REQUIRE_NATIVE is 1)"),
-        ("0", "A fallback is allowed (ESPER_REQUIRE_NATIVE is not 1)"),
+        ("1", "Fallbacks are errors (ESPER_REQUIRE_NATIVE is 1)"),
+        ("0", "Fallbacks are allowed (ESPER_REQUIRE_NATIVE is not 1)"),
     ],
 )
 def test_info_shows_whether_a_fallback_is_an_error(
@@ -78,7 +78,8 @@ def leaves(tables: dict[str, Any], prefix: str = "") -> list[str]:
     return [name for names in inner for name in names]
 
 
-def test_finding_m22_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
+@pytest.mark.finding("M22")
+def test_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
     lines = esper("info", "--config").out.splitlines()
     fields = describe_fields(TrainingConfig)
     assert len(lines) == 2 * len(fields)
@@ -117,9 +118,9 @@ def test_compare_prints_a_row_an_arm_and_a_verdict_a_comparison(esper: Esper) ->
     assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["random", "none", "heuristic"]
     assert "3 pairs" in found.out
     words = " ".join(found.out.split())
-    assert "Differences are to none" in words  # the reference, wherever it was named
+    assert "Differences are arm minus none" in words  # the reference, wherever it was named
     assert "2 comparisons (Holm)" in words
-    assert max(len(line) for line in lines if not line.startswith("In runs")) <= 80
+    assert max(len(line) for line in lines if not line.startswith("Written to runs")) <= 80
     assert found.out.count("inconclusive: fewer than 10 pairs") == 2
     (folder,) = Path("runs").iterdir()
     names = {file.name for file in folder.iterdir()}

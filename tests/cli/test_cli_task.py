@@ -10,7 +10,7 @@ import pytest
 
 from esper.config import ConfigError
 from esper.data.tasks import SIMULATED, TASKS
-from esper.experiment.export import load_host
+from esper.files.grown_host import load_host
 from tests.cli.conftest import Esper
 
 TINY = (
@@ -86,7 +86,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
         found = esper(*arguments)
         assert found.code == 2
         if arguments[0] == "compare":
-            assert f"give --task again: --task {TASK}" in found.err
+            assert f"name it: --task {TASK}" in found.err
     with pytest.raises(ConfigError, match=re.escape(TASK)):
         load_host(Path("out/best_host"))
     assert executed() == 0
@@ -96,7 +96,7 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.experiment.rounds import PairedRounds
+    from esper.run.trainer import PairedRounds
 
     Path("mine.py").write_text(MINE)
     arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TINY)
@@ -117,7 +117,7 @@ def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) ->
 
     refused = esper("run", "--resume", "out")
     assert refused.code == 2
-    assert f"give --task again: --task {TASK}" in refused.err
+    assert f"name it: --task {TASK}" in refused.err
     other = esper("run", "--resume", "out", "--task", "mine.py:another")
     assert other.code == 2
     assert "a run of the task" in other.err

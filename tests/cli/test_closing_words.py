@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 
 from esper.cli.main import group
 from esper.cli.run import closing_words, next_commands, result_lines
-from esper.experiment.compare import corrected
-from esper.experiment.run_summary import RunSummary
-from esper.experiment.statistics import compare_pairs
+from esper.evaluation.paired import corrected
+from esper.run.summary import RunSummary
+from esper.stats.paired import compare_pairs
 
 BASE = [80.0 + i for i in range(10)]
 
@@ -51,16 +52,18 @@ def test_each_baseline_has_a_line_with_the_word_for_what_was_found() -> None:
     assert [line.split()[0] for line in lines[2:5]] == ["b0", "b1", "b2"]
     assert "+1.45 pp, 95 % interval +1." in lines[2]
     assert "-1.45 pp, 95 % interval -1." in lines[3]
-    assert lines[-1] == "Parameters: 277 alone, 700 grown (1.2 seeds kept a host)."
+    assert lines[-1] == "Parameters: 277 alone, 700 grown (1.2 seeds kept per host)."
 
 
-def test_finding_m14_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
+@pytest.mark.finding("M14")
+def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
     assert result_lines(ended([30.0 + i for i in range(9)]))[2].endswith(": inconclusive, fewer than 10 pairs")
     (line,) = result_lines(ended([30.0]))[2:3]
     assert line.endswith("+30.00 pp, no interval: inconclusive, fewer than 10 pairs")
 
 
-def test_finding_m14_the_word_follows_the_corrected_p_value() -> None:
+@pytest.mark.finding("M14")
+def test_the_word_follows_the_corrected_p_value() -> None:
     """Alone it is a win, p = 0.016; beside four others it is none."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[2].endswith(": better")
@@ -69,7 +72,7 @@ def test_finding_m14_the_word_follows_the_corrected_p_value() -> None:
 
 def test_an_agent_that_was_interrupted_claims_nothing_and_says_how_to_go_on() -> None:
     words = closing_words(ended(interrupted=True), "digits").splitlines()
-    assert words[1] == "Nothing is compared: the agent is still learning."
+    assert words[1] == "Nothing was compared: the agent is still learning."
     assert words[2] == "3 rounds in 61 s; run folder: runs/a"
     assert words[words.index("Next:") + 1] == "  esper run --resume runs/a"
     assert not any("checkpoint:" in line for line in words)
@@ -79,7 +82,7 @@ def test_an_agent_that_was_interrupted_claims_nothing_and_says_how_to_go_on() ->
 
 def test_a_comparison_that_was_interrupted_is_said_to_be_missing() -> None:
     words = closing_words(ended(interrupted=True, total_rounds=3), "digits").splitlines()
-    assert words[1] == "All rounds are done, the comparison is not: resuming plays what is left of it."
+    assert words[1] == "All rounds are done, but the comparison is not: resume the run to complete it."
 
 
 def test_a_whole_run_is_not_told_how_to_go_on() -> None:
@@ -98,12 +101,31 @@ def test_lost_telemetry_is_named() -> None:
 @pytest.mark.parametrize("controller", ["ppo", "checkpoint:runs/b", "schedule", "schedule:s.toml", "random", "none"])
 def test_the_commands_it_proposes_are_commands(controller: str, task: str, interrupted: bool) -> None:
     lines = next_commands(ended([1.0] * 10, controller=controller, interrupted=interrupted), task)
-    assert len(lines) >= 2
+    assert len(lines) >= 3
     parent = click.Context(group, info_name="esper", **group.context_settings)
     for name, *arguments in (line.split()[1:] for line in lines):
         command = group.get_command(parent, name)
         assert command is not None
         command.make_context(name, list(arguments), parent)  # raises for an option that is not there
-    assert ("checkpoint:runs/a" in lines[0]) == (controller == "ppo" and not interrupted)
+    assert lines[0] == "  esper report runs/a"
+    assert ("checkpoint:runs/a" in lines[1]) == (controller == "ppo" and not interrupted)
     if task == "mine":  # no schedule ships for it
         assert not any(word == "schedule" for line in lines for word in line.split())
+
+
+def test_proposed_commands_are_quoted_for_a_shell() -> None:
+    folder, task = "my runs/a;b", "my tasks/t.py:make"
+    summary = ended([1.0] * 10, folder=Path(folder), interrupted=True)
+    lines = closing_words(summary, task).splitlines()
+    resume, report, compare, again, _ = (shlex.split(line) for line in lines[lines.index("Next:") + 1 :])
+    assert resume == ["esper", "run", "--resume", folder, "--task", task]
+    assert report == ["esper", "report", folder]
+    assert compare[:6] == ["esper", "compare", "--config", f"{folder}/config.toml", "--task", task]
+    assert again[:4] == ["esper", "run", "--task", task]
+
+
+def test_a_controller_whose_path_has_a_space_is_not_proposed_again() -> None:
+    summary = ended([1.0] * 10, controller="schedule:my file.toml")
+    lines = next_commands(summary, "digits")
+    assert "schedule:my file.toml" in shlex.split(lines[1])
+    assert not any(shlex.split(line)[:2] == ["esper", "run"] for line in lines)

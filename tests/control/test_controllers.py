@@ -15,7 +15,7 @@ from esper.control.random import RandomController
 from esper.control.script import Entry, ScriptedController, read_schedule
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.play import play_round
+from esper.rollout.rollout import play_round
 from esper.seeds.stage import STAGES, SeedStage
 from esper.spaces.action import RELEVANT, ActionSpec, Op
 from esper.spaces.mask import ActionMask
@@ -112,10 +112,11 @@ def test_the_heuristic_advances_when_the_gate_would_open() -> None:
         assert world.ask(heuristic())[:2] == ("ADVANCE", "r0c1")
 
 
+@pytest.mark.trap(27)
 @pytest.mark.parametrize(
     ("contribution", "error", "kept"), [(0.06, 0.05, True), (0.04, 0.01, False), (0.2, 0.3, False)]
 )
-def test_trap_27_the_heuristic_fossilizes_what_contributes(contribution: float, error: float, kept: bool) -> None:
+def test_the_heuristic_fossilizes_what_contributes(contribution: float, error: float, kept: bool) -> None:
     """Above 0.5 pp and above its standard error."""
     world = World()
     world.put(
@@ -151,7 +152,8 @@ def test_the_heuristic_rotates_through_blueprints_and_avoids_what_was_pruned() -
     assert [world.ask(controller)[2] for _ in range(4)] == ["depthwise", "attention", "norm", "conv_light"]
 
 
-def test_finding_m19_the_heuristic_fills_every_slot() -> None:
+@pytest.mark.finding("M19")
+def test_the_heuristic_fills_every_slot() -> None:
     controller, world = heuristic(), World()
     life = {S.GERMINATED: S.TRAINING, S.TRAINING: S.BLENDING, S.BLENDING: S.HOLDING}
     for epoch in range(10, 60):
@@ -285,7 +287,8 @@ def test_random_play_is_legal_for_hundreds_of_steps_and_tries_every_op() -> None
                     assert head in relevant or value == 0
 
 
-def test_trap_27_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
+@pytest.mark.trap(27)
+def test_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
     """Contributions are measured for whoever decides, so the rule can win; and it grows in more than one slot."""
     config = TrainingConfig.parse({"task": {"samples_per_epoch": 512}, "env": {"n_envs": 2}})
     ended: list[EpisodeCompleted] = []
@@ -302,8 +305,9 @@ def test_trap_27_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
     assert max(kept) >= 2
 
 
+@pytest.mark.trap(27)
 @pytest.mark.parametrize("name", ["random", "heuristic", "none", "schedule"])
-def test_trap_27_decisions_use_only_observation_and_mask(name: str) -> None:
+def test_decisions_use_only_observation_and_mask(name: str) -> None:
     """A second controller that never saw the env decides the same from what was sent over the seam."""
     with rig(n_envs=2, horizon=15, task={"samples_per_epoch": 256}) as world:
         spec, layout = world.env.action_spec, world.env.layout

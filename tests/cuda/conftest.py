@@ -1,9 +1,21 @@
-"""Tests marked `cuda` run wherever there is a GPU with Esper's CUDA module, and say why where not."""
+"""Devices of the kernel tests, and what becomes of tests marked ``cuda`` where there is no GPU.
+
+The kernel files take the fixture ``device`` and so run on a GPU, if there is one, and always in the emulator. Tests
+marked ``cuda`` need a GPU with Esper's CUDA module and say why they are skipped where it is missing.
+"""
+
+import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from esper.ops import _native
+from tests.emulation.build import build
+from tests.emulation.device import GPU, SANITIZERS, SEEDS, Emulator, KernelDevice
+
+_EMULATED = [pytest.param(seed, id=f"emulated-{seed}") for seed in SEEDS]
+_ON_GPU = [pytest.param("cuda", id="cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,3 +26,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Emulator:
+    return Emulator(build(sanitizers=SANITIZERS in os.environ))
+
+
+@pytest.fixture(params=[*_ON_GPU, *_EMULATED])
+def device(request: pytest.FixtureRequest) -> Iterator[KernelDevice]:
+    """Where the CUDA kernels run: the GPU, or the emulator with one of its seeds."""
+    if request.param == "cuda":
+        yield GPU()
+        return
+    emulator: Emulator = request.getfixturevalue("emulator")
+    with emulator.serving(request.param):
+        yield emulator

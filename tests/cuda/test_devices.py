@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*determinist
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as in test_gpu_lanes
 
 
+@pytest.mark.finding("T1")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_finding_t1_hosts_on_two_gpus_have_the_bits_of_one() -> None:
+def test_hosts_on_two_gpus_have_the_bits_of_one() -> None:
     """Five hosts that take two GPUs in turn, in a course of random actions, beside the same on one."""
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)

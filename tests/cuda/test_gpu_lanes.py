@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.config import TrainingConfig
-from esper.experiment.run import Experiment
+from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.stage import SeedStage
 from esper.training import host_step
@@ -21,7 +21,7 @@ from esper.training.env_state import ParallelEnvState
 from esper.training.gpu import Gpu
 from esper.training.gpu_lanes import GpuLanes
 from esper.training.lanes import LaneError, Lanes
-from tests.experiment.run_helpers import Does, same_run, stop, within_round
+from tests.run.run_helpers import Does, same_run, stop, within_round
 from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*deterministic.*:UserWarning")]
@@ -157,11 +157,10 @@ class HeldUp(Growing):
         self.lanes.run(late, self.envs)
 
 
+@pytest.mark.finding("C1")
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_finding_c1_many_lanes_with_delays_equal_one_stream(
-    capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_lanes_with_delays_equal_one_stream(capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS["bytes"]
     with Growing(kind, GpuLanes(OneStream(torch.device("cuda")), capture=False), 6, "cuda") as plain:
         expected = plain.episodes(2, 4, seed)
@@ -179,7 +178,8 @@ def test_finding_c1_many_lanes_with_delays_equal_one_stream(
         assert (captured(made) > 6) is capture
 
 
-def test_trap_40_rates_alphas_and_targets_act_without_a_new_capture() -> None:
+@pytest.mark.trap(40)
+def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
     with growing("bytes", capture=False) as plain, growing("bytes") as made:
         for world in (plain, made):
             for env in range(2):
@@ -207,9 +207,10 @@ def test_captured_work_serves_later_rounds() -> None:
         assert (captured(made), lanes_of(made).capture_seconds) == (before, spent)
 
 
+@pytest.mark.trap(33)
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "queued"])
 @pytest.mark.parametrize("kind", ["float images", "bytes in bfloat16, micro-batches", "text"])
-def test_trap_33_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> None:
+def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> None:
     with growing(kind, capture=capture) as made:
         slot = made.envs[0].slots[0].name
         blueprint = "attention" if kind == "text" else "conv_light"
@@ -238,7 +239,8 @@ def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need
         assert lanes_of(made).reasons() == {}
 
 
-def test_finding_c4_memory_is_flat_over_topologies() -> None:
+@pytest.mark.finding("C4")
+def test_memory_is_flat_over_topologies() -> None:
     dice, allocated, reserved = random.Random(0), list[int](), list[int]()
     with growing("float images", n=1) as made:
         lanes_of(made)._cache(made.envs[0]).most = 6
@@ -257,7 +259,8 @@ def test_finding_c4_memory_is_flat_over_topologies() -> None:
     assert reserved[1] <= reserved[0] + 128 * mib, reserved
 
 
-def test_trap_35_forty_envs_have_forty_streams() -> None:
+@pytest.mark.trap(35)
+def test_forty_envs_have_forty_streams() -> None:
     with growing("float images", n=40, capture=False) as plain:
         expected = [plain.epoch() for _ in range(2)]
     with growing("float images", n=40) as made:
@@ -344,7 +347,8 @@ def test_a_host_without_gradients_trains_and_is_captured() -> None:
         assert made.envs[0].collector.total.device.type == "cuda"
 
 
-def test_finding_m12_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("M12")
+def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = host_step.train_step
 
     def train_step(env: ParallelEnvState, *rest: object) -> None:
@@ -386,7 +390,8 @@ def run_config() -> TrainingConfig:
     )
 
 
-def test_trap_30_a_run_that_was_stopped_and_resumed_ends_as_if_it_had_not(tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_run_that_was_stopped_and_resumed_ends_as_if_it_had_not(tmp_path: Path) -> None:
     """The resumed run captures anew what the other one had captured long ago."""
     Experiment(run_config(), tmp_path / "whole", []).run()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,12 +1,17 @@
-"""`norm_relu_pool` on CUDA: equal to the three PyTorch functions and to the CPU, two launches each way."""
+"""The CUDA kernels of `norm_relu_pool`: equal to three PyTorch functions and to the CPU kernels, two launches each way.
+
+On a GPU or emulated.
+"""
 
 import math
-from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 
 from esper.ops import NormReluPool, norm_relu_pool
+from tests.cuda.cases import with_sanitizer
+from tests.emulation.device import KernelDevice
 from tests.ops.norm_relu_pool_cases import (
     DTYPES,
     EPS,
@@ -21,43 +26,85 @@ from tests.ops.norm_relu_pool_cases import (
     gradient_like,
 )
 
-pytestmark = pytest.mark.cuda
 
-# More pixels, windows and channels than one block, one row of partial sums and one tile hold.
-LARGE = ((64, 8, 32, 32), (3, 256, 33, 31), (2, 1000, 3, 4), (70000, 3, 2, 3), (8, 72, 20, 20))
-
-
-def on_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool = True, seed: int = 0) -> Case:
-    return case(shape, dtype, batch, seed, device="cuda")
+def on(
+    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool = True, seed: int = 0
+) -> Case:
+    return case(shape, dtype, batch, seed, device=device.torch)
 
 
-@pytest.mark.parametrize("batch", [True, False])
+SANITIZED_SIZES = (
+    ((3, 8, 7, 6), torch.bfloat16, True, True),
+    ((2, 1, 8, 9), torch.float32, True, True),
+    ((2, 17, 6, 5), torch.float32, True, False),
+    ((2, 71, 7, 2), torch.bfloat16, False, True),
+    ((1, 40, 2, 3), torch.float32, False, False),
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "pool", "batch"),
+    with_sanitizer(product(SHAPES, DTYPES, (True, False), (True, False)), SANITIZED_SIZES),
+)
+def test_values_and_gradients(
+    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, batch: bool
+) -> None:
+    assert_equals_twin(on(device, shape, dtype, batch), pool)
+
+
+# Where a thread takes one channel at a time, the sums have at most 132 blocks of 128 pixels or windows for 3 channels;
+# the last shape is several tiles of channels.
+@pytest.mark.parametrize(
+    ("shape", "dtype", "pool"),
+    [
+        pytest.param((12_000, 3, 2, 3), torch.float32, True, marks=pytest.mark.sanitizer),
+        ((12_000, 3, 2, 3), torch.bfloat16, False),
+        ((16, 128, 24, 24), torch.float32, True),
+        ((2, 1000, 3, 4), torch.bfloat16, True),
+    ],
+)
+def test_more_pixels_and_channels_than_the_sums_have_blocks(
+    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool
+) -> None:
+    assert_equals_twin(on(device, shape, dtype), pool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("pool", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [*SHAPES, *LARGE])
-def test_values_and_gradients(shape: tuple[int, int, int, int], dtype: torch.dtype, pool: bool, batch: bool) -> None:
-    assert_equals_twin(on_gpu(shape, dtype, batch), pool)
+def test_blocks_that_take_several_turns(device: KernelDevice, channels: int, pool: bool, dtype: torch.dtype) -> None:
+    """The second launches have at most 528 blocks; the full shapes exceed what these take at once."""
+    full = (70_000, channels, 2, 3) if channels == 3 else (1_100, channels, 32, 32)
+    shape = full if device.torch.type == "cuda" else (40, channels, 10, 14)
+    with device.few_blocks("normalise_kernel", 2), device.few_blocks("gradient_kernel", 2):
+        assert_equals_twin(on(device, shape, dtype), pool)
 
 
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [*SHAPES, *LARGE])
-def test_same_bits_with_the_pool_outside(shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool) -> None:
-    c = on_gpu(shape, dtype, batch, seed=3)
+@pytest.mark.parametrize("shape", [*SHAPES, (8, 72, 20, 20)])
+def test_same_bits_with_the_pool_outside(
+    device: KernelDevice, shape: tuple[int, int, int, int], dtype: torch.dtype, batch: bool
+) -> None:
+    c = on(device, shape, dtype, batch, seed=3)
     assert_same_bits(by_operator(c, pool=True), by_operator(c, pool=False, pool_outside=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_cpu_computes_the_same(dtype: torch.dtype) -> None:
-    gpu, cpu = on_gpu((16, 16, 16, 16), dtype), case((16, 16, 16, 16), dtype)
+def test_the_cpu_computes_the_same(device: KernelDevice, dtype: torch.dtype) -> None:
+    shape = (16, 16, 16, 16)
+    mine = by_operator(on(device, shape, dtype), True)
+    with device.cpu_kernels():
+        theirs = by_operator(case(shape, dtype), True)
     rtol, atol = (1.6e-2, 1e-2) if dtype == torch.bfloat16 else (1e-5, 1e-5)
-    for theirs, mine in zip(by_operator(gpu, True), by_operator(cpu, True), strict=True):
-        assert_close_but_for_ties(theirs.cpu(), mine, rtol, max(atol, 2e-5 * float(mine.abs().max())))
+    for cuda, cpu in zip(mine, theirs, strict=True):
+        assert_close_but_for_ties(cuda.cpu(), cpu, rtol, max(atol, 2e-5 * float(cpu.abs().max())))
 
 
-def test_a_view_that_is_not_aligned() -> None:
-    c = on_gpu((4, 8, 6, 6), torch.bfloat16)
-    storage = torch.empty(c.x.numel() + 1, dtype=torch.bfloat16, device="cuda")[1:]
+@pytest.mark.sanitizer
+def test_a_view_that_is_not_aligned(device: KernelDevice) -> None:
+    c = on(device, (4, 8, 6, 6), torch.bfloat16)
+    storage = torch.empty(c.x.numel() + 1, dtype=torch.bfloat16, device=device.torch)[1:]
     x = storage.view(4, 6, 6, 8).permute(0, 3, 1, 2).copy_(c.x)
     assert x.data_ptr() % 16 != 0
     assert_equals_twin(c._replace(x=x), pool=True)
@@ -65,10 +112,10 @@ def test_a_view_that_is_not_aligned() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [True, False])
-def test_nan_and_inf_go_where_pytorch_sends_them(dtype: torch.dtype, pool: bool) -> None:
-    c = on_gpu((6, 16, 8, 8), dtype, batch=False)
+def test_nan_and_inf_go_where_pytorch_sends_them(device: KernelDevice, dtype: torch.dtype, pool: bool) -> None:
+    c = on(device, (6, 16, 8, 8), dtype, batch=False)
     flat = c.x.permute(0, 2, 3, 1).reshape(-1)
-    chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2)).cuda()
+    chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2)).to(device.torch)
     flat[chosen < 0.2] = math.nan
     flat[(chosen > 0.2) & (chosen < 0.25)] = math.inf
     flat[(chosen > 0.25) & (chosen < 0.3)] = -math.inf
@@ -79,8 +126,8 @@ def test_nan_and_inf_go_where_pytorch_sends_them(dtype: torch.dtype, pool: bool)
 
 
 @pytest.mark.parametrize("offset", [1e3, -1e4])
-def test_a_mean_far_above_the_spread_loses_nothing(offset: float) -> None:
-    c = on_gpu((64, 8, 32, 32), torch.float32)
+def test_a_mean_far_above_the_spread_loses_nothing(device: KernelDevice, offset: float) -> None:
+    c = on(device, (64, 8, 32, 32), torch.float32)
     x = c.x + offset
     x[0, :, 0, 0] = 2 * offset
     _, statistics, _ = norm_relu_pool(x, c.weight, c.bias, eps=EPS)
@@ -89,101 +136,49 @@ def test_a_mean_far_above_the_spread_loses_nothing(offset: float) -> None:
     torch.testing.assert_close(statistics[2].double(), exact.var(dim=(0, 2, 3)), rtol=2e-5, atol=0)
 
 
-def test_same_bits_every_time() -> None:
-    c = on_gpu((128, 32, 16, 16), torch.bfloat16)
+def test_same_bits_every_time(device: KernelDevice) -> None:
+    c = on(device, (16, 32, 16, 16), torch.bfloat16)
     first = by_operator(c, pool=True)
     for _ in range(10):
         assert_same_bits(by_operator(c, pool=True), first)
 
 
-def kernels(run: Callable[[], object]) -> list[str]:
-    run()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-
-
 @pytest.mark.parametrize("pool", [True, False])
-def test_two_launches_each_way(pool: bool) -> None:
-    c = on_gpu((128, 8, 32, 32), torch.bfloat16)
+def test_two_launches_each_way(device: KernelDevice, pool: bool) -> None:
+    c = on(device, (32, 8, 16, 16), torch.bfloat16)
     output, statistics, choice = norm_relu_pool(c.x, c.weight, c.bias, pool=pool)
     gradient = gradient_like(output)
     backward = torch.ops.esper.norm_relu_pool_backward.default
-    assert len(kernels(lambda: norm_relu_pool(c.x, c.weight, c.bias, pool=pool))) == 2
-    assert len(kernels(lambda: backward(gradient, c.x, c.weight, c.bias, statistics, choice, True, pool))) == 2
-    evaluated = kernels(lambda: norm_relu_pool(c.x, c.weight, c.bias, c.bias, c.weight.abs(), pool=pool))
-    assert len(evaluated) == 1
+    forward = device.launched(lambda: norm_relu_pool(c.x, c.weight, c.bias, pool=pool))
+    assert len(forward) == 2, forward
+    back = device.launched(lambda: backward(gradient, c.x, c.weight, c.bias, statistics, choice, True, pool))
+    assert len(back) == 2, back
+    variance = c.weight.abs()
+    evaluated = device.launched(lambda: norm_relu_pool(c.x, c.weight, c.bias, c.bias, variance, pool=pool))
+    assert len(evaluated) == 1, evaluated
 
 
-def test_the_module_follows_batch_norm_without_a_sync() -> None:
-    fused, plain = NormReluPool(16, pool=True).cuda(), torch.nn.BatchNorm2d(16).cuda()
-    average, plain_average = NormReluPool(16, momentum=None).cuda(), torch.nn.BatchNorm2d(16, momentum=None).cuda()
-    inputs = [on_gpu((16, 16, 8, 8), torch.float32, seed=i).x for i in range(4)]
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for x in inputs:
-            fused(x)
-            average(x)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+@pytest.mark.parametrize("channels", [16, pytest.param(600, marks=pytest.mark.sanitizer)])
+def test_the_module_follows_batch_norm(device: KernelDevice, channels: int) -> None:
+    """The kernel that updates the running statistics has one block of 512 threads."""
+    fused, average = NormReluPool(channels, pool=True), NormReluPool(channels, momentum=None)
+    plain, plain_average = torch.nn.BatchNorm2d(channels), torch.nn.BatchNorm2d(channels, momentum=None)
+    modules = [module.to(device.torch) for module in (fused, average, plain, plain_average)]
+    inputs = [on(device, (16, channels, 4, 4), torch.float32, seed=i).x for i in range(4)]
     for x in inputs:
-        plain(x)
-        plain_average(x)
+        for module in modules:
+            module(x)
     for mine, theirs in ((fused, plain), (average, plain_average)):
         assert mine.num_batches_tracked.item() == 4
         torch.testing.assert_close(mine.running_mean, theirs.running_mean, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mine.running_var, theirs.running_var, rtol=1e-5, atol=1e-6)
 
 
-def test_a_captured_graph_can_be_replayed_on_new_values() -> None:
-    module = NormReluPool(8, pool=True).cuda()
-    x = on_gpu((32, 8, 16, 16), torch.bfloat16).x.requires_grad_()
-    gradient = torch.ones(32, 8, 8, 8, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
-
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
-        output = module(x)
-        (gradient_x,) = torch.autograd.grad(output, x, gradient)
-        return output, gradient_x
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output, gradient_x = step()
-    for seed in range(3):
-        with torch.no_grad():
-            x.copy_(on_gpu((32, 8, 16, 16), torch.bfloat16, seed=seed).x)
-        before = module.num_batches_tracked.item()
-        graph.replay()
-        assert module.num_batches_tracked.item() == before + 1
-        expected, expected_x = step()
-        assert torch.equal(output, expected)
-        assert torch.equal(gradient_x, expected_x)
-
-
-def test_runs_on_the_current_stream() -> None:
-    x = torch.zeros(64, 8, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-    ones = torch.ones(8, device="cuda")
-    norm_relu_pool(x, ones, ones)
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # on another stream the kernel would not wait for this and see zeros
-        x.fill_(3.0)
-        _, statistics, _ = norm_relu_pool(x, ones, ones)
-    stream.synchronize()
-    assert statistics[0].tolist() == [3.0] * 8
-
-
-def test_an_empty_input() -> None:
-    x = torch.empty(0, 8, 4, 4, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
-    weight = torch.ones(8, device="cuda", requires_grad=True)
-    output, statistics, _ = norm_relu_pool(x, weight, torch.zeros(8, device="cuda"))
+@pytest.mark.sanitizer
+def test_an_empty_input(device: KernelDevice) -> None:
+    x = torch.empty(0, 8, 4, 4, device=device.torch).to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.ones(8, device=device.torch, requires_grad=True)
+    output, statistics, _ = norm_relu_pool(x, weight, torch.zeros(8, device=device.torch))
     assert output.shape == (0, 8, 2, 2)
     assert not statistics.any()
     output.sum().backward()
@@ -191,14 +186,8 @@ def test_an_empty_input() -> None:
     assert weight.grad.tolist() == [0] * 8
 
 
-def test_parameters_on_the_cpu_are_refused() -> None:
-    x = on_gpu((2, 8, 4, 4), torch.float32).x
-    with pytest.raises(RuntimeError, match="weight must be contiguous float32"):
-        norm_relu_pool(x, torch.ones(8), torch.ones(8, device="cuda"))
-
-
 @pytest.mark.parametrize("pool", [True, False])
-def test_opcheck(pool: bool) -> None:
-    c = on_gpu((2, 8, 6, 5), torch.float32)
+def test_opcheck(device: KernelDevice, pool: bool) -> None:
+    c = on(device, (2, 8, 6, 5), torch.float32)
     x, weight, bias = c.x.requires_grad_(), c.weight.requires_grad_(), c.bias.requires_grad_()
     torch.library.opcheck(torch.ops.esper.norm_relu_pool.default, (x, weight, bias, None, None, EPS, pool))

@@ -12,8 +12,9 @@ from esper.telemetry.timer import CUDATimer
 pytestmark = pytest.mark.cuda
 
 
+@pytest.mark.finding("L10")
 @pytest.mark.parametrize("current", ["the default stream", "another"])
-def test_finding_l10_a_block_is_timed_without_a_wait_until_it_is_read(current: str) -> None:
+def test_a_block_is_timed_without_a_wait_until_it_is_read(current: str) -> None:
     stream = torch.cuda.Stream() if current == "another" else torch.cuda.default_stream()
     timer = CUDATimer("cuda")
     torch.cuda._sleep(1)  # its code is loaded

@@ -13,15 +13,15 @@ from torch.utils.data import Dataset
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Augmentation, Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.run import Experiment
 from esper.ops import normalisation_table
+from esper.run.experiment import Experiment
 from esper.training.env_state import ParallelEnvState
 from esper.training.epochs import HostTrainer
 from esper.training.feed import Feed
 from esper.training.lanes import Lanes
 from esper.training.totals import make_totals
 from tests.core_helpers import plant, same_bits, tensors_of, tiny_config
-from tests.experiment.run_helpers import Does, same_results, same_run, stop, within_round
+from tests.run.run_helpers import Does, same_results, same_run, stop, within_round
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
@@ -107,7 +107,7 @@ def test_bytes_that_cannot_be_staged_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("augmentation", "words"),
     [
-        (Augmentation(crop=8), "crop is 8; images of this size want 0 to 7 pixels"),
+        (Augmentation(crop=8), "crop is 8; for images of this size it must be 0 to 7 pixels"),
         (Augmentation(crop=-1), "crop is -1"),
     ],
 )
@@ -135,7 +135,7 @@ def test_augmentation_of_what_is_no_bytes_is_refused() -> None:
     base = byte_digits()
     rows = Rows()
     for train in (Split(rows.x, rows.y), rows):
-        with pytest.raises(ConfigError, match="only training images of bytes with a table are augmented"):
+        with pytest.raises(ConfigError, match="augmentation needs uint8 training images with a table"):
             replace(base, train=train, augmentation=Augmentation(flip=True))
 
 
@@ -260,7 +260,8 @@ def make_task():
 """
 
 
-def test_trap_30_a_run_on_bytes_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+@pytest.mark.trap(30)
+def test_a_run_on_bytes_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FILE)
     name = f"{tmp_path / 'mine.py'}:make_task"
     config = TrainingConfig.parse(

@@ -42,7 +42,8 @@ def test_the_host() -> None:
     assert host(chars().train.x[:3]).shape == (3, 64, chars().classes)
 
 
-def test_trap_24_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> None:
+@pytest.mark.trap(24)
+def test_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> None:
     parts = read_parts()
     assert "".join(parts) == read_text()
     total = len(read_text())

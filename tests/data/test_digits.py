@@ -29,7 +29,8 @@ def test_sizes_and_shapes() -> None:
     assert task.learning_rate == 0.05
 
 
-def test_trap_24_the_splits_are_disjoint_and_together_they_are_the_whole_set() -> None:
+@pytest.mark.trap(24)
+def test_the_splits_are_disjoint_and_together_they_are_the_whole_set() -> None:
     task = digits()
     x = torch.cat([getattr(task, name).x for name in SPLITS]).flatten(1).numpy()
     y = torch.cat([getattr(task, name).y for name in SPLITS]).numpy()
@@ -83,13 +84,15 @@ def test_numbers_of_the_task_fill_what_the_config_leaves_open() -> None:
     assert (config.env.n_envs, config.env.episode_length) == (8, 30)
 
 
+@pytest.mark.finding("M9")
 @pytest.mark.parametrize("batch", [1, 100, 997])
-def test_finding_m9_the_users_batch_size_is_used(batch: int) -> None:
+def test_the_users_batch_size_is_used(batch: int) -> None:
     config = TrainingConfig.parse({"task": {"batch_size": batch, "learning_rate": 0.5}})
     resolved = resolve(config, digits()).task
     assert (resolved.batch_size, resolved.learning_rate) == (batch, 0.5)
 
 
+@pytest.mark.trap(12)
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -98,6 +101,6 @@ def test_finding_m9_the_users_batch_size_is_used(batch: int) -> None:
         ({"samples_per_epoch": 998}, "997 training samples"),
     ],
 )
-def test_trap_12_an_impossible_batch_is_refused(task: dict[str, int], message: str) -> None:
+def test_an_impossible_batch_is_refused(task: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(TrainingConfig.parse({"task": task}), digits())

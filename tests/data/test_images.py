@@ -117,8 +117,9 @@ def test_images_stand_upright_with_their_labels(tmp_path: Path) -> None:
     assert train.y.tolist() == [i % 10 for i in range(TRAIN)]
 
 
+@pytest.mark.trap(24)
 @pytest.mark.parametrize("kind", WRITERS)
-def test_trap_24_the_splits_are_disjoint(kind: str, tmp_path: Path) -> None:
+def test_the_splits_are_disjoint(kind: str, tmp_path: Path) -> None:
     source = WRITERS[kind](tmp_path)
     everything = replace(source, validation=HELD_OUT)
     images, _ = read_images(source, DataOptions(tmp_path))
@@ -171,7 +172,8 @@ def test_hosts_train_and_validate_on_it_all_on_the_same_images(tmp_path: Path) -
         assert all(0 <= accuracy <= 100 for accuracy in env.test_accuracy())
 
 
-def test_trap_12_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+@pytest.mark.trap(12)
+def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     task = replace(PRESETS[0], source=write_cifar10(tmp_path)).load(DataOptions(tmp_path))
     with pytest.raises(ConfigError, match="batch_size is 128, larger than the 40 samples"):
         resolve(TrainingConfig(), task)

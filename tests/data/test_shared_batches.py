@@ -102,8 +102,9 @@ def test_what_an_env_gets_does_not_depend_on_other_envs() -> None:
         assert [[epoch[1]] for epoch in rows_of(made)] == alone
 
 
+@pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_finding_g1_a_batch_may_be_written_over_by_its_env(workers: int) -> None:
+def test_a_batch_may_be_written_over_by_its_env(workers: int) -> None:
     """All envs see the same row at the same time; it is neither one another's nor the data's."""
     rows = torch.arange(BATCH * STEPS)
     table = torch.arange(2.0 * ROWS).view(ROWS, 2)
@@ -128,7 +129,8 @@ def test_the_process_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_finding_m5_workers_stay_alive_over_epochs() -> None:
+@pytest.mark.finding("M5")
+def test_workers_stay_alive_over_epochs() -> None:
     with batches(Numbers(), permutations(5, 6), 2) as made:
         pids = []
         for _ in range(3):
@@ -212,8 +214,9 @@ WRONG: dict[str, tuple[Tensor, str]] = {
 }
 
 
+@pytest.mark.finding("M18")
 @pytest.mark.parametrize("case", WRONG)
-def test_finding_m18_a_stream_that_gives_other_counts_raises(case: str) -> None:
+def test_a_stream_that_gives_other_counts_raises(case: str) -> None:
     rows, message = WRONG[case]
     with (
         batches(Numbers(), [Given(torch.arange(BATCH * STEPS)), Given(rows)]) as made,
@@ -222,8 +225,9 @@ def test_finding_m18_a_stream_that_gives_other_counts_raises(case: str) -> None:
         made.epoch()
 
 
+@pytest.mark.finding("M18")
 @pytest.mark.parametrize("spoil", ["drop an env", "short batch", "short targets"])
-def test_finding_m18_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from esper.data import shared_batches
 
     changes: dict[str, Callable[[list[Batch]], list[Batch]]] = {
@@ -278,6 +282,7 @@ def test_a_worker_that_dies_is_reported() -> None:
         list(made.epoch())
 
 
+@pytest.mark.trap(12)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -289,15 +294,14 @@ def test_a_worker_that_dies_is_reported() -> None:
         (([], 3, 4, 0), "0 streams"),
     ],
 )
-def test_trap_12_impossible_numbers_are_refused(
-    arguments: tuple[list[Permutations], int, int, int], message: str
-) -> None:
+def test_impossible_numbers_are_refused(arguments: tuple[list[Permutations], int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SharedBatchIterator(Numbers(), *arguments)
 
 
+@pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_finding_g1_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On this side of the workers, each once; here a marked copy stands in for page-locked memory."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))

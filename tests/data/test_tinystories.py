@@ -93,7 +93,8 @@ def test_token_numbers_above_half_of_uint16_stay_what_they_are(tmp_path: Path) -
     assert x.tolist() == y.tolist() == [50_256] * LENGTH
 
 
-def test_trap_24_validation_and_test_are_two_halves(tmp_path: Path) -> None:
+@pytest.mark.trap(24)
+def test_validation_and_test_are_two_halves(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
     write_bins(folder, tokens=2 * (3 * LENGTH + 1))
     task = load_task("tinystories", DataOptions(tmp_path))
@@ -157,7 +158,7 @@ def test_only_what_is_needed_is_missed(tmp_path: Path) -> None:
     [
         (b"", "has 0 bytes"),
         (b"\1\2\3", "has 3 bytes"),
-        (b"\1\0" * LENGTH, f"{LENGTH} tokens; a sequence with its targets takes {LENGTH + 1}"),
+        (b"\1\0" * LENGTH, f"{LENGTH} tokens; a sequence with its targets needs {LENGTH + 1}"),
         (b"\xff\xff" * 2 * LENGTH, "token 65535; the host's vocabulary has 0 to 50256"),
     ],
 )
@@ -172,7 +173,7 @@ def test_a_token_file_that_is_none_is_named(content: bytes, message: str, tmp_pa
 def test_too_few_validation_tokens_are_refused(tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories")
     np.zeros(2 * LENGTH + 1, dtype="<u2").tofile(tmp_path / "tinystories" / "validation.bin")
-    assert f"it takes {2 * LENGTH + 2} or more" in refused(tmp_path)
+    assert f"{2 * LENGTH + 2} or more are needed" in refused(tmp_path)
 
 
 def test_a_text_that_is_newer_than_its_tokens_is_not_passed_over(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_untrusted_code_is_not_run(tmp_path: Path) -> None:
     file.write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
     name = f"{file}:make_task"
     for load in (load_task, build_host):
-        with pytest.raises(ConfigError, match="give --task again: --task"):
+        with pytest.raises(ConfigError, match="name it: --task"):
             load(name, trusted=False)
         assert not (tmp_path / "executed").exists()
     with pytest.raises(ConfigError, match="no function"):

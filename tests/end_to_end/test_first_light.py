@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from esper.data.tasks import load_task
-from esper.experiment.export import accuracy, load_host
+from esper.files.grown_host import accuracy, load_host
 from esper.telemetry.sinks.jsonl import read_events
 
 ESPER = Path(sysconfig.get_path("scripts")) / "esper"

@@ -17,9 +17,9 @@ from esper.env.planted_law import Law
 from esper.env.signals import Measurement, SignalTracker
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.play import play_round
 from esper.ppo.agent import PPOAgent
 from esper.rewards.modes import MODES, POTENTIALS
+from esper.rollout.rollout import play_round
 from esper.seeds.stage import SeedStage as S
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import DAMAGE, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
@@ -29,7 +29,8 @@ FROZEN: dict[str, Any] = {"task": {"learning_rate": 1e-30}}
 PLATEAU: dict[str, Any] = {"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 0.5}
 
 
-def test_finding_l1_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
+@pytest.mark.finding("L1")
+def test_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
     with rig(2, 8, env={"stop_on": ["divergence"]}, governor={"snapshot_every": 1}) as world:
         world.step()
         good = tensors_of(world.training(1))
@@ -58,7 +59,8 @@ def test_finding_l1_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
         assert world.env.grown().epochs.tolist() == [4, 1]
 
 
-def test_finding_l1_true_ends_come_first() -> None:
+@pytest.mark.finding("L1")
+def test_true_ends_come_first() -> None:
     """A panic in the last epoch, and the rollback that ends the episode, are what they were."""
     with rig(1, 3, env={"stop_on": ["divergence", "plateau"]}) as world:
         world.step()
@@ -73,7 +75,8 @@ def test_finding_l1_true_ends_come_first() -> None:
         assert (world.terminated.tolist(), world.truncated.tolist()) == ([True], [False])
 
 
-def test_finding_l1_a_plateau_cuts_the_episode_short() -> None:
+@pytest.mark.finding("L1")
+def test_a_plateau_cuts_the_episode_short() -> None:
     with rig(1, 8, env=PLATEAU, **FROZEN) as world:
         ends = []
         for _ in range(3):
@@ -86,7 +89,8 @@ def test_finding_l1_a_plateau_cuts_the_episode_short() -> None:
         assert event.baseline_accuracy == world.env.baseline.accuracy[3]  # type: ignore[union-attr]
 
 
-def test_finding_l1_a_host_with_a_living_seed_is_on_no_plateau() -> None:
+@pytest.mark.finding("L1")
+def test_a_host_with_a_living_seed_is_on_no_plateau() -> None:
     with rig(1, 12, env={**PLATEAU, "embargo": 1, "min_prune_age": 1}, **FROZEN) as world:
         world.grow("r0c0", S.TRAINING, "norm")
         for _ in range(4):
@@ -99,7 +103,8 @@ def test_finding_l1_a_host_with_a_living_seed_is_on_no_plateau() -> None:
         assert world.truncated.tolist() == [True]
 
 
-def test_finding_l1_an_anomalous_loss_is_the_governors_to_judge_first() -> None:
+@pytest.mark.finding("L1")
+def test_an_anomalous_loss_is_the_governors_to_judge_first() -> None:
     with rig(1, 9, env=PLATEAU, **FROZEN) as world:
         world.step()
         world.step()
@@ -141,7 +146,8 @@ def play(env: Any, seed: int) -> list[dict[str, NDArray[Any]]]:
     return steps
 
 
-def test_finding_l1_off_by_default_and_what_never_happens_changes_no_bit() -> None:
+@pytest.mark.finding("L1")
+def test_off_by_default_and_what_never_happens_changes_no_bit() -> None:
     assert TrainingConfig().env.stop_on == frozenset()
     found = []
     for env in ({}, {"stop_on": ["divergence", "plateau"], "plateau_epochs": 7}):
@@ -160,8 +166,9 @@ def planted(n_envs: int = 16, **sections: dict[str, Any]) -> PlantedVectorEnv:
     return PlantedVectorEnv(TrainingConfig.parse(sections))
 
 
+@pytest.mark.finding("L1")
 @pytest.mark.parametrize("mode", MODES)
-def test_finding_l1_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_owed(mode: str) -> None:
+def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_owed(mode: str) -> None:
     """Σ γ^t (γ Φ(s') − Φ(s)) = γ^n Φ(s_n), Φ of the state that it stopped in; and no outcome is paid."""
     env = planted(
         reward={"mode": mode}, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 1.0, "embargo": 1}
@@ -185,7 +192,8 @@ def test_finding_l1_potentials_of_an_episode_that_is_cut_short_telescope_to_what
         assert not any(step["rewards"][e] for step in steps[length:])
 
 
-def test_finding_l1_simulated_hosts_are_cut_short_alike() -> None:
+@pytest.mark.finding("L1")
+def test_simulated_hosts_are_cut_short_alike() -> None:
     """Without noise a host left alone climbs along a known curve: the plateau is where that says it is."""
     law = Law(noise=0.0, paired_noise=0.0)
     config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}})
@@ -207,7 +215,8 @@ def test_finding_l1_simulated_hosts_are_cut_short_alike() -> None:
     assert info["idle"].tolist() == [False, True]
 
 
-def test_finding_l1_the_single_env_is_cut_short_too() -> None:
+@pytest.mark.finding("L1")
+def test_the_single_env_is_cut_short_too() -> None:
     config = tiny_config(1, 8, env=PLATEAU, **FROZEN)
     env = SingleEnv(GrowthVectorEnv(digits(), config, baseline=flat_baseline(8)))
     env.reset(seed=0)
@@ -221,7 +230,8 @@ def test_finding_l1_the_single_env_is_cut_short_too() -> None:
     env.close()
 
 
-def test_finding_l1_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
+@pytest.mark.finding("L1")
+def test_envs_that_reset_themselves_show_what_the_episode_stopped_in() -> None:
     config = tiny_config(2, 8, env={"stop_on": ["divergence"]})
     env = GrowthVectorEnv(digits(), config, baseline=flat_baseline(8), autoreset_mode="SameStep")
     env.reset(seed=0)
@@ -234,7 +244,8 @@ def test_finding_l1_envs_that_reset_themselves_show_what_the_episode_stopped_in(
     env.close()
 
 
-def test_finding_l1_the_agent_bootstraps_what_was_cut_short() -> None:
+@pytest.mark.finding("L1")
+def test_the_agent_bootstraps_what_was_cut_short() -> None:
     """With its own value of the state that each episode stopped in, whenever that was."""
     env = planted(8, env={"stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 100.0, "max_seeds": 1})
     agent = PPOAgent(env.action_spec, env.layout, 8, PPOConfig(width=16), run_seed=1)

@@ -265,7 +265,8 @@ def blow_up(training: ParallelEnvState) -> None:
         training.host_group.parameters[-2].mul_(1e4)
 
 
-def test_finding_l5_divergence_rolls_back_to_before_its_first_anomaly() -> None:
+@pytest.mark.finding("L5")
+def test_divergence_rolls_back_to_before_its_first_anomaly() -> None:
     with grown_pair(fossil=True) as both:
         good, at = tensors_of(both.victim, ("r0c1",)), both.victim.epoch
         blow_up(both.victim)
@@ -281,7 +282,8 @@ def test_finding_l5_divergence_rolls_back_to_before_its_first_anomaly() -> None:
         same_bits(good, tensors_of(both.victim, ("r0c1",)))
 
 
-def test_trap_05_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
+@pytest.mark.trap(5)
+def test_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
     """Its step is the first with an anomaly, which its gate cannot have seen; no snapshot holds it."""
     with grown_pair() as both:
         both.step()
@@ -300,7 +302,8 @@ def test_trap_05_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
         assert both.healthy.slot("r0c1", VICTIM).stage is S.FOSSILIZED
 
 
-def test_trap_13_a_host_that_falls_back_to_chance_is_restored_at_once() -> None:
+@pytest.mark.trap(13)
+def test_a_host_that_falls_back_to_chance_is_restored_at_once() -> None:
     """Its last block is dead: every image gets the same logits, and no gradient reaches the features again."""
     with pair(horizon=16, task={"samples_per_epoch": 640}, governor={"snapshot_every": 1}) as both:
         chance = both.hurt.episode().governor.chance
@@ -376,8 +379,9 @@ def test_a_restored_host_is_not_blamed_for_the_seed_that_it_lost() -> None:
         assert len(world.of_kind(GovernorRollback)) == 1
 
 
+@pytest.mark.trap(8)
 @pytest.mark.parametrize("removal", ["cut", "rollback"])
-def test_trap_08_the_cooldown_of_a_seed_that_the_governor_removed(removal: str) -> None:
+def test_the_cooldown_of_a_seed_that_the_governor_removed(removal: str) -> None:
     """As long as that of any other: the host trains embargo + 2 epochs without a seed in this slot."""
     with rig(horizon=14, env={"embargo": 2}) as world:
         world.grow("r0c0", S.TRAINING)

@@ -31,7 +31,8 @@ def storage_of(training: ParallelEnvState) -> dict[str, int]:
     return {name: tensor.data_ptr() for name, tensor in found.items()} | {"row": training.totals.training.data_ptr()}
 
 
-def test_finding_m20_reset_fills_the_storage_of_the_host_before() -> None:
+@pytest.mark.finding("M20")
+def test_reset_fills_the_storage_of_the_host_before() -> None:
     with rig(n_envs=2, horizon=3) as world:
         places = [storage_of(world.training(i)) for i in range(2)]
         hosts = [id(world.training(i).host) for i in range(2)]
@@ -48,8 +49,9 @@ def test_finding_m20_reset_fills_the_storage_of_the_host_before() -> None:
         assert len(weights) == 5  # other values, each time, in the same place
 
 
+@pytest.mark.finding("M20")
 @pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
-def test_finding_m20_memory_is_flat_over_30_rounds() -> None:
+def test_memory_is_flat_over_30_rounds() -> None:
     with rig(n_envs=2, horizon=3) as world:
         live: list[Live] = []
         resident: list[float] = []

@@ -69,8 +69,9 @@ def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_on
         assert shown == pytest.approx([2 / 3, 1.0, 1.0])
 
 
+@pytest.mark.trap(8)
 @pytest.mark.parametrize("embargo", [1, 3])
-def test_trap_08_the_cooldown_of_a_prune_by_action(embargo: int) -> None:
+def test_the_cooldown_of_a_prune_by_action(embargo: int) -> None:
     """PRUNED counts the epoch of the prune, then the embargo, then one epoch of RESETTING."""
     with rig(horizon=12, env={"embargo": embargo}) as world:
         world.grow("r0c0", S.TRAINING)
@@ -113,7 +114,7 @@ def test_a_refused_advance_changes_nothing_and_says_why() -> None:
         assert world.slot("r0c0").stage is S.TRAINING
         event = world.of_kind(ActionTaken)[-1]
         assert not event.accepted
-        assert "epochs in TRAINING is 1, wanted 3" in event.reason
+        assert "epochs in TRAINING: 1, at least 3 required" in event.reason
         assert world.info["reward_terms"]["action_cost"].tolist() == [-0.01]
 
 
@@ -135,7 +136,8 @@ def test_automatic_gates_open_by_themselves_one_a_step(gates: set[str]) -> None:
         assert clock == {1: 4, 2: 3, 3: 1}[len(gates)]
 
 
-def test_trap_06_a_seed_that_blocks_an_automatic_g2_is_pruned_in_the_end() -> None:
+@pytest.mark.trap(6)
+def test_a_seed_that_blocks_an_automatic_g2_is_pruned_in_the_end() -> None:
     with rig(
         horizon=10, env={"auto_advance": ["G2"], "max_training_epochs": 3, "gates": {"min_training_epochs": 9}}
     ) as world:
@@ -165,7 +167,8 @@ def copies(found: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
     return {name: [buffer.clone() for buffer in buffers] for name, (_, buffers) in found.items()}
 
 
-def test_finding_h7_momentum_lives_through_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("H7")
+def test_momentum_lives_through_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizers are the same objects, and each buffer the same storage with the same values, before and after
     every change of stage; in between they move."""
     with rig(horizon=14, env={"min_prune_age": 1}) as world:
@@ -199,7 +202,8 @@ def test_finding_h7_momentum_lives_through_every_stage(monkeypatch: pytest.Monke
         assert moved["r0c0"] == len(script) - 2  # frozen in the two epochs that trained with a falling alpha
 
 
-def test_trap_15_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None:
+@pytest.mark.trap(15)
+def test_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None:
     with rig(horizon=14) as world:
         world.grow("r0c0", S.HOLDING)
         assert all(s["momentum_buffer"].any() for s in world.training().seed_groups["r0c0"].optimizer.state.values())

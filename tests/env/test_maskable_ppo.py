@@ -25,7 +25,7 @@ from esper.control.random import RandomController
 from esper.env.flat_action import FlatActionVector
 from esper.env.planted import PlantedVectorEnv
 from esper.env.sb3 import SB3VecEnv
-from esper.experiment.play import play_round
+from esper.rollout.rollout import play_round
 from esper.spaces.flat import joint_actions, legal_joint_actions
 
 HELD_OUT = 999

@@ -34,7 +34,8 @@ def rent(world: Rig, index: int) -> float:
     return min(0.2 * math.log(1 + weighted / 277), 0.6)
 
 
-def test_finding_l8_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
+@pytest.mark.finding("L8")
+def test_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
     ratios: dict[float, list[float]] = {}
     for decay in (0.0, 0.75, 1.0):
         gates = {**EASY_GATES, "gradient_ratio_decay": decay}

@@ -20,8 +20,8 @@ from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
-from esper.experiment.play import play_round
 from esper.rewards.modes import MODES, POTENTIALS
+from esper.rollout.rollout import play_round
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from esper.spaces.observation import LIMIT
@@ -88,7 +88,7 @@ def test_the_order_of_calls_and_the_shape_of_actions_are_checked() -> None:
         env.step(waits(env)[:2])
     wrong = waits(env)
     wrong[1, 2] = 4
-    with pytest.raises(ValueError, match="blueprint is one of 0 to 3"):
+    with pytest.raises(ValueError, match="blueprint must be one of 0 to 3"):
         env.step(wrong)
     with pytest.raises(ValueError, match="one run seed"):
         env.reset(seed=[1, 2, 3, 4])

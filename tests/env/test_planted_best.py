@@ -16,9 +16,9 @@ from esper.env.fleet import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
-from esper.experiment.planted_score import Scale, planted_scale
-from esper.experiment.play import play_round
 from esper.rewards.modes import MODES
+from esper.rollout.planted_score import Scale, planted_scale
+from esper.rollout.rollout import play_round
 from esper.spaces.action import Op
 
 
@@ -113,8 +113,9 @@ def test_a_schedule_is_worth_what_an_env_pays_for_it() -> None:
     assert returns[kept].mean() == pytest.approx(best().discounted, abs=0.02)
 
 
+@pytest.mark.trap(25)
 @pytest.mark.parametrize("mode", MODES)
-def test_trap_25_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:
+def test_under_every_mode_the_best_return_beats_waiting(mode: str) -> None:
     """The schedule that is best when shaped is a lower bound of the mode's own best."""
     wait = np.zeros_like(best().schedule)
     grown, alone = play(np.array([best().schedule, wait]), config(mode))
@@ -178,9 +179,10 @@ def test_the_scale_runs_from_chance_to_the_best() -> None:
     assert 0 < scale.score(float(rule)) < 0.9
 
 
+@pytest.mark.trap(25)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_trap_25_every_modes_own_best_at_full_length(mode: str) -> None:
+def test_every_modes_own_best_at_full_length(mode: str) -> None:
     """Above WAIT's, which is 0, and every random schedule's; all three seeds are kept."""
     found = best_return(config(mode, horizon=50))
     returns = play(random_schedules(400, seed=2, horizon=50), config(mode, horizon=50))

@@ -113,7 +113,7 @@ def test_no_keyword_stands_for_two_fields() -> None:
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [
-        ({"episode_lenght": 3}, TypeError, "unexpected keyword argument 'episode_lenght'; known are: .*episode_length"),
+        ({"episode_lenght": 3}, TypeError, "unexpected keyword argument 'episode_lenght'; known: .*episode_length"),
         ({"render_mode": "rgb_array"}, TypeError, "render_mode is None"),
         ({"reward": "sparse"}, TypeError, "reward is a dict"),
         ({"reward": {"mod": "sparse"}}, ConfigError, "unknown key reward.mod; reward has: mode"),
@@ -132,7 +132,7 @@ def test_make_makes_one_host() -> None:
     assert isinstance(env.unwrapped, SingleEnv)
     assert env.unwrapped.env.horizon == 3
     for keyword in ("num_envs", "autoreset_mode"):
-        with pytest.raises(TypeError, match=rf"{keyword}: one env has none; use gymnasium.make_vec"):
+        with pytest.raises(TypeError, match=rf"{keyword}: not available for one env; use gymnasium.make_vec"):
             make_single(**{keyword: 2})
 
 

@@ -18,9 +18,10 @@ from tests.core_helpers import DAMAGE, rig
 S = SeedStage
 
 
+@pytest.mark.trap(21)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("broken", [(), (3, 9)], ids=["healthy", "rolled back"])
-def test_trap_21_a_whole_episode_telescopes_and_terms_sum_to_the_reward(mode: str, broken: tuple[int, ...]) -> None:
+def test_a_whole_episode_telescopes_and_terms_sum_to_the_reward(mode: str, broken: tuple[int, ...]) -> None:
     sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
     with rig(n_envs=2, horizon=14, reward={"mode": mode, "gamma": 0.9}, **sections) as world:
         chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=6)
@@ -44,7 +45,8 @@ def test_trap_21_a_whole_episode_telescopes_and_terms_sum_to_the_reward(mode: st
         assert all(amount > 0.01 for amount in moved.values())
 
 
-def test_trap_25_the_benefit_is_what_the_committed_network_leads_by() -> None:
+@pytest.mark.trap(25)
+def test_the_benefit_is_what_the_committed_network_leads_by() -> None:
     with rig(horizon=6) as world:
         world.grow("r0c0", S.FOSSILIZED)
         assert world.terminated.all()
@@ -65,7 +67,8 @@ def test_a_seed_that_only_holds_is_not_in_the_benefit() -> None:
 LOSS = {"reward": {"mode": "loss_shaped"}, "env": {"baseline_episodes": 2}}
 
 
-def test_trap_25_the_loss_benefit_is_what_the_committed_network_leads_by() -> None:
+@pytest.mark.trap(25)
+def test_the_loss_benefit_is_what_the_committed_network_leads_by() -> None:
     """A fossil counts, a seed that only holds does not; 2.3 nats and 0.1 are the rig's baseline."""
     with rig(horizon=11, **LOSS) as world:
         world.grow("r0c0", S.FOSSILIZED)
@@ -90,7 +93,8 @@ def test_the_loss_contribution_is_what_all_seeds_take_off_the_loss() -> None:
         assert paid == pytest.approx(0.995 * 0.1 * (off - on) / 0.1 - before)
 
 
-def test_trap_29_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
+@pytest.mark.trap(29)
+def test_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
     sections = {"reward": {"mode": "loss_sparse"}, "task": {"samples_per_epoch": 256}}
     with rig(n_envs=4, horizon=4, env={"baseline_episodes": 2}, **sections) as world:
         for _ in range(4):
@@ -119,8 +123,9 @@ def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
         assert potential == pytest.approx(0.1 * (off - on) / 0.1)
 
 
+@pytest.mark.trap(20)
 @pytest.mark.parametrize("mode", ["shaped", "simplified", "loss_shaped"])
-def test_trap_20_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode: str) -> None:
+def test_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode: str) -> None:
     """The gate wants five epochs in TRAINING: the reward is that of what happened, not of what was asked for."""
     gates = {"min_training_epochs": 5, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
     sections = {"reward": {"mode": mode, "gamma": 1.0}, "env": {"baseline_episodes": 2, "gates": gates}}
@@ -140,8 +145,9 @@ def test_trap_20_a_refused_action_is_charged_as_refused_and_gains_no_stage(mode:
 HOSTS = 16
 
 
+@pytest.mark.trap(25)
 @pytest.mark.slow
-def test_trap_25_on_digits_growing_pays_under_every_mode() -> None:
+def test_on_digits_growing_pays_under_every_mode() -> None:
     """The shipped schedule against the same hosts left alone: its episodes are measured once and paid by every mode."""
     config = TrainingConfig.parse({"task": {"name": "digits"}, "env": {"n_envs": HOSTS}})
     env = GrowthVectorEnv(load_task("digits"), config)

@@ -106,8 +106,9 @@ def planted(mode: str, **env: Any) -> PlantedVectorEnv:
     return PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 6, **env}, "reward": {"mode": mode}}))
 
 
+@pytest.mark.trap(23)
 @pytest.mark.parametrize("mode", MODES)
-def test_trap_23_rewards_of_planted_follow_from_what_is_observed(mode: str) -> None:
+def test_rewards_of_planted_follow_from_what_is_observed(mode: str) -> None:
     env = planted(mode, one_incubating=False)
     moved = follow(env, RandomController(env.action_spec, env.layout, 6, 3))
     schedule = read_schedule(shipped_schedule("planted"))
@@ -115,8 +116,9 @@ def test_trap_23_rewards_of_planted_follow_from_what_is_observed(mode: str) -> N
     assert moved == set(MODES[mode]) - {"governor"}, "all that the mode pays was tried"
 
 
+@pytest.mark.trap(23)
 @pytest.mark.parametrize("mode", MODES)
-def test_trap_23_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) -> None:
+def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) -> None:
     """With rollbacks, three of which end the episode of env 0 early."""
     sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}
     with rig(n_envs=2, horizon=14, reward={"mode": mode}, **sections) as world:
@@ -132,7 +134,8 @@ def test_trap_23_rewards_of_hosts_in_training_follow_from_what_is_observed(mode:
         assert world.episode(0).governor.rollbacks == 3
 
 
-def test_trap_23_the_baseline_of_the_next_epoch_is_seen_one_epoch_ahead() -> None:
+@pytest.mark.trap(23)
+def test_the_baseline_of_the_next_epoch_is_seen_one_epoch_ahead() -> None:
     env = planted("loss_shaped")
     observation, _ = env.reset(seed=0)
     for _ in range(env.horizon):

@@ -35,7 +35,8 @@ def play(world: Rig, steps: int, broken: dict[int, int]) -> list[dict[str, Any]]
     return seen
 
 
-def test_finding_h1_only_the_panicking_env_is_rolled_back() -> None:
+@pytest.mark.finding("H1")
+def test_only_the_panicking_env_is_rolled_back() -> None:
     with rig(n_envs=4, horizon=6) as healthy, rig(n_envs=4, horizon=6) as hurt:
         expected, got = play(healthy, 6, {}), play(hurt, 6, {3: 2})
         (event,) = hurt.of_kind(GovernorRollback)
@@ -103,7 +104,8 @@ def test_seeds_of_a_broken_host_are_not_to_blame() -> None:
         assert causes == ["rollback"]
 
 
-def test_trap_05_a_fossil_made_in_the_step_of_the_panic_is_pruned() -> None:
+@pytest.mark.trap(5)
+def test_a_fossil_made_in_the_step_of_the_panic_is_pruned() -> None:
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
         world.grow("r0c0", S.HOLDING)
         break_host(world.training())
@@ -141,8 +143,9 @@ def test_a_surviving_fossil_is_measured_again_after_a_rollback() -> None:
         assert world.value("r0c0/gradient_ratio") > 0
 
 
+@pytest.mark.trap(3)
 @pytest.mark.parametrize("mode", MODES)
-def test_trap_03_the_penalty_is_paid_in_that_step_whatever_follows(mode: str) -> None:
+def test_the_penalty_is_paid_in_that_step_whatever_follows(mode: str) -> None:
     with rig(horizon=6, reward={"mode": mode}, env={"baseline_episodes": 2}) as world:
         paid = []
         for step in range(6):
@@ -157,7 +160,8 @@ def test_trap_03_the_penalty_is_paid_in_that_step_whatever_follows(mode: str) ->
         assert world.of_kind(EpisodeCompleted)[0].total_reward - ending < -5
 
 
-def test_trap_03_a_panic_in_the_last_epoch_is_punished_too() -> None:
+@pytest.mark.trap(3)
+def test_a_panic_in_the_last_epoch_is_punished_too() -> None:
     with rig(horizon=3) as world:
         world.step()
         world.step()
@@ -167,7 +171,8 @@ def test_trap_03_a_panic_in_the_last_epoch_is_punished_too() -> None:
         assert world.info["reward_terms"]["governor"][0] == -10
 
 
-def test_trap_02_a_broken_host_never_shows_in_the_observation() -> None:
+@pytest.mark.trap(2)
+def test_a_broken_host_never_shows_in_the_observation() -> None:
     """What is seen of it is the state that was restored, and not what its own values were cut to."""
     seen = ("validation_loss", "validation_accuracy")
     with rig(n_envs=2, horizon=6, governor=EVERY_EPOCH) as world:

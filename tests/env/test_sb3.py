@@ -84,7 +84,7 @@ def test_attributes_are_those_of_the_vector_env_through_its_wrappers() -> None:
 
 
 def test_an_env_that_is_not_reset_by_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"wants autoreset_mode=AutoresetMode\.SAME_STEP, the env has DISABLED"):
+    with pytest.raises(ValueError, match=r"needs autoreset_mode=AutoresetMode\.SAME_STEP, the env has DISABLED"):
         SB3VecEnv(vector(autoreset_mode="Disabled"))
 
 
@@ -202,4 +202,4 @@ def test_a_plain_dqn_drives_flat_actions() -> None:
 def test_without_stable_baselines_the_error_says_what_to_type(tmp_path: Path) -> None:
     script = "import sys; sys.modules['stable_baselines3'] = None; import esper.env.make; import esper.env.sb3"
     found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert "ImportError: esper.env.sb3 needs Stable-Baselines3; type: pip install" in found.stderr
+    assert "ImportError: esper.env.sb3 needs Stable-Baselines3; pip install" in found.stderr

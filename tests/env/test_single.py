@@ -54,7 +54,8 @@ def test_the_checkers_pass_a_flat_action_too() -> None:
         gymnasium.utils.env_checker.check_env(FlatAction(env.unwrapped), skip_close_check=True)
 
 
-def test_finding_m2_one_env_is_the_vector_env_of_one_host() -> None:
+@pytest.mark.finding("M2")
+def test_one_env_is_the_vector_env_of_one_host() -> None:
     env, vector = planted(), PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}))
     observation, info = env.reset(seed=3)
     wanted, wanted_info = vector.reset(seed=3)
@@ -111,7 +112,7 @@ def test_a_view_of_many_or_of_what_resets_itself_is_refused() -> None:
     two = TrainingConfig.parse({"env": {"n_envs": 2}})
     one = TrainingConfig.parse({"env": {"n_envs": 1}})
     for env in (PlantedVectorEnv(two), PlantedVectorEnv(one, autoreset_mode="SameStep")):
-        with pytest.raises(ValueError, match="one env with autoreset DISABLED"):
+        with pytest.raises(ValueError, match="one env, autoreset DISABLED"):
             SingleEnv(env)
 
 

@@ -29,7 +29,7 @@ from esper.spaces.action import Op
 from esper.telemetry.event import Event, GovernorRollback, StageChanged, stable_record
 from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
-from tests.experiment.run_helpers import assert_same_bits, flat
+from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.growing import KINDS, Dropping, Kind, float_images
 
 HORIZON, N_ENVS = 12, 2
@@ -159,8 +159,9 @@ def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
     return [leaf for value in info.values() for leaf in (value.values() if isinstance(value, dict) else (value,))]
 
 
+@pytest.mark.trap(30)
 @pytest.mark.parametrize("name", [*WORLDS, "planted", "planted, cut short"])
-def test_trap_30_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
+def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
     """In an env that is new, or has played other episodes: hosts, seeds, momentum, snapshots, generators and clocks
     are all there. On the way seeds are planted and removed, and a host is rolled back."""
     first = Course(name)

@@ -106,8 +106,9 @@ def reads_of_a_step(world: Rig) -> Reads:
     return reads
 
 
+@pytest.mark.trap(33)
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_trap_33_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with busy(n_envs, monkeypatch) as world:
         for _ in range(2):
             reads = reads_of_a_step(world)
@@ -118,7 +119,8 @@ def test_trap_33_a_step_brings_everything_over_in_two_transfers(n_envs: int, mon
             assert reads.transfers == [(bytes_of_all,), (numbers,)]
 
 
-def test_finding_m11_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("M11")
+def test_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with busy(2, monkeypatch) as world:
         listening = reads_of_a_step(world)
         assert world.events
@@ -127,8 +129,9 @@ def test_finding_m11_what_is_read_does_not_depend_on_who_listens(monkeypatch: py
         assert (deaf.reads, deaf.transfers) == (listening.reads, listening.transfers)
 
 
+@pytest.mark.trap(33)
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_trap_33_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even within an operator."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
         world.env.trainer.epoch(world.env.training)

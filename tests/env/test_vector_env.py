@@ -160,7 +160,8 @@ def test_a_list_of_seeds_is_refused() -> None:
         world.env.reset(seed=[1, 2])
 
 
-def test_finding_t1_one_env_for_one_epoch() -> None:
+@pytest.mark.finding("T1")
+def test_one_env_for_one_epoch() -> None:
     with rig(n_envs=1, horizon=1) as world:
         world.do("GERMINATE", "r0c0", "norm")
         assert world.terminated.tolist() == [True]
@@ -168,7 +169,8 @@ def test_finding_t1_one_env_for_one_epoch() -> None:
         assert len(world.of_kind(EpisodeCompleted)) == 1
 
 
-def test_trap_10_seeds_pass_their_gates_though_nobody_listens() -> None:
+@pytest.mark.trap(10)
+def test_seeds_pass_their_gates_though_nobody_listens() -> None:
     """By gradients that are measured: they are the env's own business, and no sink's."""
     gates = {"min_training_epochs": 1, "min_gradient_health": 0.5, "trial_standard_errors": 1000.0}
     with rig(horizon=12, env={"gates": gates}) as heard, rig(horizon=12, env={"gates": gates}) as deaf:
@@ -183,7 +185,8 @@ def test_trap_10_seeds_pass_their_gates_though_nobody_listens() -> None:
         same_bits(tensors_of(heard.training(), ("r0c0",)), tensors_of(deaf.training(), ("r0c0",)))
 
 
-def test_trap_11_env_0_does_not_depend_on_how_many_envs_there_are() -> None:
+@pytest.mark.trap(11)
+def test_env_0_does_not_depend_on_how_many_envs_there_are() -> None:
     with rig(n_envs=1, horizon=8) as one, rig(n_envs=3, horizon=8) as three:
         same_play(play(one, 8), play(three, 8))
 
@@ -267,7 +270,8 @@ def test_a_baseline_of_another_horizon_is_refused() -> None:
     env.close()
 
 
-def test_trap_12_a_batch_larger_than_an_epoch_is_refused_before_training() -> None:
+@pytest.mark.trap(12)
+def test_a_batch_larger_than_an_epoch_is_refused_before_training() -> None:
     config = tiny_config(task={"samples_per_epoch": 16, "batch_size": 32})
     with pytest.raises(ConfigError, match="larger than the 16 samples"):
         GrowthVectorEnv(digits(), config)
@@ -287,7 +291,8 @@ def test_test_accuracy_is_of_the_committed_network_and_changes_nothing() -> None
         assert training.host.training
 
 
-def test_finding_l6_all_envs_count_in_one_block_each_in_a_row_of_its_own() -> None:
+@pytest.mark.finding("L6")
+def test_all_envs_count_in_one_block_each_in_a_row_of_its_own() -> None:
     with rig(n_envs=3) as world:
         rows = [world.training(i).totals.training for i in range(3)]
         assert len({row.untyped_storage().data_ptr() for row in rows}) == 1

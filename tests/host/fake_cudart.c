@@ -20,6 +20,8 @@ struct call fake_calls[ROOM];
 int fake_launch_count, fake_call_count, fake_last_error;
 intptr_t fake_bad_graph, fake_bad_stream;
 int fake_bad_step, fake_code;
+int fake_driver_version = 13000;
+int fake_context_bits; /* bit d: device d has a context */
 int fake_delay_us;
 volatile int fake_gate_closed, fake_somebody_waits;
 int fake_busy_queries;
@@ -36,14 +38,28 @@ static void note(int name, intptr_t first, intptr_t second) {
     fake_calls[fake_call_count++] = (struct call){name, device, first, second};
 }
 
+int cudaDriverGetVersion(int *version) {
+    *version = fake_driver_version;
+    return SUCCESS;
+}
+
 int cudaGetDevice(int *current) {
     *current = device;
     return SUCCESS;
 }
 
+/* As since CUDA 12: it makes a context, also for the device that is current. */
 int cudaSetDevice(int wanted) {
     if (wanted < 0 || wanted >= DEVICES) return remember(INVALID_DEVICE);
     device = wanted;
+    fake_context_bits |= 1 << wanted;
+    return SUCCESS;
+}
+
+/* Of the driver, which is part of this library. */
+int cuDevicePrimaryCtxGetState(int asked, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = fake_context_bits >> asked & 1;
     return SUCCESS;
 }
 
@@ -57,6 +73,7 @@ const char *cudaGetErrorString(int code) { return code == INVALID_DEVICE ? "inva
 
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     *stream = (void *)(intptr_t)++handles;
+    fake_context_bits |= 1 << device;
     note('S', handles, flags);
     return SUCCESS;
 }
@@ -68,6 +85,7 @@ int cudaStreamDestroy(void *stream) {
 
 int cudaEventCreateWithFlags(void **event, unsigned flags) {
     *event = (void *)(intptr_t)++handles;
+    fake_context_bits |= 1 << device;
     note('E', handles, flags);
     return SUCCESS;
 }

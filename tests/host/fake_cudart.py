@@ -63,6 +63,18 @@ class Fake:
         self._variable(name).value = value
 
     @property
+    def current_device(self) -> int:
+        """Of the calling thread."""
+        number = ctypes.c_int()
+        self.library.cudaGetDevice(ctypes.byref(number))
+        return number.value
+
+    @property
+    def contexts(self) -> set[int]:
+        """Devices that a context was made on."""
+        return {device for device in range(8) if self.context_bits >> device & 1}
+
+    @property
     def launches(self) -> list[tuple[int, int]]:
         """(graph, stream) of all that succeeded."""
         array = (Launch * self.launch_count).in_dll(self.library, "fake_launches")

@@ -51,7 +51,8 @@ def test_any_numbers_of_steps(fake: Fake, runtime: CudaRuntime, steps: list[int]
     assert result.launched == steps
 
 
-def test_trap_35_every_stream_is_a_new_one_on_its_device(fake: Fake, runtime: CudaRuntime) -> None:
+@pytest.mark.trap(35)
+def test_every_stream_is_a_new_one_on_its_device(fake: Fake, runtime: CudaRuntime) -> None:
     streams = [runtime.create_stream(i % 2) for i in range(80)]
     assert len(set(streams)) == 80
     non_blocking = 1
@@ -61,12 +62,29 @@ def test_trap_35_every_stream_is_a_new_one_on_its_device(fake: Fake, runtime: Cu
 
 
 def test_the_device_of_the_thread_is_put_back(fake: Fake, runtime: CudaRuntime) -> None:
+    fake.library.cudaSetDevice(0)
     runtime.create_stream(1)
     runtime.launch(1, [7], [1], [1])
     runtime.create_event(0)
     assert [device for _, device, *_ in fake.calls] == [1, 0]
     runtime.record_event(1, 1)
     assert fake.calls[-1][1] == 0, "the device that was there before"
+
+
+def test_no_context_is_made_on_a_device_that_is_not_used(fake: Fake, runtime: CudaRuntime) -> None:
+    """The current device is 0, which another process may be using; it stays untouched until somebody asks for it."""
+    runtime.launch(1, [7], [runtime.create_stream(1)], [1])
+    runtime.create_event(1)
+    assert fake.contexts == {1}
+    runtime.create_event(0)
+    assert fake.contexts == {0, 1}
+
+
+@pytest.mark.parametrize("version", [0, 12000, 13020])
+def test_the_driver_says_which_cuda_it_serves(fake: Fake, runtime: CudaRuntime, version: int) -> None:
+    fake.driver_version = version
+    assert runtime.driver_version() == version
+    assert fake.contexts == set()
 
 
 def test_streams_and_events_are_destroyed_once_and_only_our_own(fake: Fake, runtime: CudaRuntime) -> None:
@@ -184,7 +202,7 @@ def test_a_runtime_that_lacks_functions_is_named(tmp_path: Path) -> None:
     old = compile_fake(tmp_path, "libold.so", "-DOLD")
     with pytest.raises(RuntimeError, match=r"libold\.so lacks cudaGraphLaunch, which those of CUDA 12 and 13 have"):
         CudaRuntime(str(old))
-    with pytest.raises(RuntimeError, match=r"lacks cudaGetDevice, cudaSetDevice, .*cudaGraphLaunch"):
+    with pytest.raises(RuntimeError, match=r"lacks cudaDriverGetVersion, cudaGetDevice, .*cudaGraphLaunch"):
         CudaRuntime("libc.so.6")
     with pytest.raises(RuntimeError, match=r"no CUDA runtime can be loaded: .*nowhere\.so"):
         CudaRuntime(str(tmp_path / "nowhere.so"))

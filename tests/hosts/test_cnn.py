@@ -101,7 +101,8 @@ def test_a_grown_host_adds_alpha_times_the_delta_in_each_slot(style: str) -> Non
     assert torch.equal(GrownHost(host, {}, {}, "test")(x), host(x))
 
 
-def test_finding_m10_slot_names_are_checked_in_one_place_and_doubles_are_refused() -> None:
+@pytest.mark.finding("M10")
+def test_slot_names_are_checked_in_one_place_and_doubles_are_refused() -> None:
     segments = [torch.nn.Identity() for _ in range(3)]
     with pytest.raises(ValueError, match="two sites have the slot name r0c0"):
         SegmentedHost(segments, [SlotSite("r0c0", 1), SlotSite("r0c0", 1)], "cnn")

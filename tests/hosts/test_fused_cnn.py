@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.data.task import Split
-from esper.experiment.export import committed_network
+from esper.files.grown_host import committed_network
 from esper.hosts import cnn
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft

@@ -142,11 +142,11 @@ class Pair(nn.Module):
         ({"r0c0": "shared"}, "cnn", "slot r0c0: shared runs more than once"),
         ({"r0c0": "unused"}, "cnn", r"never runs the submodule of slot r0c0 \(unused\)"),
         ({"r0c0": "pair"}, "cnn", "pair returns tuple; a site is one tensor"),
-        ({"r0c0": "pooled"}, "transformer", "transformer seeds live in floating point features of 3 dimensions"),
+        ({"r0c0": "pooled"}, "transformer", "transformer seeds need floating-point features with 3 dimensions"),
         ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
         ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, mlp"),
-        ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on a submodule of its own"),
-        ({}, "cnn", "one slot or more"),
+        ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on its own submodule"),
+        ({}, "cnn", "one or more slots"),
     ],
 )
 def test_what_cannot_hold_a_slot_is_refused(sites: dict[str, str], topology: str, words: str) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.config import ConfigError
 from esper.data.tasks import build_host
-from esper.experiment.export import assemble
+from esper.files.grown_host import assemble
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.grown import GrownHost, KeptSeed
@@ -97,5 +97,5 @@ def test_a_transformer_of_a_width_that_its_heads_divide() -> None:
 
 def test_how_to_widen_another_network_is_not_known() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10))
-    with pytest.raises(ConfigError, match="how to widen a GraftedHost is not known"):
+    with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
         nearest_in_size(graft(model, {"r0c0": "0"}), 1000)

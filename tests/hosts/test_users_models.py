@@ -18,7 +18,7 @@ from esper.data.fit import check_hosts
 from esper.hosts.graft import GraftedHost
 from esper.training.randomness import Draws, own_dropout
 from tests.core_helpers import EASY_GATES
-from tests.experiment.test_grow import SCHEDULE
+from tests.run.test_grow import SCHEDULE
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(96, 6, generator=GENERATOR)
@@ -33,7 +33,7 @@ def task_of(make: Callable[[], nn.Module], site: str, topology: str = "mlp", **d
     return esper.Task("mine", 3, lambda: esper.graft(make(), {"r0c0": site}, topology), *splits(**data), batch_size=16)
 
 
-def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.experiment.grow.Grown:
+def grow(task: esper.Task, tmp_path: Path, blueprint: str = "mlp_small") -> esper.run.grow.Grown:
     (tmp_path / "s.toml").write_text(SCHEDULE.replace("conv_light", blueprint))
     config = esper.TrainingConfig.parse(
         {"run": {"lanes": 1}, "env": {"baseline_episodes": 1, "gates": EASY_GATES, "parameter_budget": 1000}}
@@ -176,7 +176,7 @@ def test_a_host_grafted_elsewhere_is_refused_when_a_file_is_loaded(tmp_path: Pat
     network = grow(task_of(Plain, "first"), tmp_path).network
     esper.export(network, tmp_path / "saved")
     elsewhere = esper.graft(Plain(), {"r0c0": "last"}, "mlp", example=X)
-    with pytest.raises(esper.ConfigError, match=r"host given has mlp slots \{'r0c0': 'last'\}; it was grown with"):
+    with pytest.raises(esper.ConfigError, match=r"has mlp slots \{'r0c0': 'last'\}, but the saved host was grown with"):
         esper.load_host(tmp_path / "saved", model=elsewhere)
     same = esper.graft(Plain(), {"r0c0": "first"}, "mlp")
     assert torch.equal(esper.load_host(tmp_path / "saved", model=same)(X), network(X))
@@ -227,10 +227,10 @@ class Nothing(nn.Module):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SHARED, "two hosts share model.first.weight. build_host has to make a new network each time"),
+        (lambda: SHARED, "two hosts share model.first.weight: build_host must return a new network each time"),
         (Checkpointed, "runs layers again in the backward pass"),
         (SwitchedOff, "gradients are switched off at slot r0c0"),
-        (Pairs, r"in training the host returns tuple; it wants logits \(3, 3\)"),
+        (Pairs, r"in training the host returns tuple, not logits \(3, 3\)"),
         (Sparse, "gradient of model.embed.weight is sparse"),
         (Nothing, "the host has no parameters"),
         (double, "cannot run on inputs torch.float32 of shape"),
@@ -251,7 +251,7 @@ def test_features_with_the_samples_second_are_refused() -> None:
         return esper.graft(Swapped(encoder), {"r0c0": "encoder"}, "transformer")
 
     task = esper.Task("mine", 3, build_host, *splits(x=tokens))
-    with pytest.raises(esper.ConfigError, match=r"returns shape \(5, 3, 8\) of 3 samples; samples come first"):
+    with pytest.raises(esper.ConfigError, match=r"returns shape \(5, 3, 8\) for 3 samples; they must come first"):
         check_hosts(task)
 
 

@@ -10,7 +10,7 @@ import torch
 import esper
 from esper.config import ConfigError
 from esper.hosts.zoo import SITES, torchvision_host
-from tests.experiment.test_grow import SCHEDULE
+from tests.run.test_grow import SCHEDULE
 
 
 def test_a_resnet18_grows(tmp_path: Path) -> None:
@@ -55,5 +55,5 @@ def test_wrong_names_list_the_right_ones() -> None:
         torchvision_host("alexnet", 10)
     with pytest.raises(ConfigError, match=r"no submodule 'layer9'; it has: conv1"):
         torchvision_host("resnet18", 10, {"r0c0": "layer9"})
-    with pytest.raises(ConfigError, match="for ResNets; densenet121 is none"):
+    with pytest.raises(ConfigError, match="for ResNets; densenet121 is not one"):
         torchvision_host("densenet121", 10, small_images=True)

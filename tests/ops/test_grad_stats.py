@@ -29,7 +29,8 @@ def assert_equals_twin(groups: list[list[Tensor | None]], max_norm: float = 1.0,
     torch.testing.assert_close(stats.norms, norms, rtol=RTOL, atol=0, equal_nan=True)
 
 
-def test_finding_m7_a_groups_norm_is_global_and_its_tensors_are_measured_apart() -> None:
+@pytest.mark.finding("M7")
+def test_a_groups_norm_is_global_and_its_tensors_are_measured_apart() -> None:
     # Group 0: norms 5 and 12, together 13. Group 1: 8 vanishing elements of 1e-9. Clip to 6.5.
     stats = grad_stats([[torch.tensor([3.0, 4.0]), torch.tensor([[0.0, 12.0]])], [torch.full((8,), 1e-9)]], 6.5, 10.0)
     assert stats.norms.tolist() == pytest.approx([5.0, 12.0, math.sqrt(8) * 1e-9], rel=1e-6)
@@ -75,7 +76,8 @@ def test_groups_with_none_and_empty_members(dtype: torch.dtype) -> None:
     assert stats.norm[1:4].tolist() == [0, 0, 0]
 
 
-def test_finding_m7_no_groups_and_no_gradients() -> None:
+@pytest.mark.finding("M7")
+def test_no_groups_and_no_gradients() -> None:
     assert grad_stats([]).fields.shape == (0, len(FIELDS))
     stats = grad_stats([[None], []])
     assert stats.fields.shape == (2, len(FIELDS))
@@ -127,9 +129,10 @@ def test_nan_and_inf_are_counted_and_make_the_group_unusable(dtype: torch.dtype,
     assert stats.clip_coef[2] > 0
 
 
+@pytest.mark.trap(42)
 @pytest.mark.parametrize("value", [1e20, 3e38, 1e-30, 1e-38, 1e-45, -1e20])
 @pytest.mark.parametrize("n", [1, 48, 3 * BLOCK])
-def test_trap_42_entries_whose_squares_do_not_fit_float32(value: float, n: int) -> None:
+def test_entries_whose_squares_do_not_fit_float32(value: float, n: int) -> None:
     # 1e20 squared overflows float32 and 1e-30 squared underflows; in float64 both are fine.
     g = torch.full((n,), value, dtype=torch.float32)
     assert_equals_twin([[g]])
@@ -187,7 +190,8 @@ def test_same_bits_whatever_the_thread_count() -> None:
     assert_equals_twin(groups)
 
 
-def test_finding_m7_iterators_are_read_once() -> None:
+@pytest.mark.finding("M7")
+def test_iterators_are_read_once() -> None:
     parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(4))]
     parameters[0].grad = torch.tensor([1.0, 2.0, 2.0])
 
@@ -210,7 +214,8 @@ def test_out_is_overwritten_in_place() -> None:
     assert clip.tolist() == pytest.approx([0.25, 0.75], rel=1e-6)  # a view taken before sees the new values
 
 
-def test_finding_m7_the_clip_coefficient_is_what_torch_clips_with() -> None:
+@pytest.mark.finding("M7")
+def test_the_clip_coefficient_is_what_torch_clips_with() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(50)) for _ in range(3)]
     for i, parameter in enumerate(parameters):
         parameter.grad = gradient(50, seed=i)

@@ -32,9 +32,10 @@ def naive(rewards, values, last_value, terminated, truncated, final_values):
     return advantages
 
 
+@pytest.mark.finding("M4")
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 4))
-def test_finding_m4_equals_the_reference(seed: int, steps: int, envs: int) -> None:
+def test_equals_the_reference(seed: int, steps: int, envs: int) -> None:
     draw = np.random.default_rng(seed)
     rewards, values, final = (draw.normal(size=(steps, envs)) for _ in range(3))
     last = draw.normal(size=envs)
@@ -54,6 +55,7 @@ def one_step(terminated: bool, truncated: bool) -> float:
     return float(advantages)
 
 
+@pytest.mark.trap(22)
 @pytest.mark.parametrize(
     ("terminated", "truncated", "expected"),
     [
@@ -62,7 +64,7 @@ def one_step(terminated: bool, truncated: bool) -> float:
         (False, False, 1 + 0.5 * 5 - 2),  # a running one that of the next state
     ],
 )
-def test_trap_22_a_fixed_horizon_is_terminal_and_truncation_bootstraps(
+def test_a_fixed_horizon_is_terminal_and_truncation_bootstraps(
     terminated: bool, truncated: bool, expected: float
 ) -> None:
     assert one_step(terminated, truncated) == pytest.approx(expected)

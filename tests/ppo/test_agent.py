@@ -9,7 +9,8 @@ from esper.spaces.action import HEADS, RELEVANT, Op
 from tests.ppo.toy import NOTHING, Toy, make_agent, play
 
 
-def test_finding_c3_replay_reproduces_log_probabilities() -> None:
+@pytest.mark.finding("C3")
+def test_replay_reproduces_log_probabilities() -> None:
     agent, toy = make_agent(), Toy(4)
     for _ in range(2):  # the second round acts under statistics that have moved
         _, last = play(agent, toy, steps=15)  # episode starts inside the sequences
@@ -18,7 +19,8 @@ def test_finding_c3_replay_reproduces_log_probabilities() -> None:
         agent.learn(last)
 
 
-def test_trap_17_what_is_stored_is_what_was_acted_on() -> None:
+@pytest.mark.trap(17)
+def test_what_is_stored_is_what_was_acted_on() -> None:
     agent, toy = make_agent(), Toy(4)
     _, last = play(agent, toy, steps=6)
     agent.learn(last)
@@ -28,7 +30,8 @@ def test_trap_17_what_is_stored_is_what_was_acted_on() -> None:
     assert not torch.equal(rollout["observation"], rollout["raw"])
 
 
-def test_trap_18_an_update_takes_several_steps_and_the_ratio_moves() -> None:
+@pytest.mark.trap(18)
+def test_an_update_takes_several_steps_and_the_ratio_moves() -> None:
     agent, toy = make_agent(learning_rate=1e-2, target_kl=100.0), Toy(4)
     _, last = play(agent, toy, steps=12)
     stats = agent.learn(last)
@@ -37,7 +40,8 @@ def test_trap_18_an_update_takes_several_steps_and_the_ratio_moves() -> None:
     assert stats.approx_kl > 0
 
 
-def test_finding_m3_a_large_step_stops_at_the_kl_target() -> None:
+@pytest.mark.finding("M3")
+def test_a_large_step_stops_at_the_kl_target() -> None:
     agent, toy = make_agent(learning_rate=3e-2), Toy(4)
     _, last = play(agent, toy, steps=12)
     stats = agent.learn(last)
@@ -46,7 +50,8 @@ def test_finding_m3_a_large_step_stops_at_the_kl_target() -> None:
     assert stats.approx_kl > 1.5 * 0.02
 
 
-def test_finding_h4_statistics_are_frozen_within_a_round_and_updated_once_after_it(
+@pytest.mark.finding("H4")
+def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent, toy = make_agent(), Toy(4)
@@ -66,7 +71,8 @@ def test_finding_h4_statistics_are_frozen_within_a_round_and_updated_once_after_
         assert agent.observations.count == number * 12 * 4
 
 
-def test_finding_m4_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() -> None:
+@pytest.mark.finding("M4")
+def test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() -> None:
     """An agent that goes on values the same state, with what it remembers by then, to the same number."""
     toy, nothing = Toy(4), np.zeros(4)
     (first, masks), (second, later_masks) = toy.observe(), toy.observe()
@@ -87,7 +93,8 @@ def test_finding_m4_truncation_bootstraps_from_the_state_and_the_memory_after_th
     torch.testing.assert_close(stopped.value_of(second), values[1])
 
 
-def test_finding_g1_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("G1")
+def test_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are losses: with their mean taken off, half would be gains."""
     agent, toy = make_agent(), Toy(4)
     monkeypatch.setattr(toy, "reward", lambda action: -1.0 - action.sum(axis=1) / 100)
@@ -100,7 +107,8 @@ def test_finding_g1_rewards_are_divided_and_never_shifted(monkeypatch: pytest.Mo
     torch.testing.assert_close(seen[0], earned / agent.rewards.scale)
 
 
-def test_finding_g1_one_pass_of_the_network_decides_for_all_envs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("G1")
+def test_one_pass_of_the_network_decides_for_all_envs(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, toy = make_agent(8), Toy(8)
     rows: list[int] = []
     decide = agent.network.decide
@@ -128,7 +136,8 @@ def test_actions_are_legal_and_irrelevant_heads_are_zero() -> None:
                 assert head in RELEVANT[op] or action[place] == 0
 
 
-def test_trap_25_the_blueprint_knows_the_slot_and_learning_pays() -> None:
+@pytest.mark.trap(25)
+def test_the_blueprint_knows_the_slot_and_learning_pays() -> None:
     agent, toy = make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01), Toy(32)
     first, last = play(agent, toy, steps=12)
     for _ in range(60):

@@ -91,8 +91,9 @@ def saturate(agent: PPOAgent, head: str) -> None:
             network.free_heads[-1].bias[start] += 30.0  # type: ignore[operator, index, union-attr]
 
 
+@pytest.mark.trap(26)
 @pytest.mark.parametrize("head", HEADS)
-def test_trap_26_the_alarm_for_each_head_fires_where_training_can_bring_it(head: str) -> None:
+def test_the_alarm_for_each_head_fires_where_training_can_bring_it(head: str) -> None:
     agent = make_agent(32, prior=0.0)
     fresh = learned(agent)
     assert "entropy_collapsed" not in look(fresh)
@@ -214,9 +215,10 @@ def spoiled(agent: PPOAgent, name: str, value: float) -> UpdateStats:
     return agent.learn(last)
 
 
+@pytest.mark.trap(2)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["reward", "raw", "value", "log_prob", "unscaled", "observation"])
-def test_trap_02_a_number_that_is_none_teaches_nothing_and_is_told(name: str, value: float) -> None:
+def test_a_number_that_is_none_teaches_nothing_and_is_told(name: str, value: float) -> None:
     agent = make_agent(4)
     learned(agent)
     before = bits(agent)
@@ -333,7 +335,8 @@ def test_figures_that_an_older_log_does_not_have_are_not_judged() -> None:
     assert DETECTOR.look(old) == []
 
 
-def test_finding_l8_every_limit_is_in_the_configuration() -> None:
+@pytest.mark.finding("L8")
+def test_every_limit_is_in_the_configuration() -> None:
     limits = {
         "ratio_high": 1.2, "ratio_low": 0.9, "entropy": 0.95, "entropy_until": 1.0, "least_choices": 1,
         "value_spread": 1.0, "target_spread": 0.5, "critic_after": 0, "explained_variance": 0.0,

@@ -70,7 +70,8 @@ def test_moving_average_includes_the_shift_of_the_mean() -> None:
     assert running.var.item() == pytest.approx(3.75)
 
 
-def test_finding_h4_statistics_change_only_in_update() -> None:
+@pytest.mark.finding("H4")
+def test_statistics_change_only_in_update() -> None:
     running = statistics(2, CPU, PPOConfig())
     running.update(torch.randn(10, 2, generator=torch.Generator().manual_seed(1)))
     before = running.normalize(torch.tensor([[1.0, 2.0]]))
@@ -78,7 +79,8 @@ def test_finding_h4_statistics_change_only_in_update() -> None:
     assert torch.equal(before, running.normalize(torch.tensor([[1.0, 2.0]])))
 
 
-def test_finding_h4_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
+@pytest.mark.finding("H4")
+def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
     """From the start, when they move, and when they come out of a file that was written elsewhere."""
     meta, size = torch.device("meta"), len(BASE) + 2 * len(PER_SLOT)
     observations, rewards = ObservationStatistics(meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
@@ -97,7 +99,8 @@ def test_finding_h4_statistics_are_made_where_the_policy_lives_and_stay_there() 
     assert observations.normalize(torch.empty(3, size, device=meta)).device == meta
 
 
-def test_finding_h4_the_thread_contract_is_written_down() -> None:
+@pytest.mark.finding("H4")
+def test_the_thread_contract_is_written_down() -> None:
     assert "Thread contract: " in (normalization.__doc__ or "")
 
 

@@ -24,7 +24,8 @@ def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
     assert counts[1] == 0
 
 
-def test_trap_19_an_unlikely_choice_has_no_floor() -> None:
+@pytest.mark.trap(19)
+def test_an_unlikely_choice_has_no_floor() -> None:
     """Every head is made of these: a choice that was learned to be wrong is as good as never taken."""
     logits = torch.tensor([0.0, -30.0, 1.0])
     options = MaskedCategorical(logits.expand(20_000, 3), torch.ones(20_000, 3, dtype=torch.bool))
@@ -57,8 +58,9 @@ def test_masked_logits_stay_finite_in_reduced_precision() -> None:
     assert torch.isfinite(logits.grad).all()
 
 
+@pytest.mark.finding("G1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_finding_g1_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
+def test_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
     """Its logit is −1e4 and not −∞, of which 0 · ∞ would come in the gradient of the entropy."""
     assert MASKED_LOGIT == -1e4
     logits = torch.randn(2, 3, dtype=dtype, requires_grad=True)
@@ -142,10 +144,9 @@ def test_steps_without_a_choice_carry_no_actor_loss() -> None:
     assert loss_at(1.5, -2.0, free=False) == 0.0
 
 
+@pytest.mark.finding("M3")
 @pytest.mark.parametrize(("envs", "minibatches", "parts"), [(8, 4, 4), (5, 2, 2), (3, 4, 3), (1, 4, 1)])
-def test_finding_m3_an_update_passes_over_whole_sequences_several_times(
-    envs: int, minibatches: int, parts: int
-) -> None:
+def test_an_update_passes_over_whole_sequences_several_times(envs: int, minibatches: int, parts: int) -> None:
     """Each pass has every env in exactly one of its minibatches, with all steps of its sequence, in a new order."""
     steps, seen = 6, list[list[int]]()
     value = torch.nn.Parameter(torch.zeros(()))
@@ -169,10 +170,11 @@ def test_finding_m3_an_update_passes_over_whole_sequences_several_times(
     assert envs == 1 or passes[0] != passes[1]
 
 
+@pytest.mark.finding("L7")
 @pytest.mark.parametrize(
     ("norm", "health"), [(1.0, 1.0), (0.01, 1.0), (100.0, 1.0), (1e3, 0.5), (1e-3, 0.5), (1e4, 0.0), (1e-9, 0.0)]
 )
-def test_finding_l7_gradient_health_is_continuous(norm: float, health: float) -> None:
+def test_gradient_health_is_continuous(norm: float, health: float) -> None:
     assert gradient_health(norm) == pytest.approx(health)
     assert gradient_health(norm * 1.0001) == pytest.approx(health, abs=1e-3)
 

@@ -4,9 +4,9 @@ import pytest
 
 from esper.config import PPOConfig
 from esper.env.planted import PlantedVectorEnv
-from esper.experiment.planted_score import planted_scale
-from esper.experiment.play import play_round
 from esper.ppo.agent import PPOAgent
+from esper.rollout.planted_score import planted_scale
+from esper.rollout.rollout import play_round
 
 HELD_OUT = 999
 

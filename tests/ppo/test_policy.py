@@ -58,7 +58,8 @@ def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
     np.testing.assert_allclose(shares(network, "alpha_target", Op.GERMINATE), 1 / 3, atol=0.08)
 
 
-def test_trap_19_no_choice_has_a_floor() -> None:
+@pytest.mark.trap(19)
+def test_no_choice_has_a_floor() -> None:
     """What was learned to be wrong is not done by accident."""
     network = PolicyNetwork(SPEC, width=32, prior=0.0)
     with torch.no_grad():
@@ -66,8 +67,9 @@ def test_trap_19_no_choice_has_a_floor() -> None:
     assert shares(network, "op")[Op.PRUNE] == 0.0
 
 
+@pytest.mark.trap(19)
 @pytest.mark.parametrize("place", range(len(FREE_HEADS)), ids=FREE_HEADS)
-def test_trap_19_no_choice_of_another_head_has_a_floor(place: int) -> None:
+def test_no_choice_of_another_head_has_a_floor(place: int) -> None:
     network = PolicyNetwork(SPEC, width=32, prior=0.0)
     with torch.no_grad():
         network.free_heads[-1].bias[sum(network.free_sizes[:place])] = -30.0
@@ -77,7 +79,8 @@ def test_trap_19_no_choice_of_another_head_has_a_floor(place: int) -> None:
     assert (drawn[1:] > 0).all()
 
 
-def test_trap_26_entropies_can_reach_both_ends() -> None:
+@pytest.mark.trap(26)
+def test_entropies_can_reach_both_ends() -> None:
     """An alarm on entropy can fire: 1 where choices are alike, 0 where one is certain."""
     for bias, expected in ((0.0, 1.0), (60.0, 0.0)):
         network = PolicyNetwork(SPEC, width=32, prior=0.0)
@@ -100,7 +103,8 @@ def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() ->
     assert len(np.unique(first.act(observation, masks(4)), axis=0)) > 1
 
 
-def test_finding_m8_devices_are_devices_and_everything_lives_on_one() -> None:
+@pytest.mark.finding("M8")
+def test_devices_are_devices_and_everything_lives_on_one() -> None:
     agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32), device=torch.device("cpu"))
     assert isinstance(agent.device, torch.device)
     tensors = [
@@ -113,7 +117,8 @@ def test_finding_m8_devices_are_devices_and_everything_lives_on_one() -> None:
     assert {tensor.device for tensor in tensors} == {agent.device}
 
 
-def test_finding_m21_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
+@pytest.mark.finding("M21")
+def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
     agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32))
     agent.begin()
     sizes = []
@@ -129,10 +134,11 @@ def test_finding_m21_raw_observations_are_kept_in_the_rollout_and_go_with_it() -
     assert agent.observations.count == 3 * 5 * 4
 
 
+@pytest.mark.finding("L8")
 @pytest.mark.parametrize(
     ("name", "value"), [("observation_clip", 2.0), ("observation_decay", 0.5), ("reward_clip", 0.01)]
 )
-def test_finding_l8_windows_and_limits_are_configuration(name: str, value: float) -> None:
+def test_windows_and_limits_are_configuration(name: str, value: float) -> None:
     """Each of them changes what is learned."""
 
     def learned(config: PPOConfig) -> torch.Tensor:

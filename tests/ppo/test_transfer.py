@@ -9,11 +9,11 @@ import torch
 from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
-from esper.experiment.play import Played, play_round
 from esper.ppo.agent import PPOAgent
 from esper.ppo.network import WAVES, fourier, place_waves
 from esper.ppo.policy import Policy
 from esper.ppo.transfer import for_blueprints
+from esper.rollout.rollout import Played, play_round
 from esper.spaces.action import Op
 
 FOUR = ("moss", "fern", "oak", "ivy")

@@ -120,8 +120,9 @@ def measured(loss: float) -> Measurement:
 losses = st.floats(0.01, 2.29)
 
 
+@pytest.mark.trap(29)
 @given(first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"]))
-def test_trap_29_what_the_tracker_calls_a_fall_of_the_loss_is_paid_and_not_charged(
+def test_what_the_tracker_calls_a_fall_of_the_loss_is_paid_and_not_charged(
     first: float, second: float, mode: str
 ) -> None:
     assume(abs(first - second) > 1e-6)
@@ -136,8 +137,9 @@ def test_trap_29_what_the_tracker_calls_a_fall_of_the_loss_is_paid_and_not_charg
     assert (paid[1] > 0) == (tracker.losses[-1] < BASELINE.loss[-1])
 
 
+@pytest.mark.trap(29)
 @given(on=losses, off=losses)
-def test_trap_29_seeds_that_lower_the_tracked_loss_raise_the_potential(on: float, off: float) -> None:
+def test_seeds_that_lower_the_tracked_loss_raise_the_potential(on: float, off: float) -> None:
     assume(abs(on - off) > 1e-6)
     tracker = SignalTracker()
     tracker.record(measured(off))
@@ -155,7 +157,8 @@ def test_a_broken_network_is_as_bad_as_an_untrained_one_and_no_reward_is_infinit
         assert all(math.isfinite(term) for term in paid.values())
 
 
-def test_finding_m15_the_config_knows_every_mode_and_no_other() -> None:
+@pytest.mark.finding("M15")
+def test_the_config_knows_every_mode_and_no_other() -> None:
     assert get_args(RewardMode) == tuple(MODES)
     for mode in MODES:
         assert TrainingConfig.parse({"reward": {"mode": mode}}).reward.mode == mode
@@ -167,7 +170,8 @@ def test_finding_m15_the_config_knows_every_mode_and_no_other() -> None:
     assert "not 'loss'" in message
 
 
-def test_finding_m15_a_loss_mode_needs_hosts_to_measure_a_standard_deviation_from() -> None:
+@pytest.mark.finding("M15")
+def test_a_loss_mode_needs_hosts_to_measure_a_standard_deviation_from() -> None:
     one = {"env": {"baseline_episodes": 1}}
     for mode in MODES:
         tables = {**one, "reward": {"mode": mode}}

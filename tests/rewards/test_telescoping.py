@@ -63,9 +63,10 @@ def discounted(paid: list[dict[str, Any]], names: set[str], gamma: float) -> flo
     return sum(gamma**number * float(step[name]) for number, step in enumerate(paid) for name in names)
 
 
+@pytest.mark.trap(21)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes)
-def test_trap_21_potential_terms_of_an_episode_telescope_to_zero(mode: str, gamma: float, episode: list[Step]) -> None:
+def test_potential_terms_of_an_episode_telescope_to_zero(mode: str, gamma: float, episode: list[Step]) -> None:
     """Whatever happened: prunes, refusals, rollbacks, jumps of stage, accuracy and loss."""
     reward = rewards(mode, gamma)
     assert set(reward.stored) == set(POTENTIALS) & set(MODES[mode])
@@ -76,9 +77,10 @@ def test_trap_21_potential_terms_of_an_episode_telescope_to_zero(mode: str, gamm
     assert reward.potential == 0
 
 
+@pytest.mark.trap(21)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, gamma=gammas, episode=episodes, value=st.floats(-5, 5))
-def test_trap_21_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
+def test_a_truncated_return_with_its_bootstrap_is_the_one_without_potentials(
     mode: str, gamma: float, episode: list[Step], value: float
 ) -> None:
     """Φ of the last state stays owed. The value that is right for shaped rewards is V − Φ, so that
@@ -92,9 +94,10 @@ def test_trap_21_a_truncated_return_with_its_bootstrap_is_the_one_without_potent
     assert shaped == pytest.approx(discounted(paid, others, gamma) + gamma**count * value, abs=1e-8)
 
 
+@pytest.mark.trap(22)
 @settings(max_examples=60, deadline=None)
 @given(mode=modes, episode=episodes)
-def test_trap_22_what_the_outcome_is_worth_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
+def test_what_the_outcome_is_worth_is_paid_at_termination_only(mode: str, episode: list[Step]) -> None:
     """A truncated episode gets V(s') instead."""
     at_the_end = {"benefit", "loss_benefit", "fossil_cost"} & set(MODES[mode])
     for step in play(rewards(mode, 0.995), episode, terminated=False):
@@ -130,8 +133,9 @@ def one_env(state: RewardState, env: int) -> RewardState:
     return RewardState(**numbers, slots=slots)
 
 
+@pytest.mark.trap(21)
 @pytest.mark.parametrize("mode", MODES)
-def test_trap_21_envs_that_end_idle_and_start_again_apart_are_paid_as_if_each_were_alone(mode: str) -> None:
+def test_envs_that_end_idle_and_start_again_apart_are_paid_as_if_each_were_alone(mode: str) -> None:
     """Arrays of envs: ends, idle steps and resets of single envs, against a reward of one env each."""
     random, n_envs, gamma = np.random.default_rng(5), 6, 0.97
     together, alone = rewards(mode, gamma, n_envs), [rewards(mode, gamma) for _ in range(n_envs)]

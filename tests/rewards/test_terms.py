@@ -103,7 +103,8 @@ def test_the_stage_potential_of_one_slot(stage: SeedStage, epochs: int, phi: flo
     assert paid == pytest.approx(0.995 * 0.1 * phi)
 
 
-def test_trap_21_the_stage_potential_is_the_sum_over_all_slots() -> None:
+@pytest.mark.trap(21)
+def test_the_stage_potential_is_the_sum_over_all_slots() -> None:
     after = state((S.TRAINING, 4), (S.FOSSILIZED, 2), (S.DORMANT, 8), (S.BLENDING, 5))
     assert pay(transition(after), gamma=1.0)["stage_potential"] == pytest.approx(0.1 * (2.54 + 6.0 + 4.4))
 
@@ -113,6 +114,7 @@ def test_the_contribution_potential_is_what_all_seeds_add() -> None:
     assert pay(transition(after))["contribution_potential"] == pytest.approx(0.995 * 0.05 * 12.0)
 
 
+@pytest.mark.trap(20)
 @pytest.mark.parametrize(
     ("op", "succeeded", "cost"),
     [
@@ -127,7 +129,7 @@ def test_the_contribution_potential_is_what_all_seeds_add() -> None:
         (Op.SET_ALPHA_TARGET, True, 0.001),
     ],
 )
-def test_trap_20_what_an_action_costs_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
+def test_what_an_action_costs_depends_on_its_outcome(op: Op, succeeded: bool, cost: float) -> None:
     paid = pay(transition(state(), op=op, succeeded=succeeded))["action_cost"]
     assert paid == pytest.approx(-cost)
 

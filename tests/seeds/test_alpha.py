@@ -49,7 +49,7 @@ def test_it_retargets_only_when_holding() -> None:
     controller.retarget(1.0, 3, AlphaCurve.LINEAR)
     for _ in range(2):
         controller.tick()
-        with pytest.raises(ValueError, match="wait until it holds"):
+        with pytest.raises(ValueError, match="wait until it stops"):
             controller.retarget(0.0, 1, AlphaCurve.LINEAR)
     controller.tick()
     controller.retarget(0.5, 2, AlphaCurve.LINEAR)

@@ -108,7 +108,8 @@ def test_the_names_a_controller_can_choose_are_those_of_the_seeds() -> None:
     assert tuple(curve.value for curve in AlphaCurve) == ALPHA_CURVES
 
 
-def test_finding_h6_an_unknown_blueprint_lists_the_known_ones() -> None:
+@pytest.mark.finding("H6")
+def test_an_unknown_blueprint_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'conv_ligth'") as caught:
         BLUEPRINTS.get("cnn", "conv_ligth")
     assert all(name in str(caught.value) for name in NAMES)

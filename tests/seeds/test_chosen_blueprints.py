@@ -12,7 +12,7 @@ from esper.control.script import ScriptedController, read_schedule
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.practice import practice_env
+from esper.rollout.pretrain import practice_env
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.seeds.blueprints.scale import ChannelScale
@@ -119,8 +119,9 @@ WRONG = {
 }
 
 
+@pytest.mark.finding("H6")
 @pytest.mark.parametrize("case", WRONG)
-def test_finding_h6_a_wrong_choice_lists_the_known_names(case: str) -> None:
+def test_a_wrong_choice_lists_the_known_names(case: str) -> None:
     chosen, complaint = WRONG[case]
     config = tiny_config(env={"blueprints": chosen})
     with pytest.raises(ConfigError) as caught:
@@ -141,8 +142,24 @@ def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> Non
     again = TrainingConfig.parse(read_toml(tmp_path / "config.toml"))
     assert again == config
     assert again.env.blueprints == ("norm", "mine")
-    with pytest.raises(ConfigError, match=r"^env\.blueprints: .* not 'norm'$"):
-        TrainingConfig.parse({"env": {"blueprints": "norm"}})
+    with pytest.raises(ConfigError, match=r"^env\.blueprints: give a list of names, not 3$"):
+        TrainingConfig.parse({"env": {"blueprints": 3}})
+
+
+@pytest.mark.parametrize(("text", "names"), [("norm", ("norm",)), ("norm, lora", ("norm", "lora")), ("", ())])
+def test_names_may_be_given_as_one_string_on_the_command_line(text: str, names: tuple[str, ...]) -> None:
+    assert TrainingConfig.parse({"env": {"blueprints": text}}).env.blueprints == names
+
+
+def test_a_misspelt_name_in_such_a_string_is_answered_with_the_known_names() -> None:
+    config = tiny_config(env={"blueprints": "conv_lite"})
+    with pytest.raises(ConfigError, match="unknown 'conv_lite'; known for cnn hosts: norm, attention"):
+        GrowthVectorEnv(digits(), config)
+
+
+def test_the_other_lists_of_names_may_be_given_as_one_string_too() -> None:
+    config = tiny_config(env={"stop_on": "plateau,divergence", "auto_advance": "G1"}).env
+    assert (config.stop_on, config.auto_advance) == ({"plateau", "divergence"}, {"G1"})
 
 
 def test_simulated_hosts_are_limited_to_the_choice_too() -> None:

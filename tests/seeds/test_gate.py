@@ -160,3 +160,26 @@ def test_g5_strict_wants_one_point_above_the_noise(contribution: float, error: f
     given = evidence(S.HOLDING, 1, at(0.0, 1.0), contribution=contribution, contribution_error=error)
     assert answer(S.FOSSILIZED, given, PERMISSIVE).passed
     assert answer(S.FOSSILIZED, given, STRICT).passed == strict
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (germination_gate(False, True, 1), "the blueprint is unknown for this topology"),
+        (germination_gate(True, False, 0), "the slot is not empty; seeds left under the cap: 0, at least 1 required"),
+        (
+            answer(S.HOLDING, evidence(S.BLENDING, 10, at(1.0, 1.0, steps=3)), PERMISSIVE),
+            "alpha is still moving to 1: 0 of 3 steps done",
+        ),
+        (
+            answer(S.BLENDING, evidence(S.TRAINING, 3, **{**TRAINED, "exploding": 0.5}), PERMISSIVE),
+            "epochs in TRAINING: 3, at least 10 required; exploding gradients: 0.5, 0 required",
+        ),
+        (
+            answer(S.FOSSILIZED, evidence(S.HOLDING, 1, pending=True), PERMISSIVE),
+            "contribution: not measured; an anomaly is pending",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_missing(result: GateResult, reason: str) -> None:
+    assert result.reason == reason

@@ -58,9 +58,10 @@ def dead_after_two_steps(seed: Seed, topology: str, width: int) -> set[str]:
     return dead
 
 
+@pytest.mark.trap(6)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
-def test_trap_06_every_parameter_of_every_blueprint_is_alive_within_two_steps(
+def test_every_parameter_of_every_blueprint_is_alive_within_two_steps(
     topology: str, name: str, operator: BlendOperator
 ) -> None:
     for draw in range(DRAWS):
@@ -70,9 +71,10 @@ def test_trap_06_every_parameter_of_every_blueprint_is_alive_within_two_steps(
             assert not dead, (draw, width)
 
 
+@pytest.mark.trap(8)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
-def test_trap_08_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
+def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
     topology: str, name: str, operator: BlendOperator
 ) -> None:
     for draw in range(DRAWS):
@@ -113,7 +115,8 @@ def zero_lora(channels: int) -> nn.Module:
     return nn.Sequential(down, up, ChannelScale(channels))
 
 
-def test_trap_06_what_is_born_dead_is_found() -> None:
+@pytest.mark.trap(6)
+def test_what_is_born_dead_is_found() -> None:
     torch.manual_seed(0)
     registry = BlueprintRegistry()
     registry.register("cnn", "zero", parameters=lambda c: 9 * c * c + 3 * c)(zero_convolution)

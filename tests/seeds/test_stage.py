@@ -75,8 +75,9 @@ def test_fossilized_is_final() -> None:
     assert TRANSITIONS[S.FOSSILIZED] == frozenset()
 
 
+@pytest.mark.trap(8)
 @pytest.mark.parametrize("embargo", [1, 5])
-def test_trap_08_cooldown_is_one_embargo_one_and_each_tick_counts_once(embargo: int) -> None:
+def test_cooldown_is_one_embargo_one_and_each_tick_counts_once(embargo: int) -> None:
     slot, changes = germinated(embargo)
     slot.cut("test")
     seen = []

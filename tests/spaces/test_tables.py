@@ -66,6 +66,7 @@ def test_encode_keeps_the_heads_that_matter_and_zeroes_the_others() -> None:
     )
 
 
+@pytest.mark.finding("H6")
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
@@ -77,9 +78,7 @@ def test_encode_keeps_the_heads_that_matter_and_zeroes_the_others() -> None:
         ({"slot": None}, "r0c0"),
     ],
 )
-def test_finding_h6_a_value_that_no_head_has_is_an_error_with_the_choices(
-    heads: dict[str, object], message: str
-) -> None:
+def test_a_value_that_no_head_has_is_an_error_with_the_choices(heads: dict[str, object], message: str) -> None:
     given = {"slot": "r0c0", "blueprint": "norm", **heads}
     with pytest.raises(ValueError, match=r"is not one of|choose one of") as caught:
         SPEC.encode(Op.GERMINATE, **given)  # type: ignore[arg-type]
@@ -130,7 +129,8 @@ def test_the_layout_names_every_place_once() -> None:
     assert [layout().index[name] for name in names] == list(range(len(names)))
 
 
-def test_trap_23_all_that_the_reward_depends_on_is_observed() -> None:
+@pytest.mark.trap(23)
+def test_all_that_the_reward_depends_on_is_observed() -> None:
     names = {entry.name for entry in layout().entries}
     assert names >= {
         "committed_accuracy",

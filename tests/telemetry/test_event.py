@@ -125,13 +125,15 @@ def test_two_runs_that_differ_in_time_only_have_equal_stable_records() -> None:
     assert stable_record(one) == stable_record(other)
 
 
+@pytest.mark.finding("M22")
 @pytest.mark.parametrize("kind", KINDS)
-def test_finding_m22_what_happens_in_an_env_says_in_which(kind: type[Event]) -> None:
+def test_what_happens_in_an_env_says_in_which(kind: type[Event]) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
     whole = (RoundCompleted, RunCompleted, MicroBatchHalved)  # means over hosts, and what changes all of them
     if names & {"slot", "epoch", "stages", "fossils", "total_reward"} and kind not in whole:
         assert {"env", "episode"} <= names
 
 
-def test_finding_m22_the_episode_names_its_env() -> None:
+@pytest.mark.finding("M22")
+def test_the_episode_names_its_env() -> None:
     assert record(sample(EpisodeCompleted))["env"] == SAMPLES["int"]

@@ -65,10 +65,10 @@ def test_the_picture_of_a_round_under_way() -> None:
     begun = [started(rounds=10), updated(), completed(3)]
     shown = picture(*begun, *(epoch(env, 15, **stages) for env in range(8)), elapsed=70.0)
     assert "round 4/10" in shown
-    assert "1m10s gone, 2m10s to go" in shown  # 3.5 rounds in 70 s, 6.5 to come
+    assert "1m10s elapsed, 2m10s left" in shown  # 3.5 rounds in 70 s, 6.5 to come
     assert "this round epoch 15: 77.0 %, baseline 60.0 %; seeds: 8 training, 8 fossilized" in shown
     assert "last round grown 82.0 % alone 83.5 % (-1.5 pp) return +1.500" in shown
-    assert "1.5 fossils a host, 5,230 images/s, 41.5 env-epochs/s" in shown
+    assert "1.5 fossils per host, 5,230 images/s, 41.5 env-epochs/s" in shown
     assert "policy KL 0.012, clipped 8%, explained variance -0.50, 16 minibatches" in shown
     assert "stopped early" not in shown
     assert "gradient 0.75, learning rate 5.0e-04, 12,800 env steps" in shown
@@ -79,7 +79,7 @@ def test_the_picture_of_a_round_under_way() -> None:
 def test_the_picture_before_anything_is_known() -> None:
     shown = picture(started(rounds=10))
     assert "round 1/10" in shown
-    assert "1m00s gone, ? to go" in shown
+    assert "1m00s elapsed, ? left" in shown
     for word in ("last round", "this round", "policy", "time"):
         assert word not in shown
 
@@ -115,15 +115,15 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
     """Rounds 1 to 7 were played by an earlier process, whose time says nothing of this one's."""
     resumed = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, tier=None, tier_refused=None, time=0.0)
     assert "round 8/10" in picture(resumed)
-    assert "? to go" in picture(resumed)
+    assert "? left" in picture(resumed)
     assert "round 9/10" in picture(resumed, completed(8))
-    assert "1m00s gone, 2m00s to go" in picture(resumed, completed(8))
+    assert "1m00s elapsed, 2m00s left" in picture(resumed, completed(8))
 
 
 def test_when_all_rounds_are_done_no_time_left_is_made_up() -> None:
     shown = picture(started(rounds=10), completed(10))
     assert "round 10/10" in shown
-    assert "1m00s gone, comparing" in shown
+    assert "1m00s elapsed, comparing" in shown
 
 
 def test_practice_is_shown_until_it_ends() -> None:
@@ -163,7 +163,7 @@ def test_what_must_not_be_lost_is_printed_above_the_picture() -> None:
     lines = plain(written(console))
     for wanted in (
         "task digits, controller ppo, seed 7",
-        "baseline: 8 hosts left alone end at 82.5 %",
+        "baseline: 8 hosts left alone, final validation accuracy 82.5 %",
         "rollback: env 3, episode 11, epoch 17: loss spike (8.5, limit 4.25), back to epoch 12",
         "seed cut: env 1, episode 0, epoch 5: conv_light in r0c1 became non-finite",
         "comparing, round 1/2: none 83.0 %",

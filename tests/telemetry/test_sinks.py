@@ -24,6 +24,7 @@ from esper.telemetry.event import (
     StepsNotCaptured,
     record,
 )
+from esper.telemetry.memory import MEMORY
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.sinks.jsonl import JsonlSink, read_events
 from esper.telemetry.sinks.metrics_csv import COLUMNS, MetricsCsvSink
@@ -72,7 +73,7 @@ def test_jsonl_cuts_a_torn_line_before_it_appends(tmp_path: Path, caplog: pytest
     sink.handle(cut(2))
     sink.close()
     assert [fields["epoch"] for fields in read_events(path)] == [0, 2]
-    assert "cut off a torn last line" in caplog.text
+    assert "removed an incomplete last line" in caplog.text
 
 
 def test_jsonl_writes_nothing_of_an_event_that_json_cannot_hold(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_every_way_to_tear_the_last_line_is_noticed(tmp_path: Path) -> None:
     lines = [json.dumps(record(cut(epoch))) + "\n" for epoch in range(2)]
     for length in range(1, len(lines[1]) - 1):
         path.write_text(lines[0] + lines[1][:length])
-        with pytest.raises(ValueError, match=r"events\.jsonl:2: the last line is torn"):
+        with pytest.raises(ValueError, match=r"events\.jsonl:2: the last line is incomplete"):
             list(read_events(path))
         assert [fields["epoch"] for fields in read_events(path, allow_torn_last_line=True)] == [0]
 
@@ -131,7 +132,9 @@ def test_events_before_a_broken_line_are_yielded(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps({**record(cut(0)), "schema": SCHEMA_VERSION + 1}) + "\n")
-    with pytest.raises(ValueError, match=f"schema {SCHEMA_VERSION + 1}, this Esper reads up to {SCHEMA_VERSION}"):
+    with pytest.raises(
+        ValueError, match=f"schema {SCHEMA_VERSION + 1}, but this version of Esper reads up to {SCHEMA_VERSION}"
+    ):
         list(read_events(path))
 
 
@@ -209,7 +212,7 @@ def test_metrics_cut_a_torn_row_before_they_append(tmp_path: Path) -> None:
 def test_metrics_refuse_a_table_with_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("round,loss\n1,0.5\n")
-    with pytest.raises(ValueError, match=r"metrics\.csv has other columns"):
+    with pytest.raises(ValueError, match=r"metrics\.csv has different columns"):
         MetricsCsvSink(path)
     assert path.read_text() == "round,loss\n1,0.5\n"
 
@@ -224,6 +227,26 @@ def test_metrics_leave_unreported_phases_empty_and_refuse_unknown_ones(tmp_path:
     (row,) = rows(path)
     assert row["phase/train"] == "2.5"
     assert row["phase/update"] == ""
+
+
+def test_metrics_have_a_column_for_each_kind_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = MetricsCsvSink(path)
+    memory = {"reserved/cuda:0": 100, "reserved/cuda:1": 20, "copies/cuda:0": 3, "copies/pinned": 4, "resident/cpu": 5}
+    sink.handle(completed(1, memory=memory))
+    with pytest.raises(ValueError, match="unknown kinds of memory lunch; known: allocated, reserved, peak_allocated"):
+        sink.handle(completed(2, memory={"lunch/cpu": 1}))
+    sink.close()
+    (row,) = rows(path)
+    assert {name: row[f"memory/{name}"] for name in MEMORY} == {
+        "allocated": "",
+        "reserved": "120",
+        "peak_allocated": "",
+        "peak_reserved": "",
+        "copies": "7",
+        "copies_per_host": "",
+        "resident": "5",
+    }
 
 
 # --- console
@@ -254,7 +277,7 @@ def test_console_has_one_line_a_round() -> None:
         "grown 85.7 %",
         "alone 83.5 %",
         "(+2.2 pp)",
-        "1.5 fossils a host",
+        "1.5 fossils per host",
         "1 rollback",
         "5,230 images/s",
         "ETA 1m30s",  # 9 rounds to come, 10 s each
@@ -325,29 +348,44 @@ def test_console_tells_what_was_learned_and_compared_and_that_a_run_was_resumed(
     lines = printed(RunResumed(3, 10, 8, 30, None, None, 0.0), updated(), ArmPlayed("heuristic", 1, 2, 83.25))
     assert lines == [
         "resumed after round 3/10",
-        "  learned: KL 0.012  clipped 8%  entropy 2.50  explained -0.50  12,800 env steps",
+        "  learned: KL 0.012  clipped 8%  entropy 2.50  explained variance -0.50  12,800 env steps",
         "comparing, round 1/2: heuristic 83.2 %",
     ]
 
 
-def test_finding_h2_console_tells_the_tier_and_why_not_another() -> None:
+def test_console_tells_what_cublas_has_for_each_lane() -> None:
+    size = "up to 8.125 MiB a lane (CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8, set by Esper)"
+    assert f"cuBLAS workspaces: {size}" in printed(started(cublas_workspace=size))
+    resumed = RunResumed(3, 10, 8, 30, None, None, 0.0, cublas_workspace=size)
+    assert f"cuBLAS workspaces: {size}" in printed(resumed)
+    assert not any("cuBLAS" in line for line in printed(started()))
+
+
+@pytest.mark.finding("H2")
+def test_console_tells_the_tier_and_why_not_another() -> None:
     assert "steps: graph, bfloat16" in printed(started())
     why = printed(started(tier="eager", tier_refused="it [has] bugs"), StepsNotCaptured("dropout"))
-    assert "steps: eager, bfloat16, because: it [has] bugs" in why
+    assert "steps: eager, bfloat16; the configured tier cannot be used: it [has] bugs" in why
     assert why[-1] == "steps not captured: dropout"
     assert not any(line.startswith("steps") for line in printed(started(tier=None)))
     again = RunResumed(3, 10, 8, 30, tier="compiled", tier_refused=None, time=0.0)
     assert printed(again) == ["resumed after round 3/10", "steps: compiled"]
     within = RunResumed(3, 10, 8, 30, None, None, 0.0, ("a/checkpoint.pt is not a checkpoint",), epochs=5)
     assert printed(within)[:2] == [
-        "resumed after round 3/10, 5 epochs into the next one",
+        "resumed after round 3/10, 5 epochs into the next round",
         "  warning: a/checkpoint.pt is not a checkpoint",
     ]
 
 
-def test_finding_l4_console_tells_that_batches_are_computed_in_parts() -> None:
-    assert not any("parts" in line for line in printed(started()))
-    assert any("in 4 parts; BatchNorm" in line for line in printed(started(micro_batches=4)))
+def test_console_tells_which_copies_are_in_pinned_memory() -> None:
+    (line,) = set(printed(started(pinned_copies=("older snapshots", "starts of epochs")))) - set(printed(started()))
+    assert line == "copies of hosts in pinned memory: older snapshots, starts of epochs"
+
+
+@pytest.mark.finding("L4")
+def test_console_tells_that_batches_are_computed_in_parts() -> None:
+    assert not any("micro-batches" in line for line in printed(started()))
+    assert any("into 4 micro-batches; BatchNorm" in line for line in printed(started(micro_batches=4)))
 
 
 def test_console_tells_of_practice_in_a_few_lines() -> None:

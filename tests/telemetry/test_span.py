@@ -86,6 +86,30 @@ def test_a_block_that_raises_is_counted_and_closed(clock: Clock) -> None:
     assert spans.seconds == {"train": 0.0, "stage": 2.0, "govern": 1.0}
 
 
+def test_seconds_that_move_to_another_phase_leave_the_sum_as_it_is(clock: Clock) -> None:
+    spans = Spans()
+    with spans("validate"):
+        clock.now += 5.0
+    spans.move("validate", "train", 2.0)
+    assert spans.seconds == {"validate": 3.0, "train": 2.0}
+    spans.move("validate", "train", 3.0)
+    assert spans.seconds == {"validate": 0.0, "train": 5.0}
+    spans.move("govern", "update", 0.0)  # nothing moves, and no phase appears
+    assert set(spans.seconds) == {"validate", "train"}
+
+
+@pytest.mark.parametrize("seconds", [-0.5, 5.5, float("nan")])
+def test_no_more_seconds_move_than_a_phase_has(clock: Clock, seconds: float) -> None:
+    spans = Spans()
+    with spans("validate"):
+        clock.now += 5.0
+    with pytest.raises(ValueError, match=r"cannot move .* s from validate to train: validate has 5.0 s"):
+        spans.move("validate", "train", seconds)
+    with pytest.raises(ValueError, match="unknown phase 'lunch'"):
+        spans.move("validate", "lunch", 1.0)
+    assert spans.seconds == {"validate": 5.0}
+
+
 def test_an_unknown_phase_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown phase 'lunch'; known: act, stage, train, .*telemetry"):
         Spans()("lunch")
@@ -115,7 +139,7 @@ def test_another_thread_is_refused_while_a_span_is_open() -> None:
 
     with spans("train"):
         in_a_thread()
-    assert errors == ["phase stage began in another thread than train, which is still open"]
+    assert errors == ["phase stage began in a different thread than the open phase train"]
     in_a_thread()  # nothing is open: the object was handed on
     assert len(errors) == 1
     assert set(spans.seconds) == {"train", "stage"}

@@ -25,7 +25,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_finding_l10_the_cpu_is_timed_by_the_clock(log: list[str]) -> None:
+@pytest.mark.finding("L10")
+def test_the_cpu_is_timed_by_the_clock(log: list[str]) -> None:
     timer = CUDATimer("cpu")
     with timer as entered:
         log.append("work")
@@ -35,7 +36,8 @@ def test_finding_l10_the_cpu_is_timed_by_the_clock(log: list[str]) -> None:
     assert log == ["clock", "work", "clock"]
 
 
-def test_finding_l10_on_the_cpu_a_block_takes_what_lies_between_its_ends() -> None:
+@pytest.mark.finding("L10")
+def test_on_the_cpu_a_block_takes_what_lies_between_its_ends() -> None:
     """With the real clock, read inside and outside the block."""
     timer, x = CUDATimer(torch.device("cpu")), torch.ones(64, 64)
     before = perf_counter()
@@ -47,7 +49,8 @@ def test_finding_l10_on_the_cpu_a_block_takes_what_lies_between_its_ends() -> No
     assert 0 < done - begun <= timer.seconds <= after - before
 
 
-def test_finding_l10_mps_waits_for_the_device_at_both_ends(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("L10")
+def test_mps_waits_for_the_device_at_both_ends(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "synchronize", lambda: log.append("wait"))
     timer = CUDATimer("mps")
     with timer:
@@ -57,7 +60,8 @@ def test_finding_l10_mps_waits_for_the_device_at_both_ends(log: list[str], monke
     assert log.count("wait") == 2
 
 
-def test_finding_l10_cuda_waits_only_when_it_is_read(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("L10")
+def test_cuda_waits_only_when_it_is_read(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Event:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
@@ -108,11 +112,11 @@ def test_there_is_nothing_to_read_before_a_block_has_ended() -> None:
 
 def test_a_timer_does_not_run_twice_at_once() -> None:
     timer: Any = CUDATimer("cpu")
-    with timer, pytest.raises(RuntimeError, match="takes a timer of its own"):
+    with timer, pytest.raises(RuntimeError, match="use a separate timer for a nested block"):
         timer.__enter__()
     assert timer.seconds >= 0
 
 
 def test_other_devices_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="times work on cuda, cpu, mps; not on meta"):
+    with pytest.raises(ValueError, match="measures work on cuda, cpu, mps; not on meta"):
         CUDATimer("meta")

@@ -107,6 +107,14 @@ def test_what_was_not_measured_is_no_number() -> None:
     assert not any("test_accuracy" in tag for tag in told)
 
 
+def test_memory_has_a_number_for_each_kind_and_place() -> None:
+    told = Scalars().of(completed(1, memory={"allocated/cuda:0": 1024, "resident/cpu": 5}))
+    assert {tag: value for tag, value in told.items() if tag.startswith("memory/")} == {
+        "memory/allocated/cuda:0": 1024.0,
+        "memory/resident/cpu": 5.0,
+    }
+
+
 def test_every_kind_that_is_wanted_has_numbers() -> None:
     samples: list[Event] = [completed(1), updated(), PracticeRound(1, 2, 0.5), ANOMALY, END]
     assert {type(event) for event in samples} == KINDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -30,7 +30,11 @@ class FakeCaptured:
     keeps: tuple[object, ...]
     times: int = 0
 
+    dead: bool = False
+    """Whether torch took from it the memory of cuBLAS, as the end of another graph of its stream does."""
+
     def replay(self) -> None:
+        assert not self.dead, "a capture on its stream failed and was given back"
         assert self.gpu.current == self.stream, "captured work belongs to its stream"
         assert self.pool in self.gpu.pools, "its memory was given back"
         self.times += 1
@@ -58,10 +62,16 @@ class FakeGpu:
         self.calls: list[str] = []
         self.current: FakeStream | None = None
         self.streams = 0
+        self.idle: list[FakeStream] = []
+        """Streams that closed lanes left."""
         self.waiting = False
         """Whether all work waits for results."""
-        self.refusal: Exception | None = None
+        self.refusal: BaseException | None = None
         """What a capture raises."""
+        self.broken: RuntimeError | None = None
+        """What everything raises that asks the device."""
+        self.failed: list[FakeStream] = []
+        """Streams of captures that failed and were not given back."""
         self.fail_at: tuple[int, int] | None = None
         """(lane, step) of the next launch that fails."""
         self.before_launch: Callable[[int, int], object] = lambda _lane, _step: None
@@ -70,6 +80,9 @@ class FakeGpu:
         self.streams += 1
         return FakeStream(self.streams)
 
+    def reuse(self, streams: Iterable[FakeStream]) -> None:
+        self.idle += streams
+
     def pool(self) -> object:
         self.pools.append(object())
         return self.pools[-1]
@@ -77,10 +90,12 @@ class FakeGpu:
     def fork(self, streams: Sequence[FakeStream]) -> None:
         assert self.current is None
         self.calls.append(f"fork {[stream.number for stream in streams]}")
+        self._ask()
 
     def join(self, streams: Sequence[FakeStream]) -> None:
         assert self.current is None
         self.calls.append(f"join {[stream.number for stream in streams]}")
+        self._ask()
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
@@ -100,6 +115,7 @@ class FakeGpu:
         assert self.current == stream, "what warmed up and what is captured are on the same stream"
         self.calls.append(f"capture {stream.number}")
         if self.refusal is not None:
+            self.failed.append(stream)
             raise self.refusal
         self.captured.append(FakeCaptured(self, work, stream, pool, keeps))
         return self.captured[-1]
@@ -132,9 +148,18 @@ class FakeGpu:
 
     def synchronize(self) -> None:
         self.calls.append("synchronize")
+        self._ask()
 
     def give_back(self) -> None:
         self.calls.append("give back")
+        for one in self.captured:
+            one.dead |= one.stream in self.failed
+        self.failed.clear()
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     @contextmanager
     def device_only(self) -> Iterator[None]:

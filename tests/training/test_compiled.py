@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.export import load_host, save_host
+from esper.files.grown_host import load_host, save_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
@@ -82,8 +82,9 @@ def evaluated(host: Host, x: Tensor) -> Tensor:
         return host(x)
 
 
+@pytest.mark.finding("H2")
 @everyone
-def test_finding_h2_it_computes_what_eager_does(name: str) -> None:
+def test_it_computes_what_eager_does(name: str) -> None:
     host, draw = made(name)
     eager = copy.deepcopy(host)
     assert compile_host(host, [draw(4)], [draw(5)]) is None
@@ -94,8 +95,9 @@ def test_finding_h2_it_computes_what_eager_does(name: str) -> None:
         torch.testing.assert_close(evaluated(host, draw(count)), evaluated(eager, draw(count)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.finding("H2")
 @everyone
-def test_finding_h2_other_batches_and_other_hosts_compile_nothing(name: str) -> None:
+def test_other_batches_and_other_hosts_compile_nothing(name: str) -> None:
     host, draw = made(name)
     assert compile_host(host, [draw(20), draw(4)], [draw(20), draw(4)]) is None
     other, _ = made(name)
@@ -155,7 +157,8 @@ class Breaking(Moody):
         raise ZeroDivisionError("on purpose")
 
 
-def test_trap_41_a_host_that_cannot_be_compiled_says_why_and_is_as_it_was() -> None:
+@pytest.mark.trap(41)
+def test_a_host_that_cannot_be_compiled_says_why_and_is_as_it_was() -> None:
     host = Moody()
     before = copy.deepcopy(host.state_dict())
     reason = compile_host(host, [digits().train.x[:4]])
@@ -179,7 +182,8 @@ class OwnWay(Moody):
         return h
 
 
-def test_trap_41_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
+@pytest.mark.trap(41)
+def test_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
     host = OwnWay()
     reason = compile_host(host, [digits().train.x[:4]])
     assert reason == "OwnWay has a forward pass of its own, which does not call run() for every segment"
@@ -213,7 +217,8 @@ def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> Growth
     return GrowthVectorEnv(replace(digits(), build_host=build_host), config, baseline=flat_baseline(4))
 
 
-def test_trap_41_an_env_tells_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trap(41)
+def test_an_env_tells_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(env_of(Moody)) as env:
         assert env.tier is not None
         assert env.tier.name == "eager"
@@ -247,8 +252,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.finding("H2")
 @pytest.mark.parametrize("name", SETTINGS)
-def test_finding_h2_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
+def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
     """Epochs, validation, seeds that come and go, resets: torch raises where it would have to compile again."""
     settings = {**SETTINGS[name], "run": {"lanes": 2, "tier": "compiled"}}
     env = {**settings.get("env", {}), "max_seeds": 3, "one_incubating": False}

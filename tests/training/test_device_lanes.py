@@ -15,12 +15,12 @@ from esper.config import ConfigError, TrainingConfig
 from esper.control.random import RandomController
 from esper.env.make import EnvMaker, make_env
 from esper.env.vector_env import GrowthVectorEnv
-from esper.experiment.environment import check_devices
+from esper.files.system_info import check_devices
 from esper.telemetry.event import Event, stable_record
 from esper.training.device_lanes import DeviceLanes, place_of
-from esper.training.lanes import Cancelled, LaneError, Lanes
+from esper.training.lanes import Cancelled, DeviceFailed, LaneError, Lanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
-from tests.experiment.run_helpers import assert_same_bits, flat
+from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import KINDS, Growing, assert_same, float_images
 
@@ -38,7 +38,8 @@ def three() -> Iterator[DeviceLanes]:
         yield lanes
 
 
-def test_finding_g1_envs_take_devices_in_turn() -> None:
+@pytest.mark.finding("G1")
+def test_envs_take_devices_in_turn() -> None:
     done: dict[int, str] = {}
 
     def work(env: Env) -> None:
@@ -59,7 +60,8 @@ def test_devices_work_side_by_side() -> None:
         lanes.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
 
 
-def test_finding_m12_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
+@pytest.mark.finding("M12")
+def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
     def breaks(env: Env) -> None:
         if env.index in (1, 2, 4):
             raise ArithmeticError(f"in {env.index}")
@@ -79,6 +81,64 @@ def test_what_is_no_error_of_a_lane_comes_first() -> None:
 
     with three() as lanes, pytest.raises(TypeError, match="ours"):
         lanes.everywhere([Env(i) for i in range(3)], breaks)
+
+
+def test_an_error_that_is_none_of_a_lane_names_the_others() -> None:
+    def breaks(lanes: Any, mine: list[Env]) -> None:
+        if mine[0].index == 2:
+            raise DeviceFailed("the second")
+        raise LaneError(mine[0], ArithmeticError("a host's"))
+
+    with three() as lanes, pytest.raises(DeviceFailed, match="the second") as caught:
+        lanes.everywhere([Env(i) for i in range(3)], breaks)
+    assert [f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)] == [True, True]
+
+
+def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
+    """Also when there is none for the devices before it."""
+    places: dict[int, set[str]] = {}
+
+    def on_device(_lanes: Any, mine: list[Env]) -> None:
+        for env in mine:
+            places.setdefault(env.index % 3, set()).add(threading.current_thread().name)
+
+    with three() as lanes:
+        for indices in ([0, 1, 2], [2], [1, 2], [2, 0], [1]):
+            lanes.everywhere([Env(i) for i in indices], on_device)
+    assert [len(names) for names in places.values()] == [1, 1, 1]
+    assert len(set.union(*places.values())) == 3
+
+
+class Closing:
+    """Lanes of a device that write down on which thread they work and are closed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.threads: list[threading.Thread] = []
+
+    def run(self, _work: Any, _envs: Any) -> None:
+        self.threads.append(threading.current_thread())
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread())
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a sticky fault")])
+def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception | None) -> None:
+    devices: list[Any] = [Closing(), Closing(error), Closing()]
+    lanes = DeviceLanes(devices)
+    lanes.run(lambda _env: None, [Env(i) for i in range(3)])
+    if error is None:
+        lanes.close()
+    else:
+        with pytest.raises(RuntimeError, match="a sticky fault"):
+            lanes.close()
+    lanes.close()  # does nothing
+    assert [len(device.threads) for device in devices] == [2, 2, 2]
+    assert all(worked is closed for worked, closed in (device.threads for device in devices))
+    assert not any(thread.is_alive() for device in devices for thread in device.threads)
 
 
 def test_cancelling_reaches_all_devices() -> None:
@@ -123,7 +183,8 @@ def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]
     return seen, [stable_record(event) for event in told]
 
 
-def test_finding_t1_hosts_on_several_devices_have_the_bits_of_one() -> None:
+@pytest.mark.finding("T1")
+def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
     """Seeds, rollbacks, validation, test accuracy and events; three devices here are three pools of lanes."""
     (one, told), (several, told_too) = grown(1), grown(3)
     assert told == told_too
@@ -135,8 +196,9 @@ def lanes_of(gpus: list[FakeGpu]) -> Any:
     return fake_lanes(gpus[0]) if len(gpus) == 1 else DeviceLanes([fake_lanes(gpu) for gpu in gpus])
 
 
+@pytest.mark.finding("T1")
 @pytest.mark.parametrize("kind", ["float images", "text"])
-def test_finding_t1_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
+def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
     """Each stand-in for a GPU captures and launches the steps of its own hosts, and of no others."""
     records, launches = [], []
     for count in (1, 2):
@@ -180,6 +242,22 @@ def test_no_more_devices_than_hosts_are_used() -> None:
     alone.close()
 
 
+def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 2}}))
+    assert isinstance(env, GrowthVectorEnv)
+    close, closed = env.lanes.close, []
+
+    def fail() -> None:
+        close()
+        raise RuntimeError("a sticky fault")
+
+    monkeypatch.setattr(env.lanes, "close", fail)
+    monkeypatch.setattr(env.trainer, "close", lambda: closed.append("trainer"))
+    with pytest.raises(RuntimeError, match="a sticky fault"):
+        env.close()
+    assert closed == ["trainer"]
+
+
 def test_other_hosts_are_other_hosts_everywhere() -> None:
     config = TrainingConfig.parse({"run": {"device": "cpu,cpu"}})
     maker = EnvMaker.of(config).with_hosts(float_images().build_host)
@@ -190,8 +268,8 @@ def test_other_hosts_are_other_hosts_everywhere() -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("cpu,cpu", "several devices are GPUs, each named once, as cuda:0,cuda:1"),
-        ("cpu,cuda:9", "device 'cuda:9' is not there"),
+        ("cpu,cpu", "several devices must be distinct GPUs, such as cuda:0,cuda:1"),
+        ("cpu,cuda:9", "device 'cuda:9' is not available"),
         ("cpu,", "unknown device ''"),
         ("cpu,abacus", "unknown device 'abacus'"),
     ],
@@ -205,5 +283,5 @@ def test_two_gpus_are_accepted_and_one_twice_is_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [str(device) for device in check_devices("cuda:0, cuda:1")] == ["cuda:0", "cuda:1"]
     for names in ("cuda:1,cuda:1", "cuda,cuda:0", "cpu,cuda:0"):
-        with pytest.raises(ConfigError, match="each named once"):
+        with pytest.raises(ConfigError, match="must be distinct GPUs"):
             check_devices(names)

@@ -29,8 +29,9 @@ def batches_of(training: ParallelEnvState, monkeypatch: pytest.MonkeyPatch) -> l
     return epochs
 
 
+@pytest.mark.trap(11)
 @pytest.mark.parametrize(("samples", "batch"), [(128, 32), (100, 32), (997, 64), (32, 32)])
-def test_trap_11_an_epoch_is_floor_of_full_batches_of_the_envs_own_permutation(
+def test_an_epoch_is_floor_of_full_batches_of_the_envs_own_permutation(
     samples: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(task={"samples_per_epoch": samples, "batch_size": batch})
@@ -107,8 +108,9 @@ def test_the_row_holds_loss_sum_correct_count_and_bad_losses() -> None:
     assert (correct, count, batches, bad) == (int((logits.argmax(1) == y).sum()), 64, 1, 0)
 
 
+@pytest.mark.trap(7)
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "GATED_GATE"])
-def test_trap_07_gate_parameters_are_optimised_and_each_parameter_has_one_owner(style: str) -> None:
+def test_gate_parameters_are_optimised_and_each_parameter_has_one_owner(style: str) -> None:
     training = make_training()
     for name, stage in {"r0c0": S.FOSSILIZED, "r1c0": S.HOLDING, "r0c1": S.BLENDING, "r1c1": S.TRAINING}.items():
         plant(training, name, style=style, stage=stage)

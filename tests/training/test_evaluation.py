@@ -51,11 +51,10 @@ class Watched(nn.Module):
         return out
 
 
+@pytest.mark.finding("L2")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("grafted", [False, True])
-def test_finding_l2_validation_runs_in_inference_mode_and_in_the_precision_of_training(
-    dtype: str, grafted: bool
-) -> None:
+def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtype: str, grafted: bool) -> None:
     """Hosts whose layers may keep what they see for a training pass are the exception: they run without gradients."""
     seen: list[dict[str, Any]] = []
 
@@ -135,7 +134,8 @@ def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
     assert float(EpochTotals(read.accumulators, 1).training[2]) > 0  # a copy, not a view
 
 
-def test_finding_c1_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
+@pytest.mark.finding("C1")
+def test_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
     with rig(n_envs=3, horizon=2) as world:
         for _ in range(2):
             world.step()
@@ -186,8 +186,9 @@ def bits_of(envs: list[ParallelEnvState]) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.finding("C1")
 @pytest.mark.parametrize("kind", ["images", "bytes"])
-def test_finding_c1_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
+def test_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
     """Trap 31: each row is zeroed and added to by its env's lane alone, in hosts with seeds of every stage."""
     found = []
     for lanes in (1, 2, 3, 7):
@@ -201,12 +202,13 @@ def test_finding_c1_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None
     assert len({tuple(row) for row in found[0]["block"][:, 0].tolist()}) == len(STAGES)
 
 
+@pytest.mark.trap(31)
 @settings(max_examples=12, deadline=None)
 @given(
     rounds=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=3),
     lanes=st.integers(2, 6),
 )
-def test_trap_31_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], lanes: int) -> None:
+def test_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], lanes: int) -> None:
     torch.set_num_threads(1)
     envs, alone = fleet(5), fleet(5)
     with Lanes(lanes) as pool:
@@ -253,7 +255,8 @@ def memory_of(env: ParallelEnvState) -> Iterator[set[int]]:
     yield {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def test_finding_h5_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> None:
+@pytest.mark.finding("H5")
+def test_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> None:
     """The plan is plain numbers, and the thread that starts the lanes runs no operator while they validate."""
     with rig(n_envs=2, horizon=9) as world:
         world.grow("r0c0", S.BLENDING)
@@ -276,7 +279,8 @@ def test_finding_h5_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_th
         assert len(on_the_lane) == 2
 
 
-def test_finding_h5_the_thread_that_steps_writes_nothing_that_belongs_to_an_env() -> None:
+@pytest.mark.finding("H5")
+def test_the_thread_that_steps_writes_nothing_that_belongs_to_an_env() -> None:
     with rig(n_envs=2, horizon=9) as world:
         world.grow("r0c0", S.HOLDING)
         actions = wait_actions(2)

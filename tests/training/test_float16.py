@@ -36,7 +36,8 @@ def set_scale(env: ParallelEnvState, scale: float) -> None:
     scaler_of(env).load_state_dict({**scaler_of(env).state_dict(), "scale": scale})
 
 
-def test_finding_l3_a_host_with_seeds_learns_in_float16() -> None:
+@pytest.mark.finding("L3")
+def test_a_host_with_seeds_learns_in_float16() -> None:
     env = training_of(
         digits(),
         task={"precision": "float16", "samples_per_epoch": 992, "learning_rate": 0.1},
@@ -57,7 +58,8 @@ def test_finding_l3_a_host_with_seeds_learns_in_float16() -> None:
     assert any(not torch.equal(born[name], learned[name]) for name in born if name.startswith("r0c1"))
 
 
-def test_finding_h3_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
+@pytest.mark.finding("H3")
+def test_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
     found = []
     for scale in (2.0**4, 2.0**8):
         env = training_of(digits(), **FP16)
@@ -71,7 +73,8 @@ def test_finding_h3_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-2, atol=1e-5)
 
 
-def test_finding_h3_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else() -> None:
+@pytest.mark.finding("H3")
+def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else() -> None:
     env = training_of(digits(), **FP16)
     plant(env, "r0c0", stage=S.HOLDING)
     plant(env, "r0c1")
@@ -101,7 +104,8 @@ def test_finding_h3_an_overflow_skips_the_step_and_halves_the_scale_and_does_not
     assert summaries["host"].elements == sum(p.numel() for p in env.host_group.parameters)
 
 
-def test_finding_h3_an_overflow_is_no_reason_to_cut_a_seed_or_to_roll_back() -> None:
+@pytest.mark.finding("H3")
+def test_an_overflow_is_no_reason_to_cut_a_seed_or_to_roll_back() -> None:
     with rig(horizon=12, **FP16) as world:
         world.grow("r0c0", S.HOLDING)
         world.grow("r0c1", S.TRAINING)
@@ -115,8 +119,9 @@ def test_finding_h3_an_overflow_is_no_reason_to_cut_a_seed_or_to_roll_back() -> 
         assert (world.slot("r0c0").stage, world.slot("r0c1").stage) == (S.HOLDING, S.TRAINING)
 
 
+@pytest.mark.finding("H3")
 @pytest.mark.parametrize("stage", [S.BLENDING, S.HOLDING])
-def test_finding_h3_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stage: S) -> None:
+def test_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_after_all(stage: S) -> None:
     """Else the host behind it would skip every step from then on, and nobody would be told."""
 
     class Bad(Overflow):
@@ -138,7 +143,8 @@ def test_finding_h3_a_gradient_that_no_scale_makes_finite_is_the_seeds_fault_aft
         assert not torch.equal(before["host.parameter.0"], tensors_of(world.training())["host.parameter.0"])
 
 
-def test_trap_34_every_env_has_a_scale_of_its_own() -> None:
+@pytest.mark.trap(34)
+def test_every_env_has_a_scale_of_its_own() -> None:
     def trained(scales: dict[int, float], lanes: int) -> list[tuple[dict[str, Tensor], float]]:
         envs = [training_of(digits(), index=index, **FP16) for index in range(3)]
         for index, scale in scales.items():
@@ -156,7 +162,8 @@ def test_trap_34_every_env_has_a_scale_of_its_own() -> None:
     assert disturbed[1][1] == HUGE / 2**4  # two epochs of two batches
 
 
-def test_trap_15_the_scale_of_one_episode_is_not_the_next_ones() -> None:
+@pytest.mark.trap(15)
+def test_the_scale_of_one_episode_is_not_the_next_ones() -> None:
     env, fresh = training_of(digits(), **FP16), training_of(digits(), **FP16)
     set_scale(env, HUGE)
     train(env)
@@ -179,8 +186,9 @@ def test_a_rollback_puts_the_scale_back() -> None:
     assert scaler_of(env).get_scale() == 2.0**16
 
 
+@pytest.mark.finding("H3")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_finding_h3_other_formats_have_no_scale(precision: Any) -> None:
+def test_other_formats_have_no_scale(precision: Any) -> None:
     arithmetic = Arithmetic(precision, torch.device("cpu"))
     loss = torch.tensor(2.0)
     assert arithmetic.scaled(loss) is loss

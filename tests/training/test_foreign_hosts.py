@@ -190,7 +190,8 @@ def language(train: Split | None = None) -> Task:
     )
 
 
-def test_trap_16_padding_counts_in_no_loss_and_no_accuracy() -> None:
+@pytest.mark.trap(16)
+def test_padding_counts_in_no_loss_and_no_accuracy() -> None:
     task = language()
     training = training_of(task)
     logits = training.host(task.validation.x)
@@ -207,7 +208,8 @@ def test_trap_16_padding_counts_in_no_loss_and_no_accuracy() -> None:
     assert stats.tolist() == pytest.approx(wanted)
 
 
-def test_trap_16_what_stands_behind_padding_changes_no_weight() -> None:
+@pytest.mark.trap(16)
+def test_what_stands_behind_padding_changes_no_weight() -> None:
     other = texts()
     tokens = other.x.clone()
     tokens[::2, 3:] = 0  # this host sees one token at a time
@@ -241,7 +243,7 @@ def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
     ("change", "words"),
     [
         ({"train": Split(torch.zeros(3, 1, 8, 8), torch.zeros(2, dtype=torch.int64))}, "3 inputs and 2 targets"),
-        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* it wants int64"),
+        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* expected int64"),
         (
             {"test": Split(torch.zeros(2, 1, 8, 8), torch.full((2,), 10))},
             "test split: targets must lie between 0 and 9",
@@ -262,7 +264,7 @@ def test_data_that_cannot_be_trained_on_is_refused(change: dict[str, Split], wor
 def test_a_host_that_does_not_fit_its_task_is_refused() -> None:
     base = digits()
     task = Task("mine", 12, grafted(), base.train, base.validation, base.test)
-    with pytest.raises(ConfigError, match=r"logits of shape \(3, 10\) of 3 samples; it wants \(3, 12\)"):
+    with pytest.raises(ConfigError, match=r"logits of shape \(3, 10\) for 3 samples; expected \(3, 12\)"):
         check_hosts(task)
     with pytest.raises(ConfigError, match=r"makes a Network, not a host; see esper\.graft"):
         check_hosts(replace(task, build_host=Network))  # type: ignore[arg-type]

@@ -89,18 +89,21 @@ def check_untouched(build: Callable[[int], nn.Module], expected: type[Exception]
     train(training)
 
 
+@pytest.mark.trap(9)
 @pytest.mark.parametrize("name", REFUSED)
-def test_trap_09_a_failed_germination_leaves_everything_as_it_was(name: str) -> None:
+def test_a_failed_germination_leaves_everything_as_it_was(name: str) -> None:
     check_untouched(REFUSED[name], GerminationFailed)
 
 
+@pytest.mark.trap(9)
 @pytest.mark.parametrize("name", BROKEN)
-def test_trap_09_a_body_that_is_no_seed_at_all_leaves_everything_as_it_was(name: str) -> None:
+def test_a_body_that_is_no_seed_at_all_leaves_everything_as_it_was(name: str) -> None:
     check_untouched(BROKEN[name], Exception)
 
 
+@pytest.mark.trap(9)
 @pytest.mark.parametrize("name", REFUSED)
-def test_trap_09_the_failure_names_blueprint_and_slot(name: str) -> None:
+def test_the_failure_names_blueprint_and_slot(name: str) -> None:
     training = make_training()
     with pytest.raises(GerminationFailed, match="own in r0c1"):
         training.germinate(training.slot_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"], 3, 1.0)

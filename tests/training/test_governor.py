@@ -59,8 +59,9 @@ def test_values_that_are_not_finite_panic_whatever_the_loss() -> None:
     assert panic == Panic("not finite", 3.0, 0.0)
 
 
+@pytest.mark.trap(13)
 @pytest.mark.parametrize("classes", [2, 10, 1000])
-def test_trap_13_collapse_is_judged_in_units_of_chance(classes: int) -> None:
+def test_collapse_is_judged_in_units_of_chance(classes: int) -> None:
     governor = make_governor(classes)
     assert reasons(after(governor, [0.5, 0.5, 0.934])) == [None] * 3
     governor = make_governor(classes)
@@ -113,7 +114,8 @@ def test_anomalous_losses_stay_out_of_the_history() -> None:
     assert list(governor.losses) == pytest.approx([0.4 * governor.chance] * 5)
 
 
-def test_finding_l8_the_governors_window_holds_the_last_losses() -> None:
+@pytest.mark.finding("L8")
+def test_the_governors_window_holds_the_last_losses() -> None:
     governor = make_governor(window=3)
     after(governor, [0.9, 0.8, 0.7, 0.6])
     assert list(governor.losses) == pytest.approx([value * governor.chance for value in (0.8, 0.7, 0.6)])
@@ -149,13 +151,15 @@ def epoch(governor: Governor, training: ParallelEnvState, loss: float = 1.0, fos
     return governor.check(loss, 0) is None and governor.snapshot_if_due(training, RECORD, fossilized)
 
 
-def test_finding_l5_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes() -> None:
+@pytest.mark.finding("L5")
+def test_a_snapshot_every_five_epochs_and_when_a_seed_fossilizes() -> None:
     governor, training = world()
     taken = [epoch(governor, training, fossilized=number == 7) for number in range(1, 14)]
     assert [number for number, took in enumerate(taken, 1) if took] == [5, 7, 12]
 
 
-def test_trap_04_no_snapshot_while_an_anomaly_is_pending() -> None:
+@pytest.mark.trap(4)
+def test_no_snapshot_while_an_anomaly_is_pending() -> None:
     governor, training = world(every=1)
     assert [epoch(governor, training, loss=0.9) for _ in range(3)] == [True] * 3
     good = tensors_of(training)
@@ -190,7 +194,8 @@ def test_a_restore_of_the_first_snapshot_forgets_momentum() -> None:
     assert all(not tensor.any() for name, tensor in restored.items() if "momentum" in name)
 
 
-def test_trap_05_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() -> None:
+@pytest.mark.trap(5)
+def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() -> None:
     governor, training = world()
     old = plant(training, "r0c0", stage=S.FOSSILIZED)
     train(training)

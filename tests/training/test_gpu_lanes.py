@@ -81,7 +81,8 @@ def test_validation_is_captured_when_it_is_done_for_the_second_time() -> None:
         assert gpu.captured[0].times == 1
 
 
-def test_trap_36_captured_work_has_the_stream_that_it_was_warmed_up_on() -> None:
+@pytest.mark.trap(36)
+def test_captured_work_has_the_stream_that_it_was_warmed_up_on() -> None:
     """The fake device refuses anything else."""
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
@@ -89,7 +90,8 @@ def test_trap_36_captured_work_has_the_stream_that_it_was_warmed_up_on() -> None
         assert {one.stream.number for one in gpu.captured} == {1, 2, 3}
 
 
-def test_trap_37_each_env_has_a_memory_of_its_own() -> None:
+@pytest.mark.trap(37)
+def test_each_env_has_a_memory_of_its_own() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
         made.episodes(1, 4)
@@ -97,7 +99,8 @@ def test_trap_37_each_env_has_a_memory_of_its_own() -> None:
     assert len(pools) == len({pool for _, pool in pools}) == 3
 
 
-def test_trap_39_each_env_has_one_stream_for_ever() -> None:
+@pytest.mark.trap(39)
+def test_each_env_has_one_stream_for_ever() -> None:
     gpu = FakeGpu()
     places: dict[int, set[object]] = {}
 
@@ -112,7 +115,8 @@ def test_trap_39_each_env_has_one_stream_for_ever() -> None:
     assert len(set.union(*places.values())) == 41
 
 
-def test_trap_32_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error() -> None:
+@pytest.mark.trap(32)
+def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error() -> None:
     gpu = FakeGpu()
 
     def fail(_env: ParallelEnvState) -> None:
@@ -131,7 +135,8 @@ def interrupt(_env: ParallelEnvState) -> None:
     raise KeyboardInterrupt
 
 
-def test_trap_40_rates_alphas_and_targets_act_without_a_new_capture() -> None:
+@pytest.mark.trap(40)
+def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
     """The fake device has wrong numbers in Python while it launches, so that only those on the device count."""
     gpu = FakeGpu()
     kind = KINDS["bytes"]
@@ -370,8 +375,9 @@ def test_captured_work_holds_its_memory() -> None:
         assert {id(slot.seed), id(slot.finite), id(env.seed_groups["r0c0"]), id(env.shadows["r0c0"])} <= held
 
 
+@pytest.mark.finding("C4")
 @pytest.mark.slow
-def test_finding_c4_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts that change in every epoch, and more captured work than is kept. What is alive depends on the seeds that
     are; so the most of later episodes is compared with the most of earlier ones."""
     monkeypatch.setattr("esper.training.capture.MOST_REMEMBERED", 16)

@@ -87,9 +87,10 @@ def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.trap(1)
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("style", STYLES)
-def test_trap_01_the_hosts_gradient_lives_at_alpha_one(site: str, style: str) -> None:
+def test_the_hosts_gradient_lives_at_alpha_one(site: str, style: str) -> None:
     training = make_training()
     plant(training, site, style=style, stage=S.HOLDING)
     train(training)
@@ -98,7 +99,8 @@ def test_trap_01_the_hosts_gradient_lives_at_alpha_one(site: str, style: str) ->
         assert float(parameter.grad.norm()) > 1e-6, name
 
 
-def test_trap_01_earlier_seeds_learn_through_later_ones() -> None:
+@pytest.mark.trap(1)
+def test_earlier_seeds_learn_through_later_ones() -> None:
     training = make_training()
     slots = [plant(training, site, stage=S.HOLDING) for site in SITES]
     train(training)
@@ -118,9 +120,10 @@ def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
     torch.testing.assert_close(training.host.walk(x, blending(training)), out)
 
 
+@pytest.mark.trap(6)
 @pytest.mark.parametrize("blueprint", BLUEPRINT_NAMES)
 @pytest.mark.parametrize("style", STYLES)
-def test_trap_06_every_parameter_of_every_seed_is_alive_within_two_steps(blueprint: str, style: str) -> None:
+def test_every_parameter_of_every_seed_is_alive_within_two_steps(blueprint: str, style: str) -> None:
     """In every slot, incubating and blended, for several draws of its initial values."""
     for draw in range(3):
         for site in SITES:
@@ -196,7 +199,8 @@ def rms_ratio(training: object, slot: SeedSlot) -> float:
     return ratio
 
 
-def test_trap_08_a_seed_that_learns_straight_through_does_not_outgrow_its_host() -> None:
+@pytest.mark.trap(8)
+def test_a_seed_that_learns_straight_through_does_not_outgrow_its_host() -> None:
     """Its objective is linear in d: without the limit it would reward size without end."""
     training = make_training(tiny_config(horizon=30, task={"samples_per_epoch": 960, "schedule": "constant"}, **STE))
     slot = plant(training, "r0c0")

@@ -40,7 +40,8 @@ def test_every_env_is_worked_on_once_with_one_thread() -> None:
     assert threads == [1] * 7
 
 
-def test_finding_m12_an_error_names_env_epoch_and_batch_and_the_others_finish() -> None:
+@pytest.mark.finding("M12")
+def test_an_error_names_env_epoch_and_batch_and_the_others_finish() -> None:
     envs = [Place(index) for index in range(4)]
 
     def work(env: Place) -> None:
@@ -54,7 +55,8 @@ def test_finding_m12_an_error_names_env_epoch_and_batch_and_the_others_finish() 
     assert [env.done for env in envs] == [True, False, True, False]
 
 
-def test_finding_m12_the_other_errors_are_noted_and_an_exit_is_an_exit() -> None:
+@pytest.mark.finding("M12")
+def test_the_other_errors_are_noted_and_an_exit_is_an_exit() -> None:
     def work(env: Place) -> None:
         if env.index == 2:
             raise SystemExit(4)
@@ -140,7 +142,8 @@ def train(env: Place, results: list[torch.Tensor]) -> None:
     results[env.index] = weight.detach()
 
 
-def test_finding_c1_any_number_of_lanes_gives_the_same_bits() -> None:
+@pytest.mark.finding("C1")
+def test_any_number_of_lanes_gives_the_same_bits() -> None:
     envs = [Place(index) for index in range(6)]
     outcomes: list[list[torch.Tensor]] = []
     for count in (1, 2, 5, None):

@@ -9,9 +9,10 @@ from tests.core_helpers import DAMAGE, rig
 from tests.training.live_tensors import STATM, resident_mib
 
 
+@pytest.mark.finding("C4")
 @pytest.mark.slow
 @pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
-def test_finding_c4_memory_is_flat_over_1000_episodes() -> None:
+def test_memory_is_flat_over_1000_episodes() -> None:
     """Each with a seed, snapshots after every epoch, and a rollback."""
     with rig(horizon=4, governor={"snapshot_every": 1}) as world:
         sizes = []

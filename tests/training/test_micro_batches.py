@@ -67,9 +67,10 @@ def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> Par
     return env
 
 
+@pytest.mark.finding("L4")
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
 @pytest.mark.parametrize("parts", PARTS)
-def test_finding_l4_a_step_in_parts_is_the_step_of_the_whole_batch(parts: int, incubation: str) -> None:
+def test_a_step_in_parts_is_the_step_of_the_whole_batch(parts: int, incubation: str) -> None:
     whole, split = (grown(images(), count, incubation) for count in (1, parts))
     for env in (whole, split):
         train(env)
@@ -77,8 +78,9 @@ def test_finding_l4_a_step_in_parts_is_the_step_of_the_whole_batch(parts: int, i
     assert float(split.totals.training[3]) == parts
 
 
+@pytest.mark.finding("L4")
 @pytest.mark.parametrize("parts", [2, 5])
-def test_finding_l4_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) -> None:
+def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) -> None:
     """The text's first half is padded more than its second, so the mean of the parts' means would be another one."""
     split = texts()
     y = split.y.clone()
@@ -97,7 +99,8 @@ def test_finding_l4_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(par
     assert found[0]["totals"][2] == int((y[:BATCH] != PAD).sum())
 
 
-def test_finding_l4_a_part_of_nothing_but_padding_weighs_nothing() -> None:
+@pytest.mark.finding("L4")
+def test_a_part_of_nothing_but_padding_weighs_nothing() -> None:
     """Such samples are refused in memory; one that streams in must not break a step that it has no part in."""
     task = language(texts(padding=False))
     x, y = task.train.x[:8], task.train.y[:8].clone()  # type: ignore[union-attr]
@@ -125,7 +128,8 @@ class Masks:
         return x * self.drawn[-1] * 2
 
 
-def test_finding_l4_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
+@pytest.mark.finding("L4")
+def test_with_dropout_the_step_is_that_of_the_whole_batch_under_the_parts_masks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     split, whole = (grown(images(dropout=0.5), parts, "shadow") for parts in (3, 1))
@@ -141,8 +145,9 @@ def test_finding_l4_with_dropout_the_step_is_that_of_the_whole_batch_under_the_p
     close(all_of(split, ("r0c0", "r0c1")), all_of(whole, ("r0c0", "r0c1")))
 
 
+@pytest.mark.finding("L4")
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
-def test_finding_l4_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(incubation: str) -> None:
+def test_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_that_drops(incubation: str) -> None:
     sections: dict[str, Any] = {"task": {**CONSTANT, "micro_batches": 4}, "env": {"incubation": incubation}}
     alone, growing = (training_of(images(dropout=0.5), **sections) for _ in range(2))
     plant(growing, "r0c0")
@@ -153,7 +158,8 @@ def test_finding_l4_in_parts_an_incubating_seed_still_changes_no_bit_of_a_host_t
     assert torch.equal(alone.totals.training, growing.totals.training)
 
 
-def test_finding_l4_batch_norm_sees_the_parts() -> None:
+@pytest.mark.finding("L4")
+def test_batch_norm_sees_the_parts() -> None:
     """As documented: its statistics, in training and those that it remembers, are those of a part."""
     seen: dict[int, list[Tensor]] = {}
     for parts in (1, 2):
@@ -172,8 +178,9 @@ def test_finding_l4_batch_norm_sees_the_parts() -> None:
     torch.testing.assert_close(torch.cat(seen[2]), seen[1][0])
 
 
+@pytest.mark.finding("L4")
 @pytest.mark.parametrize(("parts", "sizes"), [(4, [2, 2, 1, 1]), (5, [2, 1, 1, 1, 1]), (6, [1] * 6), (1, [6])])
-def test_finding_l4_there_are_as_many_parts_as_asked_for_and_they_differ_by_one_sample_at_most(
+def test_there_are_as_many_parts_as_asked_for_and_they_differ_by_one_sample_at_most(
     parts: int, sizes: list[int]
 ) -> None:
     env = training_of(images(), task={"samples_per_epoch": 6, "batch_size": 6, "micro_batches": parts})

@@ -18,7 +18,8 @@ from esper.training.totals import EpochTotals
 from tests.core_helpers import make_training, tiny_config
 
 
-def test_finding_c2_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_env(
+@pytest.mark.finding("C2")
+def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_env(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env_of_thread: dict[int, int] = {}
@@ -47,7 +48,8 @@ def test_finding_c2_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_l
     assert calls == {index: ["measured_loss", "add_training", "grad_stats", "sgd_step"] * 3 for index in range(5)}
 
 
-def test_trap_38_the_backward_passes_of_a_gpus_lane_are_queued_by_the_thread_that_queues_the_rest(
+@pytest.mark.trap(38)
+def test_the_backward_passes_of_a_gpus_lane_are_queued_by_the_thread_that_queues_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else one thread of torch's does those of all streams, and lanes wait for each other in it."""

@@ -52,7 +52,8 @@ def test_a_reset_zeroes_momentum_where_it_lies(task: object) -> None:
     assert not any(bool(buffer.any()) for buffer in momenta(env))
 
 
-def test_trap_40_host_and_seeds_read_one_rate_on_the_device() -> None:
+@pytest.mark.trap(40)
+def test_host_and_seeds_read_one_rate_on_the_device() -> None:
     env = training_of(digits())
     plant(env, "r0c0")
     plant(env, "r1c1", stage=S.HOLDING)
@@ -68,7 +69,8 @@ def test_trap_40_host_and_seeds_read_one_rate_on_the_device() -> None:
     assert 0 < float(env.rate) < 0.05
 
 
-def test_trap_15_a_seed_starts_with_momentum_of_its_own() -> None:
+@pytest.mark.trap(15)
+def test_a_seed_starts_with_momentum_of_its_own() -> None:
     env = training_of(digits())
     slot = plant(env, "r0c0", stage=S.HOLDING)
     train(env, 2)

@@ -76,8 +76,9 @@ def from_here_on(made: Growing) -> None:
     made.trainer.parts.double(Shortage(0, 0, 0, ""))
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("kind", ["float images", "ste", "bytes in bfloat16, micro-batches"])
-def test_finding_m12_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
+def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
     hurt = course(Lanes(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
@@ -91,10 +92,9 @@ def test_finding_m12_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str)
     assert "can't allocate memory" in event.reason
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("fitting", [0, 5, 20])
-def test_finding_m12_no_memory_for_remembering_how_the_epoch_began(
-    fitting: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_for_remembering_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one env part of the copies are there, and those of the others are whole: none of it is mixed up."""
     capture, failed = Copies.capture, []
 
@@ -113,7 +113,8 @@ def test_finding_m12_no_memory_for_remembering_how_the_epoch_began(
     assert not any(start._copies.tensors for start in hurt.trainer._starts.values()), "nothing is done a third time"
 
 
-def test_finding_m12_captured_work_of_whole_batches_is_dropped() -> None:
+@pytest.mark.finding("M12")
+def test_captured_work_of_whole_batches_is_dropped() -> None:
     gpu, other = FakeGpu(), FakeGpu()
     hurt = course(
         fake_lanes(gpu), lambda made: shrink(made.envs[0], BATCH // 2, error=lambda: torch.OutOfMemoryError("CUDA"))
@@ -128,7 +129,8 @@ def test_finding_m12_captured_work_of_whole_batches_is_dropped() -> None:
         assert_same(expected[:2], whole.epoch())  # what BatchNorm sees in parts is something else
 
 
-def test_finding_m12_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
+@pytest.mark.finding("M12")
+def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
     with course(Lanes(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
         events: list[Event] = []
         made.trainer.parts.tell = events.append
@@ -161,8 +163,9 @@ def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
     assert not made.trainer.parts.doubled
 
 
+@pytest.mark.finding("M12")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_finding_m12_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
+def test_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
     """In step: the others have learned from the batch that was too much for one."""
     worlds = []
     for hurt in (True, False):
@@ -180,7 +183,8 @@ def test_finding_m12_hosts_whose_data_streams_begin_the_epoch_again(workers: int
         same_bits(one, other)
 
 
-def test_finding_m12_validation_takes_half_at_once() -> None:
+@pytest.mark.finding("M12")
+def test_validation_takes_half_at_once() -> None:
     with rig(2, 6) as plain, rig(2, 6) as hurt:
         for world in (plain, hurt):
             world.step()
@@ -197,7 +201,8 @@ def test_finding_m12_validation_takes_half_at_once() -> None:
             same_bits(tensors_of(one.training), tensors_of(other.training))
 
 
-def test_finding_m12_all_hosts_of_a_run_are_cut_alike() -> None:
+@pytest.mark.finding("M12")
+def test_all_hosts_of_a_run_are_cut_alike() -> None:
     """Those that grow, their twins, and those made later; or pairs would differ in more than growth."""
     told: list[Event] = []
     maker = EnvMaker.of(tiny_config(1, 4), digits())
@@ -237,6 +242,11 @@ def test_parts_are_as_they_were_in_a_run_that_goes_on() -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
         (RuntimeError(FULL), True),
         (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"), True),
+        (RuntimeError("out of memory (CUDA error 2)"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("not enough memory of yesterday"), False),
     ],

@@ -80,9 +80,10 @@ def watched(env: ParallelEnvState) -> Iterator[list[tuple[str, torch.dtype, torc
         hook.remove()
 
 
+@pytest.mark.finding("L3")
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"])
 @pytest.mark.parametrize(("task", "blueprint"), CASES)
-def test_finding_l3_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint: str, style: str) -> None:
+def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint: str, style: str) -> None:
     for stage in (S.TRAINING, S.HOLDING):
         env = training_of(TASKS[task](), **BF16)
         for slot in env.slots:
@@ -114,8 +115,9 @@ def test_finding_l3_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str
         assert all(bool(slot.finite) for slot in env.slots)
 
 
+@pytest.mark.finding("L3")
 @pytest.mark.parametrize("task", ["cnn", "fused cnn", "mlp"])
-def test_finding_l3_features_stay_in_bfloat16_at_every_site(task: str) -> None:
+def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     """A seed may compute its delta with float32 parameters; what the host goes on with is what it made itself."""
     env = training_of(TASKS[task](), **BF16)
     name = BLUEPRINTS.names(env.host.topology)[-1]
@@ -133,9 +135,10 @@ def test_finding_l3_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     assert set(seen) == {torch.bfloat16}
 
 
+@pytest.mark.finding("L3")
 @pytest.mark.parametrize("incubation", ["shadow", "ste"])
 @pytest.mark.parametrize("task", [*TASKS, "grafted"])
-def test_finding_l3_an_incubating_seed_changes_no_bit_of_a_host_in_bfloat16(task: str, incubation: str) -> None:
+def test_an_incubating_seed_changes_no_bit_of_a_host_in_bfloat16(task: str, incubation: str) -> None:
     made = of(grafted(modules=0.5)) if task == "grafted" else TASKS[task]()
     sections: dict[str, Any] = {**BF16, "env": {"incubation": incubation}}
     alone, growing = training_of(made, **sections), training_of(made, **sections)
@@ -158,7 +161,8 @@ def test_finding_l3_an_incubating_seed_changes_no_bit_of_a_host_in_bfloat16(task
         assert any(not torch.equal(born[key], learned[key]) for key in born if key.startswith(name))
 
 
-def test_finding_l3_a_grafted_network_of_a_user_learns_in_bfloat16_and_layers_may_choose_float32() -> None:
+@pytest.mark.finding("L3")
+def test_a_grafted_network_of_a_user_learns_in_bfloat16_and_layers_may_choose_float32() -> None:
     seen: list[torch.dtype] = []
 
     class Careful(nn.Module):
@@ -182,8 +186,9 @@ def test_finding_l3_a_grafted_network_of_a_user_learns_in_bfloat16_and_layers_ma
     assert after.accuracy[0] > before.accuracy[0] + 40
 
 
+@pytest.mark.finding("L3")
 @pytest.mark.parametrize("side", [8, 16])
-def test_finding_l3_bfloat16_learns_as_well_as_float32(side: int) -> None:
+def test_bfloat16_learns_as_well_as_float32(side: int) -> None:
     """The same hosts, orders and seeds; what differs is rounding, which moves single images and not the mean."""
     accuracies: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
@@ -209,7 +214,8 @@ def test_finding_l3_bfloat16_learns_as_well_as_float32(side: int) -> None:
 # Choosing one
 
 
-def test_finding_l3_auto_is_bfloat16_where_the_device_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.finding("L3")
+def test_auto_is_bfloat16_where_the_device_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert "avx512bf16" in precision.cpu_features()  # a name that is not there would always be false
     for there, wanted in ((True, "bfloat16"), (False, "float32")):
@@ -226,13 +232,15 @@ def test_finding_l3_auto_is_bfloat16_where_the_device_multiplies_it(monkeypatch:
         assert concrete("auto", torch.device("cuda")) == wanted
 
 
-def test_finding_l3_sixteen_bits_are_refused_where_torch_has_no_autocast() -> None:
+@pytest.mark.finding("L3")
+def test_sixteen_bits_are_refused_where_torch_has_no_autocast() -> None:
     with pytest.raises(ConfigError, match="bfloat16, which works on cpu and cuda; on mps it has to be float32"):
         concrete("bfloat16", torch.device("mps"))
     assert concrete("auto", torch.device("mps")) == "float32"
 
 
-def test_finding_l3_digits_are_float32_unless_told_otherwise() -> None:
+@pytest.mark.finding("L3")
+def test_digits_are_float32_unless_told_otherwise() -> None:
     config = resolve(tiny_config(), digits())
     assert config.task.precision == digits().precision == "float32"
     env = training_of(digits())
@@ -247,7 +255,8 @@ def test_finding_l3_digits_are_float32_unless_told_otherwise() -> None:
     assert resolve(tiny_config(**BF16), digits()).task.precision == "bfloat16"  # the config has the last word
 
 
-def test_finding_l3_an_unknown_precision_is_refused() -> None:
+@pytest.mark.finding("L3")
+def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"task\.precision: .*'float32', 'bfloat16' or 'float16', not 'fp16'"):
         tiny_config(task={"precision": "fp16"})
     with pytest.raises(ConfigError, match=r"task\.precision: .*not 'half'"):
@@ -302,7 +311,8 @@ def test_a_layer_that_runs_twice_has_the_same_gradient_whatever_other_lanes_do()
     same_bits(trained(lambda: None), trained(torch.clear_autocast_cache))
 
 
-def test_finding_l3_bfloat16_is_the_same_bits_for_any_number_of_lanes() -> None:
+@pytest.mark.finding("L3")
+def test_bfloat16_is_the_same_bits_for_any_number_of_lanes() -> None:
     found = []
     for lanes in (1, 3):
         envs = [training_of(byte_digits(), index=index, **BF16) for index in range(4)]

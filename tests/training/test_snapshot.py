@@ -72,7 +72,8 @@ def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters
     assert torch.equal(training.host.get_buffer("scratch"), torch.arange(5.0))
 
 
-def test_finding_h7_momentum_of_a_fossil_lives_through_a_rollback() -> None:
+@pytest.mark.finding("H7")
+def test_momentum_of_a_fossil_lives_through_a_rollback() -> None:
     """The same optimizer and storage, the values of the snapshot."""
     with rig(horizon=12, governor={"snapshot_every": 1}) as world:
         world.grow("r0c0", S.FOSSILIZED, style="GATED_GATE")
@@ -96,7 +97,8 @@ def count_tensors() -> int:
     return sum(issubclass(type(found), Tensor) for found in gc.get_objects())
 
 
-def test_finding_c4_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
+@pytest.mark.finding("C4")
+def test_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
     """With a fossil and a rollback in every episode."""
     with rig(horizon=7, governor={"snapshot_every": 1}) as world:
         governor = world.episode().governor
@@ -158,8 +160,9 @@ class Two(nn.Module):
         return (self.first + self.second) * h if self.both else self.first * h
 
 
+@pytest.mark.trap(7)
 @pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING, S.FOSSILIZED])
-def test_trap_07_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedStage) -> None:
+def test_a_parameter_whose_first_gradient_comes_late_is_optimised(stage: SeedStage) -> None:
     training = make_training()
     seed = plant(training, "r0c0", "own", stage=stage, registry=own(Two)).seed
     assert seed is not None

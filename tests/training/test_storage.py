@@ -46,8 +46,9 @@ def test_the_next_seed_of_a_kind_has_the_memory_of_the_last() -> None:
     assert places(training, again) == where
 
 
+@pytest.mark.trap(15)
 @pytest.mark.parametrize("blueprint", ["conv_light", "norm", "depthwise"])
-def test_trap_15_a_seed_in_used_memory_is_a_new_one_to_the_last_bit(blueprint: str) -> None:
+def test_a_seed_in_used_memory_is_a_new_one_to_the_last_bit(blueprint: str) -> None:
     fresh, used = make_training(), make_training()
     slot = plant(used, "r0c0", blueprint)
     train(used, 2)

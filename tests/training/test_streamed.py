@@ -76,7 +76,8 @@ def test_streamed_hosts_are_resident_hosts_to_the_last_bit(workers: int) -> None
             assert one.epoch == other.epoch == 2
 
 
-def test_finding_m5_workers_live_through_all_epochs() -> None:
+@pytest.mark.finding("M5")
+def test_workers_live_through_all_epochs() -> None:
     with trainer_of(streamed(2), 2) as (trainer, envs):
         trainer.epoch(envs)
         assert trainer.batches is not None
@@ -85,7 +86,8 @@ def test_finding_m5_workers_live_through_all_epochs() -> None:
         assert trainer.batches.worker_pids == first != frozenset()
 
 
-def test_trap_31_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trap(31)
+def test_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that hands batches out zeroes no totals, and fills no rate and no alpha."""
     threads: list[int] = []
 
@@ -111,7 +113,8 @@ def test_trap_31_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypat
     assert threading.get_ident() not in threads
 
 
-def test_trap_33_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trap(33)
+def test_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lanes, "run", run_here)  # modes of torch belong to a thread
     copies: list[bool] = []
 

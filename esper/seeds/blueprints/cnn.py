@@ -1,10 +1,10 @@
 """Blueprints for convolutional hosts: modules from [B, C, H, W] to a delta of the same shape.
 
-Normalisation is GroupNorm: it has no running statistics, so a seed has no state that evaluation and training see
-differently. The last factor of every delta is a per-channel scale that starts at 0.1: small at birth, and yet every
+Normalisation is GroupNorm, which has no running statistics, so a seed behaves the same in training and evaluation. The
+last factor of every delta is a per-channel scale that starts at 0.1: the delta is small at birth, and yet every
 parameter has a gradient from the first step on.
 
-Every formula counts the whole body: C² and 9C² are convolutions without bias, 2C is a GroupNorm, C the scale.
+Parameter formulas count the whole body: C² and 9C² are convolutions without bias, 2C is a GroupNorm, C the scale.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from esper.seeds.blueprints.scale import AT_BIRTH, ChannelScale
 
 
 class SqueezeExcite(nn.Module):
-    """h · sigmoid(W2 silu(W1 mean(h))): channels reweighted by what the whole image shows."""
+    """h · sigmoid(W2 silu(W1 mean(h))): reweights the channels of h [B, C, H, W] by their means over the image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         hidden = narrow(channels)
-        # SiLU, not ReLU: with four hidden units on few channels all of them can start dead.
+        # SiLU, not ReLU: all of the four hidden units for few channels can start dead.
         self.excite = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, channels), nn.Sigmoid())
 
     def forward(self, h: Tensor) -> Tensor:
@@ -30,20 +30,20 @@ class SqueezeExcite(nn.Module):
 
 
 def narrow(channels: int) -> int:
-    """H, the inner width of `attention` and `bottleneck`: a quarter of the channels, rounded down, and at least 4."""
+    """Returns H, the inner width of `attention` and `bottleneck`: max(4, C // 4)."""
     return max(4, channels // 4)
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with the most groups of 32, 16, ..., 2 that divide the channels and keep 16 in each, else one."""
+    """Makes a GroupNorm with the most groups out of 32, 16, ..., 2 that have equal sizes of at least 16, else one."""
     fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16)
     return nn.GroupNorm(next(fitting, 1), channels)
 
 
 def convolution(channels: int, out: int, kernel: int) -> list[nn.Module]:
-    """A convolution that keeps height and width, GroupNorm, ReLU: kernel² · channels · out + 2 · out parameters.
+    """Makes a shape-preserving convolution, GroupNorm and ReLU; kernel² · channels · out + 2 · out parameters.
 
-    The normalisation is what keeps the ReLU alive: of each group, some value is above the mean.
+    The normalisation keeps the ReLU alive: every group has values above its mean.
     """
     padding = kernel // 2
     return [nn.Conv2d(channels, out, kernel, padding=padding, bias=False), group_norm(out), nn.ReLU()]

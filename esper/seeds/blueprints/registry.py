@@ -12,18 +12,18 @@ from esper.config import ConfigError
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A recipe: ``build(channels)`` makes the body of a seed that keeps the shape of its input."""
+    """A recipe for seeds: ``build(channels)`` makes a body that preserves the shape of its input."""
 
     topology: str
     name: str
     description: str
     build: Callable[[int], nn.Module]
     parameters: Callable[[int], int]
-    """Exact number of parameters of ``build(channels)``."""
+    """Returns the exact number of parameters of ``build(channels)``."""
 
 
 class BlueprintRegistry:
-    """Blueprints in order of registration; an env takes a copy when it is made, so later changes do not reach it."""
+    """Blueprints in order of registration. An env copies the registry when it is made and ignores later changes."""
 
     def __init__(self, blueprints: tuple[Blueprint, ...] = ()) -> None:
         self._table: dict[tuple[str, str], Blueprint] = {}
@@ -31,7 +31,7 @@ class BlueprintRegistry:
             self.add(blueprint)
 
     def add(self, blueprint: Blueprint) -> None:
-        """Raises ValueError when the topology already has a blueprint of that name."""
+        """Adds a blueprint. Raises ValueError if its topology already has one with the same name."""
         key = (blueprint.topology, blueprint.name)
         if key in self._table:
             raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
@@ -40,7 +40,7 @@ class BlueprintRegistry:
     def register(
         self, topology: str, name: str, parameters: Callable[[int], int]
     ) -> Callable[[Callable[[int], nn.Module]], Callable[[int], nn.Module]]:
-        """Decorator for a factory; the first line of the factory's docstring is the description."""
+        """Registers the decorated factory; the first line of its docstring becomes the description."""
 
         def decorate(build: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
             description = (build.__doc__ or "").strip().partition("\n")[0]
@@ -56,7 +56,7 @@ class BlueprintRegistry:
         return tuple(name for known, name in self._table if known == topology)
 
     def get(self, topology: str, name: str) -> Blueprint:
-        """Raises ValueError listing the known names when there is none of that name."""
+        """Returns a blueprint. Raises ValueError listing the known names if there is none with this name."""
         blueprint = self._table.get((topology, name))
         if blueprint is None:
             known = ", ".join(self.names(topology)) or "none"
@@ -68,13 +68,14 @@ class BlueprintRegistry:
 
 
 BLUEPRINTS = BlueprintRegistry()
-"""What ships with Esper, and what users add with ``@BLUEPRINTS.register(...)`` before an env is made."""
+"""Esper's own blueprints, and those that users add with ``@BLUEPRINTS.register(...)`` before they make an env."""
 
 
 def choose(wanted: tuple[str, ...] | None, known: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """The blueprints that a controller may plant: those of ``env.blueprints``, or all that are known ``where``.
+    """Returns the blueprints that a controller may plant: ``wanted`` (``env.blueprints``), or all ``known`` if None.
 
-    Raises ConfigError listing the known names when one is unknown or given twice, or when there is none to choose.
+    Raises ConfigError listing the known names if one is unknown or given twice, or if there is none to choose.
+    ``where`` names the topology or task in the message.
     """
     if not known:
         raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")

@@ -1,4 +1,4 @@
-"""The last factor of a blueprint's delta: what keeps a seed small at birth, and alive."""
+"""The last factor of a blueprint's delta, which keeps a seed small at birth and its gradients alive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ AT_BIRTH = 0.1
 class ChannelScale(nn.Module):
     """Multiplies each channel by a learned factor that starts at 0.1.
 
-    Small, and yet not zero: behind a factor of zero nothing would have a gradient.
+    The factor is small but not zero: with a factor of zero, no other parameter of the body would have a gradient.
 
     Args:
-        shape: of the factors, to be broadcast over features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W],
+        shape: shape of the factors, broadcast over the features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W],
             ``ChannelScale(d)`` for [B, D] and [B, T, D].
     """
 

@@ -1,11 +1,11 @@
-"""Blueprints for hosts with the channels last: from [B, T, D] to a delta of the same shape, and for "mlp" from [B, D].
+"""Blueprints for channels-last hosts: modules from [B, T, D] ("mlp": [B, D]) to a delta of the same shape.
 
-Position t of the delta depends on positions 1 to t of the features only. There is no skip inside: the host's own path
-is the skip. The last factor of every delta is a per-channel scale that starts at 0.1, see ChannelScale; a LoRA of
-the usual kind, born with a factor of zero, would leave the other factor without a gradient.
+Position t of the delta depends only on positions 1 to t of the features. The modules have no skip connection: the
+host's own path is the skip. The last factor of every delta is a per-channel scale that starts at 0.1, see ChannelScale.
+The usual LoRA starts with one factor at zero, which leaves the other factor without a gradient.
 
-What begins with LayerNorm is born at the same size whatever the features' scale, an RMS of 0.1 (`norm`) or less; the
-LoRAs are linear in the features, and are born at about 0.03 of them.
+Deltas of modules that begin with LayerNorm start with an RMS of 0.1 (`norm`) or less at any scale of the features. The
+LoRAs are linear in the features; their deltas start at about 0.03 of the features' scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Factory = Callable[[int], nn.Module]
 
 
 def positionwise(name: str, parameters: Callable[[int], int]) -> Callable[[Factory], Factory]:
-    """Decorator for a factory whose module treats each position alone, and so is for "mlp" hosts, too."""
+    """Registers a factory whose module treats each position separately, for "transformer" and "mlp" hosts."""
 
     def decorate(build: Factory) -> Factory:
         for topology in ("transformer", "mlp"):
@@ -36,7 +36,7 @@ def positionwise(name: str, parameters: Callable[[int], int]) -> Callable[[Facto
 class CausalAttention(nn.Module):
     """Self-attention [B, T, D] to [B, T, D] in which position t attends to positions 1 to t; 4D² parameters.
 
-    Without biases: one on the keys would have no gradient, as it moves all scores of a position alike.
+    It has no biases: a bias on the keys would have no gradient, as it shifts all scores of a position equally.
     """
 
     def __init__(self, dims: int) -> None:
@@ -54,7 +54,7 @@ class CausalAttention(nn.Module):
 
 
 def attention_heads(dims: int) -> int:
-    """The most heads that divide the dims and keep a width of 32 in each, else one."""
+    """Returns the most heads that divide ``dims`` and are at least 32 wide, else one."""
     return next((heads for heads in range(dims // HEAD_WIDTH, 1, -1) if dims % heads == 0), 1)
 
 

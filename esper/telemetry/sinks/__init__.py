@@ -1,1 +1,1 @@
-"""Where events end: files, the terminal, dashboards."""
+"""Destinations of events: files, the terminal, dashboards."""

@@ -1,4 +1,4 @@
-"""A sink that may be slow, kept away from the run: it works in a thread of its own, behind a queue with an end."""
+"""A wrapper that runs a slow sink in its own thread, behind a bounded queue."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ PATIENCE = 10.0
 
 
 class BackgroundSink:
-    """Hands events on to ``inner`` from a thread of its own; whoever emits them never waits.
+    """Passes events to ``inner`` from its own thread, so that emitting never blocks.
 
-    The queue holds at most ``capacity`` events; what comes while it is full is dropped and counted. An inner sink that
-    raises is not asked again. Everything of ``inner`` runs in that one thread, ``close`` too, so that it needs no
-    locks. The thread starts at the first event and ends with the process whatever it does.
+    The queue holds at most ``capacity`` events; events that arrive while it is full are dropped and counted. Once
+    ``inner`` raises, it receives no more events and is only closed. All calls to ``inner``, including ``close``, happen
+    in that one thread, so it needs no locks; only if no event ever came, ``close`` runs in the caller's thread. The
+    thread starts at the first event and never keeps the process alive.
 
-    After a fork the child has no such thread: there, nothing is written and nothing is waited for.
+    A forked child has no such thread: there, nothing is written and nothing waits.
 
     Args:
-        inner: the sink that may be slow, or stand still.
-        capacity: events that wait at most.
-        patience: seconds that :meth:`close` waits for what is in the queue.
-        wants: the kinds of event that ``inner`` does anything with; None for all. Others do not enter the queue.
+        inner: the sink that may be slow or hang.
+        capacity: max events in the queue.
+        patience: max seconds that :meth:`close` waits for the queue to empty.
+        wants: kinds of event that ``inner`` uses; None: all. Others do not enter the queue.
+
+    Raises:
+        ValueError: ``capacity`` is less than 1, or ``patience`` is negative.
     """
 
     def __init__(
@@ -40,35 +44,35 @@ class BackgroundSink:
         wants: frozenset[type[Event]] | None = None,
     ) -> None:
         if capacity < 1 or patience < 0:
-            raise ValueError(f"capacity is {capacity} and patience {patience}: give at least 1 event and 0 seconds")
+            raise ValueError(f"capacity must be at least 1 and patience at least 0, got {capacity} and {patience}")
         self.inner, self.capacity, self.patience, self.wants = inner, capacity, patience, wants
-        self._queue: SimpleQueue[Event | None] = SimpleQueue()  # None: no more will come
+        self._queue: SimpleQueue[Event | None] = SimpleQueue()  # None marks the end
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._failure: BaseException | None = None
         self._given = 0
-        """Events put in the queue: counted by the run's thread ..."""
+        """Number of events put into the queue; written only by the run's thread."""
         self._written = 0
-        """... and those that came through: counted by the worker."""
+        """Number of events that ``inner`` has taken; written only by the worker."""
         self._overflowed = 0
         self._closed = False
 
     @property
     def unwritten(self) -> int:
-        """Events that ``inner`` has not taken yet, those that were dropped among them."""
+        """Number of events that ``inner`` has not taken, including dropped ones."""
         return self._given - self._written + self._overflowed
 
     def handle(self, event: Event) -> None:
-        """Put the event in the queue, or count it as dropped. Raises EventsLost once ``inner`` has failed."""
+        """Queues the event, or counts it as dropped. Raises EventsLost once ``inner`` has failed."""
         if self._process != os.getpid() or (self.wants is not None and type(event) not in self.wants):
             return
         if self._failure is not None:
-            self._closed = True  # whatever the thread still does, there is nothing to wait for
+            self._closed = True  # there is nothing left to wait for
             raise EventsLost(self._reason(), self.unwritten + 1) from self._failure
-        if self._queue.qsize() >= self.capacity:  # only this thread puts events in, so there is room if it says so
+        if self._queue.qsize() >= self.capacity:  # only this thread adds events, so the check is safe
             self._overflowed += 1
             if self._overflowed == 1:
-                logger.warning("%s is slower than the run: events are dropped", type(self.inner).__name__)
+                logger.warning("%s cannot keep up with the run: events are being dropped", type(self.inner).__name__)
             return
         self._given += 1
         self._queue.put(event)
@@ -78,10 +82,10 @@ class BackgroundSink:
             self._thread.start()
 
     def close(self) -> None:
-        """Wait until everything is written, ``patience`` seconds at most; a second call does nothing.
+        """Waits at most ``patience`` seconds until everything is written; a second call does nothing.
 
         Raises:
-            EventsLost: ``inner`` failed, was too slow, or some events were dropped; with their number.
+            EventsLost: ``inner`` failed or was too slow, or events were dropped; has their number.
         """
         if self._closed or self._process != os.getpid():
             return
@@ -99,19 +103,19 @@ class BackgroundSink:
         if self._failure is not None:
             told.append(f"{type(self._failure).__name__}: {self._failure}")
         elif self._closed and self._thread is not None and self._thread.is_alive():
-            told.append(f"it was not done {self.patience:g} s after the end")
+            told.append(f"it had not finished {self.patience:g} s after the end of the run")
         if self._overflowed:
             told.append(f"its queue of {self.capacity:,} events was full")
         return ", ".join(told)
 
     def _work(self) -> None:
-        """What the thread does. It uses nothing of the run's but events, which do not change."""
+        """Body of the thread. It shares nothing with the run except events, which are immutable."""
         try:
             while (event := self._queue.get()) is not None:
                 self.inner.handle(event)
                 self._written += 1
         except BaseException as failure:
-            # Also SystemExit: no library's wish to leave may go unheard here.
+            # Also catches SystemExit: a library that exits must be reported as a failure.
             self._failure = failure
         try:
             self.inner.close()

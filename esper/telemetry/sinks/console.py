@@ -1,4 +1,4 @@
-"""The run as plain lines: readable in a terminal, in a file and in a CI log."""
+"""The run as plain lines for a terminal, a file or a CI log."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from esper.telemetry.event import (
 
 
 class TerminalConsole(Console):
-    """A reader that goes away (`esper run | head`) ends the printing and not the program."""
+    """A console that raises BrokenPipeError if its reader goes away (`esper run | head`), instead of exiting."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads the output any more")
+        raise BrokenPipeError("the reader of the output has closed it")
 
 
 class ConsoleSink:
-    """Prints a header when the run starts, the baseline, then a line per round, rollback, cut seed and warning; ASCII
-    only.
+    """Prints a header, the baseline, and a line per round, rollback, cut seed and warning; ASCII only.
 
-    The time left is the mean duration of the rounds seen so far, times the rounds to come.
+    The time left is the mean duration of the rounds seen so far, times the number of remaining rounds.
     """
 
     def __init__(self, console: Console) -> None:
@@ -45,11 +44,12 @@ class ConsoleSink:
             case RunStarted():
                 self._print_header(event)
             case BaselineMeasured():
-                self._print(f"baseline: {event.episodes} hosts left alone end at {event.accuracy[-1]:.1f} %")
+                hosts = count(event.episodes, "host")
+                self._print(f"baseline: {hosts} left alone, final validation accuracy {event.accuracy[-1]:.1f} %")
             case PracticeRound():
                 self._print_practice(event)
             case RunResumed():
-                within = f", {count(event.epochs, 'epoch')} into the next one" if event.epochs else ""
+                within = f", {count(event.epochs, 'epoch')} into the next round" if event.epochs else ""
                 self._print(f"resumed after round {event.round}/{event.rounds}{within}")
                 for warning in event.warnings:
                     self._print(f"  warning: {warning}")
@@ -59,7 +59,7 @@ class ConsoleSink:
             case MicroBatchHalved():
                 self._print(
                     f"out of memory: env {event.env}, epoch {event.epoch}, batch {event.batch} ({event.reason}); from "
-                    f"this epoch on, batches are computed in {event.micro_batches} parts"
+                    f"this epoch on, each batch is split into {event.micro_batches} micro-batches"
                 )
             case RoundCompleted():
                 self._print_round(event)
@@ -83,7 +83,7 @@ class ConsoleSink:
                 )
 
     def close(self) -> None:
-        """Nothing is pending: every line is printed when its event comes."""
+        """Does nothing: each line is printed when its event arrives."""
 
     def _print_header(self, event: RunStarted) -> None:
         self._print(f"task {event.task}, controller {event.controller}, seed {event.seed}")
@@ -94,14 +94,18 @@ class ConsoleSink:
         self._print_tier(event, f", {event.precision}")
         if event.micro_batches > 1:
             self._print(
-                f"batches are computed in {event.micro_batches} parts; BatchNorm's statistics are those of a part"
+                f"each batch is split into {event.micro_batches} micro-batches; BatchNorm uses the statistics of each"
             )
+        if event.pinned_copies:
+            self._print(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
         self._print(f"run folder: {event.folder}")
 
     def _print_tier(self, event: RunStarted | RunResumed, precision: str = "") -> None:
         if event.tier is not None:
-            why = "" if event.tier_refused is None else f", because: {event.tier_refused}"
+            why = "" if event.tier_refused is None else f"; the configured tier cannot be used: {event.tier_refused}"
             self._print(f"steps: {event.tier}{precision}{why}")
+        if event.cublas_workspace is not None:
+            self._print(f"cuBLAS workspaces: {event.cublas_workspace}")
 
     def _print_round(self, event: RoundCompleted) -> None:
         self._rounds_seen += 1
@@ -112,11 +116,11 @@ class ConsoleSink:
         )
         self._print(
             f"round {event.round}/{event.rounds}  {accuracies(event)}  "
-            f"{event.fossils:.1f} fossils a host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
+            f"{event.fossils:.1f} fossils per host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
         )
 
     def _print_practice(self, event: PracticeRound) -> None:
-        """About four lines in all."""
+        """Prints about four lines in total."""
         if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
             self._print(
                 f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
@@ -125,17 +129,20 @@ class ConsoleSink:
     def _print_update(self, event: PolicyUpdated) -> None:
         self._print(
             f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
-            f"explained {event.explained_variance:.2f}  {event.env_steps:,} env steps"
+            f"explained variance {event.explained_variance:.2f}  {event.env_steps:,} env steps"
         )
 
     def _print(self, line: str) -> None:
-        # As it is: a slot or a path in brackets is no markup, and a long line is not broken where there is no terminal.
+        # Verbatim: a slot or a path in brackets is not markup, and long lines are not wrapped without a terminal.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def accuracies(event: RoundCompleted) -> str:
-    """The grown hosts beside those left alone: on test images, or in a round that is learned from beside the
-    baseline's validation curve."""
+    """Formats the accuracy of grown hosts beside hosts left alone.
+
+    They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
+    the baseline's curve.
+    """
     if event.test_accuracy is None or event.alone_test_accuracy is None:
         grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
     else:
@@ -148,7 +155,7 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
+    """Formats whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:
         return f"{rest}s"

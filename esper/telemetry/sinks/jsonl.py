@@ -1,4 +1,4 @@
-"""The event log: one JSON object a line, readable while the run goes on and after a crash."""
+"""The event log: one JSON object per line, readable during the run and after a crash."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class JsonlSink:
     """Appends every event to ``path``, one line each; the folder must exist.
 
     The file is line-buffered, so a crash of the process loses at most the line being written. When a run resumes, such
-    a torn line is cut off first. While it is open the file has a shared lock, which ends with the process, however that
-    ends: :func:`being_written` asks for it.
+    a torn line is removed first. The open file has a shared lock, which ends with the process in any case;
+    :func:`being_written` checks for it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         cut_torn_line(self.path)
         self._file = self.path.open("a", buffering=1, encoding="utf-8", newline="\n")
-        with contextlib.suppress(OSError):  # a file system without locks: readers find that out, too
+        with contextlib.suppress(OSError):  # the file system may have no locks; readers detect that themselves
             fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def handle(self, event: Event) -> None:
-        """Write one line. An event that JSON cannot hold raises before anything of it is written."""
+        """Writes one line. An event that JSON cannot represent raises before any of it is written."""
         self._file.write(json.dumps(record(event), allow_nan=False) + "\n")
 
     def close(self) -> None:
@@ -39,16 +39,16 @@ class JsonlSink:
 
 
 def read_events(path: str | Path, *, allow_torn_last_line: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the records of an event log, as :func:`esper.telemetry.event.record` wrote them, one by one.
+    """Yields the records of an event log one by one, as written by :func:`esper.telemetry.event.record`.
 
-    Non-finite numbers come back as the strings ``nan``, ``inf`` and ``-inf``; ``float()`` takes both forms.
+    Non-finite numbers are returned as the strings ``nan``, ``inf`` and ``-inf``; ``float()`` accepts both forms.
 
     Args:
-        allow_torn_last_line: end quietly at a last line without its line end that does not parse, as a crash, or a run
-            that is writing right now, leaves it. A broken line anywhere else is an error all the same.
+        allow_torn_last_line: stop silently at a last line without a line end that does not parse. A crash or a run in
+            progress leaves such a line. A broken line anywhere else is still an error.
 
     Raises:
-        ValueError: a line that is no event, or one of a newer schema; the message has the file and the line number.
+        ValueError: a line is not an event, or has a newer schema; the message has the file and the line number.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -58,18 +58,20 @@ def read_events(path: str | Path, *, allow_torn_last_line: bool = False) -> Iter
                 torn = not line.endswith(b"\n")
                 if torn and allow_torn_last_line:
                     return
-                what = "the last line is torn" if torn else "not JSON"
+                what = "the last line is incomplete" if torn else "not JSON"
                 raise ValueError(f"{path}:{number}: {what} ({error})") from error
             _check_record(fields, f"{path}:{number}")
             yield fields
 
 
 def being_written(path: str | Path) -> bool | None:
-    """Whether a :class:`JsonlSink` has the log open, in any process of this machine; None where that cannot be found
-    out, because the file cannot be opened or its file system has no locks."""
+    """Whether a :class:`JsonlSink` of any process on this machine has the log open.
+
+    None if that is unknown, because the file cannot be opened or its file system has no locks.
+    """
     try:
         with Path(path).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the file is closed, at once
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released at once, when the file is closed
     except BlockingIOError:
         return True
     except OSError:
@@ -78,7 +80,7 @@ def being_written(path: str | Path) -> bool | None:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off what stands after the last line end, so that what is appended starts on a line of its own."""
+    """Removes everything after the last line end, so that appended text starts on a new line."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -87,17 +89,17 @@ def cut_torn_line(path: Path) -> None:
             if line.endswith(b"\n"):
                 whole += len(line)
             else:
-                logger.warning("%s: cut off a torn last line of %d bytes", path, len(line))
+                logger.warning("%s: removed an incomplete last line of %d bytes", path, len(line))
         file.truncate(whole)
 
 
 def _check_record(fields: Any, where: str) -> None:
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
-        raise ValueError(f"{where}: not an event, an object with the key 'event' was expected")
+        raise ValueError(f"{where}: not an event: expected an object with the key 'event'")
     schema = fields.get("schema")
     if not isinstance(schema, int):
         raise ValueError(f"{where}: the event has no schema version")
     if schema > SCHEMA_VERSION:
         raise ValueError(
-            f"{where}: written with event schema {schema}, this Esper reads up to {SCHEMA_VERSION}; use a newer Esper"
+            f"{where}: it has event schema {schema}, but this version of Esper reads up to {SCHEMA_VERSION}"
         )

@@ -1,4 +1,4 @@
-"""The run as a live picture in a terminal: where it is, how the hosts do, what the policy does, where the time goes."""
+"""A live view of the run in a terminal: progress, hosts, policy, and where the time goes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ STAGES = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
 
 class LiveSink:
-    """Redraws the picture in place a few times a second; what must not be lost (the header, rollbacks, cut seeds, the
-    comparison) is printed above it as :class:`ConsoleSink` prints it."""
+    """Redraws the view in place a few times per second.
+
+    Lasting information (the header, rollbacks, cut seeds, the comparison) is printed above it by :class:`ConsoleSink`.
+    """
 
     def __init__(self, console: Console) -> None:
         self._lines = ConsoleSink(console)
@@ -40,9 +42,9 @@ class LiveSink:
         self._rounds = self._epochs_a_round = 1
         self._done = 0
         self._first = 0
-        """Rounds that were done before this process began."""
+        """Number of rounds completed before this process started."""
         self._epochs: dict[int, EpochCompleted] = {}
-        """The last epoch of each env in this round."""
+        """Latest epoch of each env in this round."""
         self._round: RoundCompleted | None = None
         self._policy: PolicyUpdated | None = None
         self._practice: PracticeRound | None = None
@@ -60,7 +62,7 @@ class LiveSink:
                 self._epochs[event.env] = event
             case PracticeRound():
                 self._practice = event
-                if event.round == event.rounds:  # the time left is that of rounds, which are slower
+                if event.round == event.rounds:  # restart the clock: the time left is estimated from real rounds
                     self._lines.handle(event)
                     self._practice, self._start = None, time.perf_counter()
             case PolicyUpdated():
@@ -77,7 +79,7 @@ class LiveSink:
         self._draw(last=isinstance(event, RoundCompleted | RunCompleted))
 
     def close(self) -> None:
-        """The picture goes; the last round, where it was not the run's, is printed as a line."""
+        """Removes the view; prints the last round as a line, unless it was the run's final one."""
         self._live.stop()
         if self._round is not None and self._round.round < self._round.rounds:
             self._lines.handle(self._round)
@@ -94,7 +96,7 @@ class LiveSink:
         self._live.update(self.picture(now - self._start), refresh=True)
 
     def picture(self, elapsed: float) -> RenderableType:
-        """What is shown after ``elapsed`` seconds in this process."""
+        """Returns the view after ``elapsed`` seconds in this process."""
         if self._practice is not None:
             p = self._practice
             return Text(f"practice on simulated hosts, round {p.round}/{p.rounds}: return {p.mean_return:+.3f}")
@@ -104,7 +106,7 @@ class LiveSink:
             rates = f"{self._round.epochs_per_second:,.1f} env-epochs/s"
             if self._round.samples:
                 rates = f"{self._round.images_per_second:,.0f} images/s, " + rates
-            parts.append(Text(f"             {self._round.fossils:.1f} fossils a host, {rates}"))
+            parts.append(Text(f"             {self._round.fossils:.1f} fossils per host, {rates}"))
         if self._epochs:
             parts.append(self._now())
         if self._policy is not None:
@@ -117,14 +119,14 @@ class LiveSink:
         within = sum(e.epoch for e in self._epochs.values()) / self._epochs_a_round
         done = self._done + min(within, 1.0)
         played = done - self._first
-        left = f"{duration((self._rounds - done) * elapsed / played) if played > 0 else '?'} to go"
+        left = f"{duration((self._rounds - done) * elapsed / played) if played > 0 else '?'} left"
         if done >= self._rounds:
             left = "comparing"
         row = Table.grid(padding=(0, 2))
         row.add_row(
             f"round {min(self._done + 1, self._rounds)}/{self._rounds}",
             ProgressBar(total=max(self._rounds, 1), completed=done, width=32),
-            f"{duration(elapsed)} gone, {left}",
+            f"{duration(elapsed)} elapsed, {left}",
         )
         return row
 
@@ -151,12 +153,12 @@ class LiveSink:
 
 
 def _shares(phase_seconds: dict[str, float]) -> str:
-    """The phases of a round by their part of it, largest first."""
+    """Formats the phases of a round by their share of it, largest first."""
     total = sum(phase_seconds.values()) or 1.0
     ranked = sorted(phase_seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in ranked if seconds / total >= 0.005)
 
 
 def progress_sink(console: Console) -> ConsoleSink | LiveSink:
-    """A live picture where the output is a terminal that can redraw one, else plain lines."""
+    """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
     return LiveSink(console) if console.is_interactive else ConsoleSink(console)

@@ -1,7 +1,7 @@
-"""The numbers of a run by the names that dashboards know, and the step each belongs to.
+"""Scalars of a run under the names that dashboards use, and the step of each.
 
-The names of ``charts/`` and ``losses/`` are those of CleanRL; a step is an epoch of one host, as there it is a step of
-one env. Everything of a round belongs to the step that the round ended in.
+Names under ``charts/`` and ``losses/`` are CleanRL's; a step is one epoch of one host, as it is one step of one env
+there. All values of a round belong to the step at which the round ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOSSES = {
     "ppo/ratio_max": "ratio_max",
     "ppo/ratio_min": "ratio_min",
 }
-"""Tag, and the field of PolicyUpdated."""
+"""Tag to field of PolicyUpdated."""
 ROUND = {
     "charts/episodic_return": "mean_return",
     "charts/SPS": "epochs_per_second",
@@ -37,25 +37,25 @@ ROUND = {
     "esper/illegal_actions": "illegal_actions",
     "esper/images_per_second": "images_per_second",
 }
-"""Tag, and the field of RoundCompleted."""
+"""Tag to field of RoundCompleted."""
 
 KINDS: frozenset[type[Event]] = frozenset((RoundCompleted, PolicyUpdated, PracticeRound, AnomalyDetected, RunCompleted))
-"""Events that have such numbers."""
+"""Events that have scalars."""
 
 PRACTICE = "practice/episodic_return"
-"""By rounds of practice, which have no env steps of the run."""
+"""Tag of practice returns. Their steps are practice rounds, because practice has no env steps of the run."""
 
 
 class Scalars:
-    """Turns events into numbers; ``steps`` are the env steps that were done before the first of them."""
+    """Converts events to scalars; ``steps`` is the number of env steps done before the first event."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
         self._cut_short = False
-        """Whether rounds are still to come: what such a run compares is not what it ends with."""
+        """Whether rounds remain: the comparison of such a run is not final."""
 
     def of(self, event: Event) -> dict[str, float]:
-        """The numbers of ``event`` by tag, at the step ``self.steps``; practice has none, see :data:`PRACTICE`."""
+        """Returns the scalars of ``event`` by tag, at step ``self.steps``; empty for practice, see :data:`PRACTICE`."""
         match event:
             case RoundCompleted():
                 self.steps += event.epochs
@@ -73,10 +73,11 @@ class Scalars:
     def _round(self, event: RoundCompleted) -> dict[str, float]:
         length = {"charts/episodic_length": event.epochs / event.episodes} if event.episodes else {}
         phases = {f"seconds/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
-        return {**_fields(event, ROUND), **length, **phases}
+        memory = {f"memory/{name}": float(held) for name, held in event.memory.items()}
+        return {**_fields(event, ROUND), **length, **phases, **memory}
 
 
 def _fields(event: Event, names: dict[str, str]) -> dict[str, float]:
-    """What was not measured is left out."""
+    """Returns the measured values by tag; fields that are None are left out."""
     found = {tag: getattr(event, field) for tag, field in names.items()}
     return {tag: float(value) for tag, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The run in TensorBoard."""
+"""TensorBoard sink."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoardSink:
-    """Writes event files into ``folder``, from the first event on; they are flushed after every round.
+    """Writes event files to ``folder``, starting with the first event; flushes them after every round.
 
-    Practice goes into a folder ``practice`` below, since it has steps of its own.
+    Practice is written to the subfolder ``practice``, because it has its own steps.
 
     Args:
-        folder: made when the first event comes.
-        steps: env steps done before; those of a run that is resumed. What was written beyond them is taken back: the
-            resumed run writes it again, and no step is shown twice.
+        folder: created when the first event arrives.
+        steps: env steps done before. For a resumed run, anything written beyond them is purged: the run writes it
+            again, and no step is shown twice.
         resumed: whether there may be such steps.
         config: shown as the text ``config``.
     """
@@ -50,9 +50,9 @@ class TensorBoardSink:
 
     def _writer(self, below: str) -> Any:
         if below not in self._writers:
-            from torch.utils.tensorboard import SummaryWriter  # takes a second, and few runs need it
+            from torch.utils.tensorboard import SummaryWriter  # slow to import, and few runs need it
 
-            first = self.scalars.steps + 1  # steps from here on were written by the run that was cut off
+            first = self.scalars.steps + 1  # later steps were written by the interrupted run
             purge = first if self.resumed and not below else None
             _after_what_is_there(self.folder / below)
             writer = SummaryWriter(str(self.folder / below), purge_step=purge)
@@ -63,8 +63,11 @@ class TensorBoardSink:
 
 
 def _after_what_is_there(folder: Path) -> None:
-    """Readers take a folder's files by name, which begins with the second in which they were made: a run that is
-    resumed at once waits for the next one, or its file might come first."""
+    """Waits until a new event file would sort after the existing ones.
+
+    Readers sort a folder's files by name, which begins with the second of their creation. A run that resumes within the
+    same second waits for the next, or its file might sort first.
+    """
     newest = max((file.name.split(".")[3:4] for file in folder.glob("events.out.tfevents.*")), default=[])
     while newest and str(int(time.time())) == newest[0]:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The run in an experiment tracker that is not part of Esper: wandb, or trackio, which has the same functions."""
+"""Sink for external experiment trackers: wandb, or trackio, which has the same functions."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from esper.telemetry.sinks.scalars import KINDS, PRACTICE, Scalars
 
 LIBRARIES = ("wandb", "trackio")
 STEP = "global_step"
-"""Logged with every number: what they are drawn over."""
+"""Step metric, logged with every number and used as the x axis."""
 ORDER: tuple[type[Event], ...] = (RoundCompleted, PolicyUpdated, AnomalyDetected, RunCompleted)
-"""In which the events of one step come."""
+"""Order of the events of one step."""
 
 
 class TrackerSink:
-    """Sends numbers to ``library``, from the first event on.
+    """Sends scalars to ``library``, starting with the first event.
 
-    Which run it is there, and how far it got, is kept in ``LIBRARY.json`` in the run folder: a run that is resumed goes
-    on as the same one, and what was sent before it was cut off is not sent again.
+    The tracker's run id and the last sent position are stored as ``LIBRARY.json`` in the run folder: a resumed run
+    continues the same tracker run, and does not send again what was sent before the interruption.
 
     Args:
-        library: ``wandb`` or ``trackio``; imported at the first event. Where it keeps its files and whether it reaches
-            the network is for its own settings (``WANDB_MODE=offline``) to say.
+        library: ``wandb`` or ``trackio``; imported at the first event. Its own settings decide where it keeps its files
+            and whether it uses the network (``WANDB_MODE=offline``).
         folder: the run folder; its name is the name of the run.
-        project: what runs are gathered under.
-        config: the run's values, nested.
+        project: the project that groups runs.
+        config: the run's config values, nested.
         steps: env steps done before the first event.
+
+    Raises:
+        ValueError: ``library`` is unknown.
     """
 
     wants = KINDS
 
     def __init__(self, library: str, folder: str | Path, project: str, config: dict[str, Any], steps: int = 0) -> None:
         if library not in LIBRARIES:
-            raise ValueError(f"no tracker is called {library!r}; there are: {', '.join(LIBRARIES)}")
+            raise ValueError(f"unknown tracker {library!r}; known: {', '.join(LIBRARIES)}")
         self.library, self.project, self.config = library, project, config
         self.folder = Path(folder)
         self.state = self.folder / f"{library}.json"
@@ -45,7 +48,7 @@ class TrackerSink:
         self._module: Any = None
         self._id = uuid.uuid4().hex[:12]
         self._sent = [-1, 0]
-        """What an earlier process sent last: the step, and the place of the event's kind in ``ORDER``."""
+        """Last position sent by an earlier process: the step, and the index of the event's kind in ``ORDER``."""
 
     def handle(self, event: Event) -> None:
         if self._module is None:
@@ -56,7 +59,7 @@ class TrackerSink:
         numbers = self.scalars.of(event)
         here = [self.scalars.steps, ORDER.index(type(event)) if type(event) in ORDER else 0]
         if numbers and here > self._sent:
-            # Not as the library's own step, which may only grow: practice would use it up.
+            # Not the library's own step, which must increase: practice would advance it.
             self._module.log({**numbers, STEP: self.scalars.steps})
             self._remember(here)
 
@@ -71,10 +74,10 @@ class TrackerSink:
         self._module = importlib.import_module(self.library)
         name = self.folder.absolute().name
         if self.library == "wandb":
-            # Continues the run of that id where there is one.
+            # Continues the run with that id, if it exists.
             kinds: dict[str, Any] = {"id": self._id, "name": name, "dir": str(self.folder)}
         else:
-            kinds = {"name": f"{name}-{self._id}"}  # it tells runs apart by name
+            kinds = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
         self._module.init(project=self.project, config=self.config, resume="allow", **kinds)
         if hasattr(self._module, "define_metric"):
             self._module.define_metric("*", step_metric=STEP)
@@ -82,7 +85,7 @@ class TrackerSink:
         self._remember(self._sent)
 
     def _remember(self, sent: list[int]) -> None:
-        """Replaced in one move, so that a crash leaves the one or the other."""
+        """Saves the position; the file is replaced by a rename, so that a crash leaves the old or the new one."""
         part = self.state.with_suffix(".part")
         part.write_text(json.dumps({"id": self._id, "sent": sent}), encoding="utf-8")
         part.replace(self.state)

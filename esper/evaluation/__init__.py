@@ -1,0 +1,1 @@
+"""Evaluation: compares controllers and controls on the same held-out hosts."""

@@ -1,0 +1,172 @@
+"""Compute cost of growing: floating-point operations of training and validation, by PyTorch's own counter.
+
+The cost of an epoch depends on which seeds are in the host, their roles, and which configurations are validated. Each
+such kind of epoch is run once on a few samples under ``torch.utils.flop_counter``; its count is multiplied by its
+number of samples and by how often it occurred. Counted are forward and backward passes of the host and its seeds, the
+extra pass of every incubating seed, and validation in every counterfactual configuration. The counter covers matrix
+products, convolutions and attention, at two operations per multiply-accumulate; normalisation, activations, optimizer
+steps and the controller are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.config import TrainingConfig
+from esper.data.task import SAMPLE, Split, Task
+from esper.env.episode import Episode
+from esper.seeds.alpha import AlphaController
+from esper.seeds.blend import BlendStyle
+from esper.seeds.blueprints import BlueprintRegistry
+from esper.seeds.slot import SeedSlot
+from esper.seeds.stage import SeedStage
+from esper.training.env_state import ParallelEnvState
+from esper.training.evaluate import Configuration, evaluate
+from esper.training.host_step import add_gradients, begin_epoch
+from esper.training.totals import make_totals
+
+INCUBATING, LEARNING, FROZEN = "incubating", "learning", "frozen"
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A seed that takes part in passes, and its role."""
+
+    blueprint: str
+    style: BlendStyle
+    role: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All that determines the cost of an epoch."""
+
+    occupants: tuple[Occupant | None, ...]
+    """Occupant of each site; None if there is none."""
+    configurations: tuple[Configuration, ...]
+    """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
+
+    @classmethod
+    def of(cls, episode: Episode) -> Kind:
+        """Returns the kind of the epoch that was just validated; call it before the host changes again."""
+        slots = episode.training.slots
+        return cls(tuple(_occupant(slot) for slot in slots), _branching(episode.counterfactual.configurations))
+
+    @classmethod
+    def alone(cls, sites: int) -> Kind:
+        """Returns the kind of a host without seeds."""
+        return cls((None,) * sites, ((0.0,) * sites,))
+
+
+def _occupant(slot: SeedSlot) -> Occupant | None:
+    if not (slot.incubating or slot.blended):
+        return None
+    assert slot.blueprint is not None
+    assert slot.style is not None
+    role = INCUBATING if slot.incubating else LEARNING if slot.learning else FROZEN
+    return Occupant(slot.blueprint.name, slot.style, role)
+
+
+def _branching(configurations: list[Configuration]) -> tuple[Configuration, ...]:
+    """Normalises alphas, keeping which ones are equal: at each site, the k-th distinct nonzero value becomes 1 / k."""
+    columns = []
+    for alphas in zip(*configurations, strict=True):
+        known = {alpha: 1 / number for number, alpha in enumerate(dict.fromkeys(a for a in alphas if a), 1)}
+        columns.append([known.get(alpha, 0.0) for alpha in alphas])
+    return tuple(zip(*columns, strict=True))
+
+
+class _NoModules:
+    """Replaces the counter's module tracker.
+
+    The tracker hooks into the gradients of module inputs, which fails if autograd is asked for the gradient of that
+    very tensor, as shadow passes do.
+    """
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+class _PassCounter(FlopCounterMode):
+    """Counts all operations of a pass, regardless of the module."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = _NoModules()  # type: ignore[assignment]
+
+
+class ComputeMeter:
+    """Counts the floating-point operations of one task's hosts, as the config trains them."""
+
+    def __init__(self, task: Task, config: TrainingConfig, blueprints: BlueprintRegistry) -> None:
+        self.task, self.config, self.blueprints = task, config, blueprints
+        sizes = config.task
+        assert sizes.samples_per_epoch is not None
+        assert sizes.batch_size is not None
+        self._trained = sizes.samples_per_epoch // sizes.batch_size * sizes.batch_size
+        self._epochs: dict[int, Counter[Kind]] = {}
+        self._first: dict[int, Kind] = {}
+        # Bounded by the number of ways to fill the slots; an entry is two numbers.
+        self.a_sample = lru_cache(maxsize=None)(self._a_sample)
+
+    def watch(self, episode: Episode) -> None:
+        """Records the epoch that was just validated. Epoch 0, the untrained host's validation, starts a new episode."""
+        kind = Kind.of(episode)
+        if episode.epoch == 0:
+            self._epochs[episode.index], self._first[episode.index] = Counter(), kind
+        else:
+            self._epochs[episode.index][kind] += 1
+
+    def flops(self, env: int) -> float:
+        """Returns the operations of the env's current episode so far."""
+        epochs = sum(times * sum(self.of_epoch(kind)) for kind, times in self._epochs[env].items())
+        return epochs + self.of_epoch(self._first[env])[1]
+
+    def of_epoch(self, kind: Kind) -> tuple[float, float]:
+        """Returns the operations of one epoch of this kind: (training, validation after it)."""
+        training, validation = self.a_sample(kind)
+        return training * self._trained, validation * len(self.task.validation)
+
+    def _a_sample(self, kind: Kind) -> tuple[float, float]:
+        """Returns the operations of this kind per sample: (training, validation)."""
+        env = self._stand_in(kind)
+        task, x = self.task, self.task.sample
+        y = task.validation.y[: len(x)]
+        begin_epoch(env)
+        with _PassCounter() as training, sdpa_kernel(SDPBackend.MATH):
+            add_gradients(env, x, y, None)
+        few = Split(task.validation.x[:SAMPLE], y, task.validation.table)
+        calibrate = None if env.calibration is None else env.calibration[: len(x)]
+        with _PassCounter() as validation, sdpa_kernel(SDPBackend.MATH):
+            evaluate(env, few, list(kind.configurations), calibrate)
+        a_sample = validation.get_total_flops() / len(x)
+        if env.calibration is not None:  # half of the passes calibrate, on these samples instead of the split
+            a_sample *= (1 + len(env.calibration) / len(task.validation)) / 2
+        return training.get_total_flops() / len(x), a_sample
+
+    def _stand_in(self, kind: Kind) -> ParallelEnvState:
+        """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
+        env = ParallelEnvState(0, self.task, self.config, make_totals(1, self.task.device)[0])
+        env.reset(0, 0)
+        for slot, occupant in zip(env.slots, kind.occupants, strict=True):
+            if occupant is None:
+                continue
+            blueprint = self.blueprints.get(env.host.topology, occupant.blueprint)
+            env.germinate(slot, blueprint, occupant.style, 1, 1.0)
+            if occupant.role == INCUBATING:
+                slot.stage = SeedStage.TRAINING
+                continue
+            slot.stage, slot.alpha = SeedStage.BLENDING, AlphaController(alpha=0.5)
+            if occupant.role == FROZEN:
+                slot.alpha = AlphaController(alpha=0.5, start=1.0, target=0.0, steps=2, done=1)
+        return env

@@ -1,0 +1,124 @@
+"""Controls of a grown host, made anew for every pair from the result of its grown host.
+
+They are: its final topology trained from scratch, a wider host of the same size, and the host alone trained with the
+same compute.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from esper.config import ConfigError
+from esper.env.make import EnvMaker
+from esper.evaluation.arm_runner import HostResult, Side
+from esper.evaluation.compute import ComputeMeter, Kind
+from esper.evaluation.static_hosts import FixedHost, train_fixed
+from esper.files.grown_host import assemble
+from esper.hosts.host import Host
+from esper.hosts.sizes import nearest_in_size
+from esper.hosts.static import StaticHost
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.spaces.action import ActionSpec
+from esper.training.randomness import seeded
+
+
+class ControlSide(Side):
+    """Base class of arms that train hosts without growth, one for each host of the arm ``of``.
+
+    Raises:
+        ConfigError: hosts are simulated, and have no network.
+    """
+
+    kind = ""
+
+    def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
+        if maker.task is None:
+            raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
+        self.task, self.config, self.of, self.run_seed = maker.task, maker.config, of, run_seed
+        self.blueprints = BLUEPRINTS.copy()
+        with seeded(0):
+            self.host = self.task.build_host()
+            self.host.probe(self.task.sample.cpu())
+        self.spec = ActionSpec(self.host.slot_names, self.blueprints.names(self.host.topology))
+
+    def play(self, number: int, of: Sequence[HostResult]) -> list[HostResult]:
+        made = [self.make(grown) for grown in of]
+        found = train_fixed([host for host, _ in made], self.run_seed, number, self.spec, self.blueprints)
+        alone = float(self.host.parameter_count)
+        return [
+            replace(result, host_parameters=alone, facts={**result.facts, **facts})
+            for result, (_, facts) in zip(found, made, strict=True)
+        ]
+
+    @abstractmethod
+    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
+        """Returns the control of one grown host, and facts about it."""
+
+
+class StaticSide(ControlSide):
+    """Trains the grown host's final topology from fresh weights, all of it together.
+
+    Its seeds are part of the host: one optimizer, one weight decay, one clip norm, as for every other host. The host's
+    own layers start from the same weights as those of the grown host.
+    """
+
+    kind = "static"
+
+    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
+        task, topology = self.task, self.host.topology
+        blueprints = {slot: self.blueprints.get(topology, seed.blueprint) for slot, seed in grown.kept.items()}
+        sample = task.sample.cpu()
+
+        def build() -> Host:
+            host = task.build_host()
+            host.probe(sample)  # initialises lazy layers and finds the sites of a graft
+            return StaticHost(assemble(host, grown.kept, blueprints, task.name))
+
+        seeds = {slot: seed.blueprint for slot, seed in grown.kept.items()}
+        return FixedHost(replace(task, build_host=build), self.config), {"built_in": seeds}
+
+
+class BiggerSide(ControlSide):
+    """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
+
+    Raises:
+        ConfigError: it is not known how to widen the host, for example a grafted one.
+    """
+
+    kind = "bigger"
+
+    def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
+        super().__init__(maker, of, run_seed)
+        nearest_in_size(self.host, self.host.parameter_count)
+
+    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
+        size = nearest_in_size(self.host, int(grown.parameters))
+        facts = {"width": size.width, "wanted_parameters": grown.parameters}
+        return FixedHost(replace(self.task, build_host=size.build), self.config), facts
+
+
+class SameComputeSide(ControlSide):
+    """Trains the host alone for the number of epochs nearest to the grown host's compute; its schedule is stretched."""
+
+    kind = "same-compute"
+
+    def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
+        super().__init__(maker, of, run_seed)
+        meter = ComputeMeter(self.task, self.config, self.blueprints)
+        training, validation = meter.of_epoch(Kind.alone(len(self.host.sites)))
+        self.first, self.each = validation, training + validation
+        """Operations before the first epoch (``first``) and per epoch (``each``)."""
+        if not self.each:
+            raise ConfigError("same-compute: none of the operations in this host's passes can be counted")
+
+    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
+        epochs = max(1, round((grown.flops - self.first) / self.each))
+        config = self.config.with_values(env={"episode_length": epochs})
+        return FixedHost(self.task, config), {"wanted_flops": grown.flops}
+
+
+CONTROLS: dict[str, type[ControlSide]] = {side.kind: side for side in (StaticSide, BiggerSide, SameComputeSide)}
+"""Arms that are made from the results of another arm."""

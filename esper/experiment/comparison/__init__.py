@@ -1,1 +1,0 @@
-"""`esper compare`: arms on the same hosts, and what may be said about them."""

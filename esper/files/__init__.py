@@ -1,0 +1,1 @@
+"""Files that a run reads and writes: checkpoints, policies, grown hosts, run folders."""

@@ -1,0 +1,71 @@
+"""Atomic file writes: a crash never leaves a partly written file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from esper.telemetry.event import plain
+
+
+def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
+    """Writes ``content`` next to ``path``, then renames it, so that readers see either the old file or the new one.
+
+    An error leaves the old file unchanged and removes the temporary one. With ``previous``, the old file is kept under
+    that name; between the two renames it exists only there.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
+    """
+    write_together({path: content}, {} if previous is None else {path: previous})
+
+
+def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = MappingProxyType({})) -> None:
+    """Writes several files like :func:`write_atomic`; an error while writing leaves all old files unchanged.
+
+    Only the renames happen one after the other; they need no disk space. Old files in ``kept`` are kept under the names
+    given there.
+
+    Raises:
+        OSError: a file cannot be written; the error names it.
+    """
+    parts = {path: path.with_name(path.name + ".part") for path in contents}
+    path = next(iter(parts))
+    try:
+        for path, content in contents.items():
+            with parts[path].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, part in parts.items():
+            if path in kept and path.exists():
+                path.replace(kept[path])
+            part.replace(path)
+    except BaseException as error:
+        for part in parts.values():
+            _remove(part)
+        if isinstance(error, OSError) and error.errno is not None:
+            # The error of a full disk does not name the file.
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _remove(file: Path) -> None:
+    """Deletes ``file`` if possible; a failure must not mask the original error."""
+    with contextlib.suppress(OSError):
+        file.unlink()
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes ``value`` as indented JSON; non-finite numbers, which JSON does not have, become strings."""
+    write_atomic(path, json_bytes(value))
+
+
+def json_bytes(value: dict[str, Any]) -> bytes:
+    """Returns the bytes that :func:`write_json` writes."""
+    return (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode()

@@ -1,0 +1,208 @@
+"""Checkpoints of runs: each file is either intact or rejected, and loading one executes no code.
+
+A file is a line with the format, a line with the SHA-256 of the rest, and the output of ``torch.save``. A run keeps the
+last two checkpoints, so that a torn one costs only the work done since the one before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esper.config import ConfigError, TrainingConfig
+from esper.env.slot_env import SlotVectorEnv
+from esper.files import policy_file
+from esper.files.atomic import write_atomic
+from esper.ppo.policy import Policy
+
+FORMAT = 3
+MARK = b"Esper checkpoint, format "
+NAME, PREVIOUS, CONFIG = "checkpoint.pt", "checkpoint.previous.pt", "config.toml"
+KEYS: dict[str, tuple[type, ...]] = {
+    "config": (str,),
+    "round": (int,),
+    "finished": (bool,),
+    "best": (float,),
+    "seconds": (float,),
+    "baseline": (dict,),
+    "logs": (dict,),
+    "rounds": (dict,),
+    "policy": (dict, type(None)),
+}
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Exceptions that loading a state of the wrong form may raise."""
+
+State = dict[str, Any]
+"""Nested dicts and lists of tensors, numbers, strings and None."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest usable checkpoint of a run."""
+
+    state: State
+    file: Path
+    refused: tuple[str, ...]
+    """Why newer checkpoints were rejected, one message per file."""
+
+
+def encode(state: State) -> bytes:
+    """Returns the content of a checkpoint file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    return b"%s%d\n%s\n%s" % (MARK, FORMAT, hashlib.sha256(content).hexdigest().encode(), content)
+
+
+def write(folder: Path, content: bytes, keep: bool = True) -> None:
+    """Replaces the run's checkpoint and keeps the last one as the previous: one of them exists at any moment.
+
+    With ``keep`` False, the last one is broken: it is overwritten, and the previous one stays.
+    """
+    write_atomic(folder / NAME, content, previous=folder / PREVIOUS if keep else None)
+
+
+def files(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a run folder, newest first."""
+    return [folder / name for name in (NAME, PREVIOUS) if (folder / name).exists()]
+
+
+def config_digest(folder: Path) -> str:
+    """Returns the SHA-256 that ties a checkpoint to its run's config. Raises ConfigError if that cannot be read."""
+    file = folder / CONFIG
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def read(path: Path) -> State:
+    """Returns the state of a checkpoint file, or that of the newest usable checkpoint in a run folder.
+
+    Newer checkpoints that cannot be used are logged.
+
+    Raises:
+        ConfigError: there is no file, or it is not a checkpoint that this version of Esper can read.
+    """
+    if not path.is_dir():
+        return read_file(path)
+    found = newest(path)
+    for why in found.refused:
+        logger.warning("%s; using the previous checkpoint instead", why)
+    return found.state
+
+
+def newest(folder: Path) -> Found:
+    """Returns the newest intact checkpoint in ``folder``.
+
+    If the folder contains the run's config, the checkpoint must have been written with it.
+
+    Raises:
+        ConfigError: there is none; the message says what is wrong with each file.
+    """
+    config = config_digest(folder) if (folder / CONFIG).exists() else None
+    refused: list[str] = []
+    for file in files(folder) or [folder / NAME]:
+        try:
+            state = read_file(file)
+            if config is not None and state["config"] != config:
+                raise ConfigError(
+                    f"{file} was written by a run with a different configuration than {folder / CONFIG}: one of the "
+                    "two was modified or copied from another run"
+                )
+            return Found(state, file, tuple(refused))
+        except ConfigError as error:
+            refused.append(str(error))
+    raise ConfigError("; ".join(refused))
+
+
+def read_file(file: Path) -> State:
+    """Returns the state of one checkpoint file. Only tensors and plain values are read; no code is executed.
+
+    Raises:
+        ConfigError: the file is missing, torn, modified, or not a checkpoint that this version of Esper can read.
+    """
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"no checkpoint at {file}; give the folder of a run that has written one") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        state = torch.load(io.BytesIO(_checked(content)), map_location="cpu", weights_only=True)
+    except Exception as error:  # arbitrary bytes may raise anything
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{file} is not a checkpoint: {why}") from None
+    if not isinstance(state, dict):
+        raise ConfigError(f"{file} is not a checkpoint: it contains {type(state).__name__}, not dict")
+    missing = sorted(key for key, kinds in KEYS.items() if type(state.get(key, ...)) not in kinds)
+    if missing:
+        raise ConfigError(f"{file} is not a checkpoint of a run: missing or invalid {', '.join(missing)}")
+    return state
+
+
+def _checked(content: bytes) -> bytes:
+    """Returns the payload of a checkpoint file. Raises ValueError if the format or the checksum is wrong."""
+    head, _, rest = content.partition(b"\n")
+    if not head.startswith(MARK):
+        raise ValueError("it does not begin with the header of an Esper checkpoint")
+    if head != b"%s%d" % (MARK, FORMAT):
+        found = head[len(MARK) :][:20].decode(errors="replace")
+        raise ValueError(f"it has format {found}, but this version of Esper reads format {FORMAT}")
+    digest, _, saved = rest.partition(b"\n")
+    if hashlib.sha256(saved).hexdigest().encode() != digest:
+        raise ValueError("it is truncated or was modified: its SHA-256 differs from the one stored in it")
+    return saved
+
+
+def policy_state(policy: Policy) -> State:
+    """Returns the state needed to act with this policy elsewhere."""
+    return {
+        **policy.policy_state(),
+        "config": policy.config.model_dump(mode="json"),
+    }
+
+
+def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+    """Loads the policy of a checkpoint or of a ``policy_file`` for the envs of ``env``; see :func:`policy_from`.
+
+    Raises:
+        ConfigError: there is no checkpoint, its controller does not learn, or its policy knows no blueprint of the
+            host.
+    """
+    if path.suffix == policy_file.SUFFIX:
+        return policy_from(policy_file.read(path).policy, str(path), env, run_seed, greedy)
+    state = read(path)["policy"]
+    if state is None:
+        raise ConfigError(f"{path} contains no policy: its controller does not learn")
+    return policy_from(state, str(path), env, run_seed, greedy)
+
+
+def policy_from(state: State, where: str, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+    """Returns the policy with ``state``, which was read from ``where``, for the envs of ``env``.
+
+    The hosts may have other slots than those that it learned on, and other blueprints as long as it knows at least one.
+    An unknown blueprint is treated as the average of the known ones.
+
+    Raises:
+        ConfigError: the policy knows no blueprint of the host, or has another network.
+    """
+    try:
+        config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
+        policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
+        policy.load_policy_state(state)
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot play this host: {error}") from None
+    except RuntimeError as error:
+        raise ConfigError(f"{where} was trained with a different network or observation: {error}") from None
+    except MISFITS as error:
+        raise ConfigError(f"{where} contains no policy that this version of Esper can read: {error}") from None
+    return policy

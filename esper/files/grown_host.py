@@ -1,0 +1,224 @@
+"""Saving a grown host and rebuilding it from its files: weights as safetensors, topology as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from esper.config import ConfigError
+from esper.data.task import PAD
+from esper.data.tasks import build_host
+from esper.data.user_task import is_user_task
+from esper.files.atomic import json_bytes, write_together
+from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.grown import GrownHost, KeptSeed
+from esper.hosts.host import Host
+from esper.seeds.blend import STYLES, Seed
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.slot import SeedSlot, SlotSite
+from esper.training.env_state import ParallelEnvState
+from esper.training.randomness import seeded
+
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class HostFiles:
+    """The two files of a saved host; ``stem`` is their common path without the suffix."""
+
+    stem: Path
+
+    @property
+    def weights(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".safetensors")
+
+    @property
+    def topology(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".json")
+
+
+def committed_network(training: ParallelEnvState) -> GrownHost:
+    """Returns a copy of the env's host with its fossils as an independent network, in eval mode.
+
+    Living seeds are left out.
+    """
+    task, fossils = training.task, training.fossils()
+    kept = {slot.name: _kept(slot) for slot in fossils}
+    blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
+    with seeded(0):  # all weights are overwritten
+        host = task.build_host()
+        host.probe(task.sample.cpu())
+        network = assemble(host, kept, blueprints, task.name)
+    live = [training.host, *(slot.seed for slot in fossils if slot.seed is not None)]
+    with torch.no_grad():
+        for old, new in zip(live, (network.host, *network.seeds.values()), strict=True):
+            _with_dtypes_of(new, old.state_dict()).load_state_dict(old.state_dict())
+            for own, first in zip(new.buffers(), old.buffers(), strict=True):
+                own.copy_(first)  # includes non-persistent buffers
+    return network.eval()
+
+
+def _kept(slot: SeedSlot) -> KeptSeed:
+    assert slot.blueprint is not None
+    style = next(name for name, style in STYLES.items() if style == slot.style)
+    return KeptSeed(slot.blueprint.name, style, slot.alpha.alpha)
+
+
+def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:
+    """Adds fresh seeds to ``host``, whose sites must be known; ``blueprints`` are by slot.
+
+    Initial weights are drawn from torch's global generator.
+    """
+    channels = {site.name: site.channels for site in host.sites}
+    seeds = {}
+    for name, seed in kept.items():
+        body, operator = blueprints[name].build(channels[name]), STYLES[seed.style].operator
+        seeds[name] = Seed(body, operator, channels[name], host.topology)
+    return GrownHost(host, seeds, kept, task)
+
+
+def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> HostFiles:
+    """Saves the committed network of an env; see :func:`export`."""
+    return export(committed_network(training), stem, facts)
+
+
+def export(network: GrownHost, stem: Path | str, facts: Mapping[str, Any] = MappingProxyType({})) -> HostFiles:
+    """Saves ``network`` for :func:`load_host`: weights as ``stem.safetensors``, topology as ``stem.json``.
+
+    ``facts`` are added to the JSON unchanged. Existing files are replaced.
+    """
+    files = HostFiles(Path(stem))
+    files.stem.parent.mkdir(parents=True, exist_ok=True)
+    host = network.host
+    content = safetensors.torch.save(
+        # Separate copies: safetensors refuses tied weights, and loading writes both copies to the same tensor.
+        {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
+    )
+    topology = json_bytes(
+        {
+            "format": FORMAT,
+            "task": network.task,
+            "topology": host.topology,
+            "sites": {site.name: site.channels for site in host.sites},
+            "grafted": host.paths if isinstance(host, GraftedHost) else None,
+            "host_parameters": host.parameter_count,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "slots": {name: asdict(seed) for name, seed in network.kept.items()},
+            "weights_sha256": hashlib.sha256(content).hexdigest(),
+            **facts,
+        }
+    )
+    write_together({files.weights: content, files.topology: topology})
+    return files
+
+
+def load_host(
+    stem: Path | str, model: nn.Module | None = None, blueprints: BlueprintRegistry = BLUEPRINTS
+) -> GrownHost:
+    """Returns the network saved under ``stem``, in eval mode; no code from the files is executed.
+
+    Args:
+        stem: path of the two files without their suffix.
+        model: the network that it was grown from, unless it is the host of a known task: a host, or what was passed to
+            ``esper.graft``. It is used without copying, and receives the saved weights.
+        blueprints: registry that its seeds are built from.
+
+    Raises:
+        ConfigError: a file is missing, broken or of another format (the message names it), or the model is missing or
+            differs from the original.
+    """
+    files = HostFiles(Path(stem))
+    for file in (files.topology, files.weights):
+        if not file.is_file():
+            raise ConfigError(f"{file} does not exist")
+    try:
+        facts = json.loads(files.topology.read_text(encoding="utf-8"))
+        return _rebuild(facts, files.weights.read_bytes(), model, blueprints).eval()
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        safetensors.SafetensorError,
+    ) as error:
+        raise ConfigError(f"{files.stem}: this host cannot be loaded: {error}") from error
+
+
+def _rebuild(
+    facts: dict[str, Any], content: bytes, model: nn.Module | None, blueprints: BlueprintRegistry
+) -> GrownHost:
+    if facts["format"] != FORMAT:
+        raise ValueError(f"it has format {facts['format']}, but this version of Esper reads format {FORMAT}")
+    if hashlib.sha256(content).hexdigest() != facts["weights_sha256"]:
+        raise ValueError("the weights do not match the checksum in the topology file")
+    kept = {name: KeptSeed(**slot) for name, slot in facts["slots"].items()}
+    found = {name: blueprints.get(facts["topology"], seed.blueprint) for name, seed in kept.items()}
+    if sum(blueprint.parameters(int(facts["sites"][name])) for name, blueprint in found.items()) > len(content):
+        raise ValueError("its seeds are larger than the file of weights")  # they might not fit into memory
+    with seeded(0):  # all weights are overwritten
+        network = assemble(_host_of(facts, model), kept, found, facts["task"])
+    weights = safetensors.torch.load(content)
+    for name, seed in network.seeds.items():
+        start = f"seeds.{name}."
+        _with_dtypes_of(seed, {key: tensor for key, tensor in weights.items() if key.startswith(start)})
+    network.load_state_dict(weights)
+    return network
+
+
+def _with_dtypes_of(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Converts the module to double precision if ``weights`` contain float64, so that they load unchanged."""
+    return module.double() if any(tensor.dtype == torch.float64 for tensor in weights.values()) else module
+
+
+def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
+    """Returns the host without seeds. No forward pass is needed: the order and channels of its sites were saved."""
+    sites = tuple(SlotSite(name, int(channels)) for name, channels in facts["sites"].items())
+    if isinstance(model, Host):
+        host = model
+        paths = host.paths if isinstance(host, GraftedHost) else None
+        if (host.topology, paths, set(host.slot_names)) != (facts["topology"], facts["grafted"], set(facts["sites"])):
+            raise ValueError(
+                f"model= has {host.topology} slots {paths or host.slot_names}, but the saved host was grown with "
+                f"{facts['topology']} slots {facts['grafted'] or tuple(facts['sites'])}"
+            )
+    elif facts["grafted"] is not None:
+        if model is None:
+            raise ValueError("it was grown from a user-defined model: pass a model of the same architecture as model=")
+        host = graft(model, facts["grafted"], facts["topology"])
+    else:
+        if model is not None:
+            raise ValueError(
+                f"its host is not a grafted model: omit model=, or pass a host like that of task {facts['task']}"
+            )
+        if is_user_task(facts["task"]):
+            raise ValueError(f"its host is built by the user-defined task {facts['task']}: pass such a host as model=")
+        host = build_host(facts["task"], trusted=False)
+    if isinstance(host, GraftedHost):
+        host.sites = sites
+    return host
+
+
+def accuracy(network: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 2500) -> float:
+    """Returns the accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], in pp.
+
+    Args:
+        batch: max samples per forward pass.
+    """
+    hits = 0
+    with torch.inference_mode():
+        for start in range(0, len(x), batch):
+            rows = slice(start, start + batch)
+            hits += int((network(x[rows]).argmax(dim=-1) == y[rows]).sum())
+    return 100 * hits / int((y != PAD).sum())

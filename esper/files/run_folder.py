@@ -1,0 +1,101 @@
+"""The run folder: which files are written when, and how a resumed run continues them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from esper.config import ConfigError, TrainingConfig
+from esper.control.names import schedule_file
+from esper.files import checkpoint
+from esper.files.atomic import write_atomic, write_json
+from esper.files.system_info import describe_environment
+from esper.telemetry.event import BaselineMeasured
+from esper.telemetry.hub import Sink
+from esper.telemetry.sinks.jsonl import JsonlSink
+from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
+
+CONFIG = checkpoint.CONFIG
+EVENTS, METRICS, SCHEDULE = "events.jsonl", "metrics.csv", "schedule.toml"
+
+
+class RunFolder:
+    """The folder of one run. For a new run, raises ConfigError if ``path`` is not empty, before anything is written."""
+
+    def __init__(self, path: Path, resumed: bool) -> None:
+        self.path = path
+        if not resumed and path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
+
+    def create(self, config: TrainingConfig) -> None:
+        """Creates the folder with the config, a description of the environment, and the schedule if one is followed."""
+        with writable(self.path, "run folder", "give another --out"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path / CONFIG, config.to_toml().encode())
+            write_json(self.path / "env.json", describe_environment())
+            schedule = schedule_file(config.run.controller, config.task.name)
+            if schedule is not None:
+                write_atomic(self.path / SCHEDULE, schedule.read_bytes())
+
+    def follows(self, controller: str) -> str:
+        """Returns the controller's name on resuming, with the path of the copy kept here.
+
+        The original schedule or policy may have changed or disappeared since.
+        """
+        kind, _, _ = controller.partition(":")
+        if kind == "schedule":
+            return f"schedule:{self.path / SCHEDULE}"
+        return f"checkpoint:{self.path}" if kind in ("checkpoint", "pretrained") else controller
+
+    def sinks(self) -> list[Sink]:
+        """Returns the event log and the metrics table. Raises ConfigError if they cannot be opened."""
+        with writable(self.path, "run folder", "free disk space, or check its permissions"):
+            return [JsonlSink(self.path / EVENTS), MetricsCsvSink(self.path / METRICS)]
+
+    def keep_baseline(self, event: BaselineMeasured) -> None:
+        """Writes the baseline to its own file, for later runs and reports."""
+        write_json(self.path / "baseline.json", asdict(event))
+
+    def write_checkpoint(self, content: bytes, keep: bool = True) -> None:
+        """Syncs the logs to disk, then writes the checkpoint that refers to them.
+
+        ``keep``: whether the last checkpoint is intact, and kept as the previous one.
+        """
+        for name in self.log_sizes():
+            with (self.path / name).open("rb") as log:
+                os.fsync(log.fileno())
+        checkpoint.write(self.path, content, keep)
+
+    def log_sizes(self) -> dict[str, int]:
+        """Returns the size of each log in bytes; both logs are flushed after every line."""
+        return {name: (self.path / name).stat().st_size for name in (EVENTS, METRICS) if (self.path / name).exists()}
+
+    def cut_logs(self, sizes: dict[str, Any]) -> list[str]:
+        """Truncates the logs to ``sizes``, their sizes at the checkpoint; the resumed run writes the rest again.
+
+        Returns a message for each log that is shorter than that. Raises ConfigError if a log cannot be written.
+        """
+        lost: list[str] = []
+        with writable(self.path, "run folder", "check its permissions"):
+            for name in (EVENTS, METRICS):
+                file, wanted = self.path / name, int(sizes.get(name, 0))
+                there = file.stat().st_size if file.exists() else 0
+                if there < wanted:
+                    lost.append(f"{file} is missing its last {wanted - there} bytes; their content is lost")
+                if there > wanted:
+                    with file.open("rb+") as log:
+                        log.truncate(wanted)
+        return lost
+
+
+@contextmanager
+def writable(folder: Path, kind: str, remedy: str) -> Iterator[None]:
+    """Converts OSError to ConfigError: files written in this block precede any work, so a failure is invalid input."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{kind} {folder} cannot be written: {error.strerror or error}; {remedy}") from None

@@ -1,0 +1,79 @@
+"""Incremental reading of an event log that may be growing, truncated or damaged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from esper.report.records import UnknownEvent, event_of
+from esper.telemetry.event import Event
+
+SEAL = 256
+"""Number of bytes before the read position that are compared to detect whether the log was rewritten."""
+
+
+class EventLog:
+    """An event log, read from where the last reading ended. Broken lines are counted and skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.there = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset, self._lines = 0, 0
+        self._seal = b""
+        self._torn = False
+        self._broken: list[str] = []
+        self._broken_lines = 0
+        self._unknown: Counter[str] = Counter()
+
+    def read(self) -> tuple[list[Event], bool]:
+        """Returns the events written since the last call, and whether all events returned before are void.
+
+        They are void if the log was rewritten or deleted: a resumed run removes what it logged after its checkpoint.
+        """
+        try:
+            with self.path.open("rb") as file:
+                self.there = True
+                file.seek(max(0, self._offset - len(self._seal)))
+                again = file.read(len(self._seal)) != self._seal
+                if again:
+                    self._begin()
+                    file.seek(0)
+                return self._take(file.read()), again
+        except FileNotFoundError:
+            gone, self.there = self.there, False
+            self._begin()
+            return [], gone
+
+    def _take(self, content: bytes) -> list[Event]:
+        whole = content[: content.rfind(b"\n") + 1]
+        self._torn = len(whole) < len(content)
+        self._offset += len(whole)
+        self._seal = (self._seal + whole)[-SEAL:]
+        events = []
+        for line in whole.split(b"\n")[:-1]:
+            self._lines += 1
+            try:
+                events.append(event_of(json.loads(line)))
+            except UnknownEvent as error:
+                self._unknown[str(error)] += 1
+            except (ValueError, RecursionError) as error:
+                self._broken_lines += 1
+                if len(self._broken) < 3:
+                    self._broken.append(f"line {self._lines}: {type(error).__name__}: {str(error)[:120]}")
+        return events
+
+    def problems(self) -> list[str]:
+        """Describes what could not be read."""
+        found = []
+        if self._broken_lines:
+            lines = "1 line" if self._broken_lines == 1 else f"{self._broken_lines:,} lines"
+            found.append(f"{self.path.name}: left out {lines} that could not be read ({'; '.join(self._broken)})")
+        if self._torn:
+            found.append(f"{self.path.name}: the last line is incomplete (so far) and was left out")
+        for what, count in self._unknown.most_common(5):
+            found.append(f"{self.path.name}: left out {count:,} × {what}, unknown to this version of Esper")
+        return found

@@ -1,0 +1,112 @@
+"""The report: one self-contained HTML file without scripts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from esper.config import ConfigError
+from esper.files.atomic import write_atomic
+from esper.report.accuracy import accuracy_section
+from esper.report.cost import time_section
+from esper.report.growth import contributions_section, lives_section
+from esper.report.learning import policy_section, reward_section
+from esper.report.overview import configuration_section, happenings_section, summary_section
+from esper.report.read import Run, open_runs
+from esper.report.style import css
+from esper.report.svg import Ids
+from esper.report.text import escape
+
+MARK = "<!-- a report of Esper -->"
+"""Begins every report; only files with it may be replaced."""
+PAGE = Template(
+    f"""<!doctype html>
+{MARK}
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>$title</title>
+<style>$style</style>
+</head>
+<body>
+<header><h1>$title</h1><p class=note>$about</p><nav aria-label="Parts of this report">$links</nav></header>
+<main>$content</main>
+<footer>$footer</footer>
+</body>
+</html>
+"""
+)
+LINKS = {
+    "summary": "Summary",
+    "accuracy": "Accuracy",
+    "slots": "Slots",
+    "contributions": "Contributions",
+    "reward": "Reward",
+    "policy": "Agent",
+    "time": "Time",
+    "events": "Events",
+    "configuration": "Configuration",
+}
+
+
+def report_html(runs: Sequence[Run]) -> str:
+    """Returns the page about one run, or several side by side."""
+    ids = Ids()
+    content = [
+        summary_section(ids, runs),
+        accuracy_section(ids, runs),
+        lives_section(ids, runs),
+        contributions_section(ids, runs),
+        reward_section(ids, runs),
+        policy_section(ids, runs),
+        time_section(ids, runs),
+        happenings_section(runs),
+        configuration_section(runs),
+    ]
+    when = time.strftime("%Y-%m-%d %H:%M")
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+    return PAGE.substitute(
+        title=escape(f"Esper: {title}"),
+        style=css(),
+        about=escape("; ".join(f"{run.folder}: {run.state_words()}" for run in runs), 2000),
+        links="".join(f'<a href="#{name}">{words}</a>' for name, words in LINKS.items()),
+        content="".join(content),
+        footer=escape(f"Made {when}. Accuracies are percentages, differences percentage points (pp)."),
+    )
+
+
+def default_file(folders: Sequence[Path]) -> Path:
+    """Returns report.html in the run's folder, or in the working directory for several runs."""
+    return folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+
+
+def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
+    """Writes the report about the runs in ``folders`` and returns its path.
+
+    Raises:
+        ConfigError: a folder holds no run, or ``file`` cannot be written or is not an earlier report.
+    """
+    runs = open_runs(folders)
+    path = file or default_file(folders)
+    check_file(path)
+    try:
+        write_atomic(path, report_html(runs).encode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from None
+    return path
+
+
+def check_file(path: Path) -> None:
+    """Raises ConfigError unless ``path`` is new in an existing folder, or an earlier report."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"--out {path}: give a file in an existing folder, such as {path / 'report.html'}")
+    if not path.exists():
+        return
+    with path.open("rb") as there:
+        begin = there.read(200).decode("utf-8", "replace")
+    if begin and MARK not in begin:
+        raise ConfigError(f"{path} already exists and is not an Esper report; give another --out")

@@ -1,0 +1,281 @@
+"""Reading a run folder: finished, in progress, interrupted, damaged or incomplete.
+
+Nothing in a folder is executed: TOML and JSON are only parsed, and names are plain text.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from esper.config import ConfigError
+from esper.report.event_log import EventLog
+from esper.report.records import build
+from esper.report.text import clean
+from esper.telemetry.analytics import BlueprintAnalytics
+from esper.telemetry.event import (
+    AnomalyDetected,
+    ArmPlayed,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+    RunResumed,
+    RunStarted,
+)
+from esper.telemetry.sinks.jsonl import being_written
+
+Kind = TypeVar("Kind", bound=Event)
+EVENTS = "events.jsonl"
+FILES = (EVENTS, "metrics.csv", "baseline.json", "config.toml", "env.json")
+
+
+@dataclass
+class Run:
+    """Contents of a run folder; :meth:`refresh` adds what was written since."""
+
+    folder: Path
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    events: dict[type[Event], list[Any]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """What is missing or could not be read, except for lines of the event log."""
+    writing: bool | None = None
+    """Whether a process has the event log open; None if unknown."""
+    silent_seconds: float = math.inf
+    """Seconds since the event log was last written."""
+    blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
+    """Fate of the seeds, by blueprint."""
+
+    def __post_init__(self) -> None:
+        self.log = EventLog(self.folder / EVENTS)
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """Returns the events of that kind, in the order in which they were logged."""
+        return self.events.get(kind, [])
+
+    def last(self, kind: type[Kind]) -> Kind | None:
+        return found[-1] if (found := self.of(kind)) else None
+
+    def refresh(self) -> bool:
+        """Reads what is new in the folder, and returns whether anything in the event log changed."""
+        self.problems.clear()
+        self.config = self._read("config.toml", tomllib.loads) or {}
+        self.environment = self._read("env.json", json.loads) or {}
+        self.writing = being_written(self.log.path)  # checked first, so that a run's last lines are read below
+        new, again = self.log.read()
+        if again:
+            self.events.clear()
+            self.blueprints = BlueprintAnalytics()
+        for event in new:
+            self.events.setdefault(type(event), []).append(event)
+            self.blueprints.handle(event)
+        if self.log.there:
+            self.silent_seconds = max(0.0, time.time() - self.log.path.stat().st_mtime)
+        else:
+            self.problems.append(f"{EVENTS} does not exist: the history of the hosts by epoch is unknown")
+        self._fill_in()
+        return bool(new) or again
+
+    def all_problems(self) -> list[str]:
+        return [*self.log.problems(), *self.problems]
+
+    def _read(self, name: str, parse: Any) -> dict[str, Any] | None:
+        path = self.folder / name
+        try:
+            found = parse(path.read_bytes().decode("utf-8"))
+        except FileNotFoundError:
+            self.problems.append(f"{name} does not exist")
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(f"{name} cannot be read: {clean(error)}")
+        else:
+            if isinstance(found, dict):
+                return found
+            self.problems.append(f"{name} cannot be used: expected a table of names and values")
+        return None
+
+    def _fill_in(self) -> None:
+        """Takes data missing in the event log from other files."""
+        # Before the first epoch, the baseline may not be measured yet; simulated hosts have neither.
+        if not self.of(BaselineMeasured) and (self.of(EpochCompleted) or not self.log.there):
+            fields = self._read("baseline.json", json.loads)
+            try:
+                if fields is not None:
+                    self.events[BaselineMeasured] = [build(BaselineMeasured, fields)]
+            except ValueError as error:
+                self.problems.append(f"baseline.json cannot be read: {clean(error)}")
+        if self.of(RoundCompleted) or self.log.there:
+            return
+        try:
+            self.events[RoundCompleted] = read_metrics(self.folder / "metrics.csv")
+            self.problems.append("rounds were read from metrics.csv instead")
+        except FileNotFoundError:
+            self.problems.append("metrics.csv does not exist")
+        except (OSError, ValueError, csv.Error) as error:
+            self.problems.append(f"metrics.csv cannot be read: {clean(error)}")
+
+    def warnings(self) -> list[tuple[int, AnomalyDetected]]:
+        """Returns the anomalies of learning, per kind and head: how often each occurred, and its newest event."""
+        found: dict[tuple[str, str | None], list[AnomalyDetected]] = {}
+        for event in self.of(AnomalyDetected):
+            found.setdefault((event.kind, event.head), []).append(event)
+        return [(len(events), events[-1]) for events in found.values()]
+
+    # Queries.
+    @property
+    def started(self) -> RunStarted | None:
+        return self.last(RunStarted)
+
+    @property
+    def rounds(self) -> int:
+        """Planned number of rounds; 0 if unknown."""
+        for event in (self.last(RoundCompleted), self.last(RunResumed), self.last(RunStarted)):
+            if event is not None:
+                return event.rounds
+        planned = self.value("run", "rounds")
+        return planned if isinstance(planned, int) else 0
+
+    @property
+    def done(self) -> int:
+        """Number of completed rounds."""
+        event = self.last(RoundCompleted)
+        return 0 if event is None else event.round
+
+    @property
+    def learns(self) -> bool:
+        return bool(self.of(PolicyUpdated)) or self.value("run", "controller") == "ppo"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were played and compared."""
+        return self.last(RunCompleted) is not None and self.done >= self.rounds
+
+    def value(self, section: str, key: str) -> Any:
+        """Returns a config value, or None if there is none."""
+        table = self.config.get(section)
+        return table.get(key) if isinstance(table, dict) else None
+
+    def state(self) -> str:
+        """Returns ``finished``, ``running``, ``interrupted``, or ``unknown`` if locks cannot tell whether it is
+        running."""
+        if self.finished:
+            return "finished"
+        if self.writing is None and self.log.there:
+            return "unknown"
+        return "running" if self.writing else "interrupted"
+
+    def state_words(self) -> str:
+        """Describes the state and the progress."""
+        state, total = self.state(), self.rounds
+        if state == "finished":
+            return f"finished: {_count(total, 'round')} played and compared"
+        if state == "unknown":
+            state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
+        if self.done >= total > 0:
+            where = f"all {_count(total, 'round')} played, the comparison " + (
+                "has started" if self.of(ArmPlayed) else "has not started"
+            )
+        elif not self.done and not self.of(EpochCompleted):
+            measured = self.of(BaselineMeasured)
+            where = "before the first round" + ("" if measured else ", baseline not measured yet")
+        else:
+            where = f"{self.done} of {_count(total, 'round')} completed"
+        return f"{state}: {where}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def open_run(folder: Path, name: str | None = None) -> Run:
+    """Returns the run in ``folder``, as it is now. Raises ConfigError, suggesting other folders, if it holds none."""
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; give the folder of the run, perhaps {folder.absolute().parent}")
+    if not is_run(folder):
+        near = [folder, folder / "runs"] if folder.is_dir() else [folder.parent]
+        found = sorted({str(run) for place in (*near, Path("runs")) for run in _runs_in(place)})[:5]
+        what = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
+        right = f"such as {', '.join(found)}" if found else "which `esper run` prints when it starts"
+        raise ConfigError(f"{folder} {what}; give the folder of a run, {right}")
+    run = Run(folder, clean(name or folder.absolute().name))
+    run.refresh()
+    return run
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder holds a run: its event log, or at least two of its other files."""
+    there = [name for name in FILES if (folder / name).is_file()]
+    return EVENTS in there or len(there) >= 2
+
+
+def _runs_in(place: Path) -> list[Path]:
+    try:
+        return [path for path in place.iterdir() if path.is_dir() and is_run(path)]
+    except OSError:
+        return []
+
+
+def open_runs(folders: Sequence[Path]) -> list[Run]:
+    """Returns several runs under distinct names: as much of each path as is needed.
+
+    Raises:
+        ConfigError: a folder is given twice, or holds no run.
+    """
+    places = [folder.resolve() for folder in folders]
+    twice = [str(folders[i]) for i, place in enumerate(places) if place in places[:i]]
+    if twice:
+        raise ConfigError(f"{twice[0]} is given twice; give each run once")
+    parts = 1
+    while len({place.parts[-parts:] for place in places}) < len(places):
+        parts += 1
+    return [open_run(folder, "/".join(place.parts[-parts:])) for folder, place in zip(folders, places, strict=True)]
+
+
+def read_metrics(path: Path) -> list[RoundCompleted]:
+    """Returns the rounds of a metrics table; an incomplete last row is left out.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a value is missing or wrong; the message has its row and column.
+    """
+    text = path.read_bytes().decode("utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [_round(row, number) for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2)]
+
+
+def _round(row: dict[str, str], number: int) -> RoundCompleted:
+    fields: dict[str, Any] = {"phase_seconds": {}, "memory": {}}
+    try:
+        for name, cell in row.items():
+            if name.startswith("phase/"):
+                if cell:
+                    fields["phase_seconds"][name.removeprefix("phase/")] = float(cell)
+            elif name.startswith("memory/"):
+                if cell:
+                    fields["memory"][name.removeprefix("memory/")] = int(cell)
+            else:
+                fields[name] = _cell(cell)
+        found: RoundCompleted = build(RoundCompleted, fields)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"row {number}: {error}") from None
+    return found
+
+
+def _cell(cell: str) -> int | float | str | None:
+    if not cell:
+        return None
+    try:
+        return int(cell)
+    except ValueError:
+        value = float(cell)
+        return value if math.isfinite(value) else cell

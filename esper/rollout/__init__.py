@@ -1,0 +1,1 @@
+"""Rollouts: a controller plays episodes in every env."""

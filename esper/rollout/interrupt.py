@@ -1,0 +1,64 @@
+"""Deferring SIGINT (Ctrl-C) and SIGTERM until a critical section is complete."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def interrupts_wait(again: bool = False) -> Iterator[None]:
+    """Defers signals until the end of the block; only the main thread receives them.
+
+    Pending signals are re-raised in order until one of their handlers raises. An exception raised in the block takes
+    precedence over them.
+
+    Args:
+        again: a second signal acts at once.
+    """
+    # Signals that are ignored or left to the system's default action (not callable) are not deferred.
+    before = {int(number): signal.getsignal(number) for number in SIGNALS} if _on_main_thread() else {}
+    held = {number: act for number, act in before.items() if callable(act)}
+    came: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if again and len(came) == 1:
+            logger.warning("stopping at the end of this step; a second signal stops at once")
+        elif again:
+            held[number](number, frame)
+
+    try:
+        for number in held:
+            signal.signal(number, wait)
+        yield
+    finally:
+        for number, act in held.items():
+            signal.signal(number, act)
+    for number in came[:1] if again else came:  # with `again`, later ones have already acted
+        held[number](number, None)
+
+
+@contextmanager
+def termination_interrupts() -> Iterator[None]:
+    """Makes SIGTERM raise KeyboardInterrupt in the block, if it would otherwise end the process silently."""
+    if not _on_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,87 @@
+"""Practice: an agent learns the lifecycle on simulated hosts before it meets real ones.
+
+Real hosts are slow, and an untrained agent first learns to leave them alone, because nearly everything it plants is
+pruned or unfinished at the end. What it lacks is the same for all hosts: what each op does, that gates have to be
+passed, that seeds need time, and that seeds which are not kept are lost. A planted law teaches this in a minute. The
+worths of blueprints and slots are redrawn for every simulated host, so the agent still has to learn what a blueprint is
+worth on the real ones.
+
+Practice alternates between several episode lengths: an agent that knows only one length acts too late in shorter
+episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+
+import numpy as np
+
+from esper.config import PPOConfig, TrainingConfig
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import CHANCE, Law
+from esper.env.slot_env import SlotVectorEnv
+from esper.ppo.agent import PPOAgent
+from esper.rollout.rollout import play_round
+
+PRACTICE = 2**31 + 2**30
+"""Offset added to a run's seed for practice, so that its draws differ from those of real rounds and held-out hosts."""
+
+
+def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
+    """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
+
+    ``env`` must be prepared. A blueprint has the same size in all slots: the mean of its largest sizes in the real
+    ones. The curve is stretched to ``horizon`` if that is given.
+    """
+    assert env.rules is not None
+    spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline
+    horizon = horizon or env.horizon
+    curve = np.interp(np.linspace(0, env.horizon, horizon + 1), np.arange(env.horizon + 1), baseline.accuracy)
+    law = Law(
+        slots=spec.slots,
+        blueprints=spec.blueprints,
+        worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
+        worth_std=ppo.practice_worth_std,
+        parameters=tuple(int(size) for size in env.rules.largest.mean(axis=0)),
+        gate_parameters=0,
+        host_parameters=env.host_parameters,
+        curve=tuple(curve.tolist()),
+        noise=ppo.practice_noise,
+        paired_noise=ppo.practice_paired_noise,
+        reliance=ppo.practice_reliance,
+        spread=baseline.final_loss_std * 90 / CHANCE,  # in the unit of the real hosts' losses
+    )
+    return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs, "episode_length": horizon}), law)
+
+
+def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
+    """Returns the horizon of each practice round: lengths take turns until ``practice_steps`` are used up."""
+    turns = cycle(dict.fromkeys(max(1, round(length * horizon)) for length in config.practice_lengths))
+    rounds = [next(turns)]
+    epochs_left = config.practice_steps // config.practice_envs - rounds[0]
+    while (following := next(turns)) <= epochs_left:
+        rounds.append(following)
+        epochs_left -= following
+    return rounds
+
+
+def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
+    """Returns an agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
+
+    After each round, ``report`` is called with its number (from 1), the number of rounds, and a mean return. Returns
+    depend on the episode length, so that mean is taken over the latest round of each length.
+    """
+    rounds = practice_rounds(config.ppo, env.horizon)
+    simulated = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
+    seed = config.run.seed + PRACTICE
+    agent = PPOAgent(env.action_spec, env.layout, config.ppo.practice_envs, config.ppo, seed)
+    returns: dict[int, float] = {}
+    for number, horizon in enumerate(rounds):
+        agent.progress = number / len(rounds)
+        first = None if horizon in returns else seed + (len(returns) << 32)  # different draws for each length
+        played = play_round(simulated[horizon], agent, seed=first, learner=agent)
+        agent.learn(played.observation)
+        returns[horizon] = float(np.mean(played.returns))
+        report(number + 1, len(rounds), float(np.mean(list(returns.values()))))
+    return agent

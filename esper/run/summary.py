@@ -1,0 +1,53 @@
+"""The summary returned at the end of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.evaluation.paired import ArmComparison
+from esper.stats.paired import PairedComparison
+from esper.telemetry.event import Comparison
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Result of a run; accuracies are those of committed networks on the test split, in pp."""
+
+    folder: Path
+    controller: str
+    comparisons: tuple[ArmComparison, ...]
+    """The run's controller against each baseline, hosts left alone (``none``) first. Empty if an agent was interrupted
+    before it finished learning."""
+    host_parameters: int
+    grown_parameters: float
+    """Mean number of parameters of the compared hosts."""
+    fossils: float
+    """Mean number of fossils of the compared hosts."""
+    rounds: int
+    total_rounds: int
+    interrupted: bool
+    seconds: float
+    dropped_sinks: dict[str, str]
+
+    @property
+    def comparison(self) -> PairedComparison:
+        """The comparison with hosts left alone. Raises ValueError if nothing was compared."""
+        if not self.comparisons:
+            raise ValueError("nothing was compared: the agent was interrupted while it was learning")
+        return self.comparisons[0].pair
+
+
+def as_reported(found: ArmComparison) -> Comparison:
+    """Converts a comparison to the form used in the run's last event."""
+    pair = found.pair
+    return Comparison(
+        reference=pair.name_b,
+        accuracy=pair.mean_a,
+        reference_accuracy=pair.mean_b,
+        difference=pair.difference,
+        low=pair.interval.low,
+        high=pair.interval.high,
+        p_value=found.adjusted_p,
+        verdict=found.verdict,
+    )

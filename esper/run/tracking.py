@@ -1,0 +1,72 @@
+"""Experiment trackers named in ``track.to``, each fed by a background thread."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from esper.config import ConfigError, TrainingConfig
+from esper.files.run_folder import METRICS
+from esper.report.read import read_metrics
+from esper.telemetry.hub import Sink
+from esper.telemetry.sinks.background import BackgroundSink
+from esper.telemetry.sinks.tensorboard import TensorBoardSink
+from esper.telemetry.sinks.tracker import TrackerSink
+
+TENSORBOARD = "tensorboard"
+"""Name of the tracker, and of its folder in the run folder."""
+
+
+MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""Python module of each tracker."""
+
+
+def check_trackers(config: TrainingConfig) -> None:
+    """Imports the trackers of the config.
+
+    They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
+    locks for ever.
+
+    Raises:
+        ConfigError: a tracker cannot be imported; the message says how to install it.
+    """
+    missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
+    if missing:
+        raise ConfigError(
+            f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
+            f"to install: pip install {' '.join(missing)}"
+        )
+
+
+def _import_error(module: str) -> Exception | None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken installation may raise anything
+        return error
+    return None
+
+
+def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
+    """Returns a sink for each name in ``track.to``. On resuming, call it after the logs were cut to the checkpoint."""
+    track = config.track
+    steps = _steps_done(folder / METRICS) if track.to and resumed else 0
+    sinks: list[Sink] = []
+    for name in track.to:
+        inner: TensorBoardSink | TrackerSink
+        if name == TENSORBOARD:
+            inner = TensorBoardSink(folder / TENSORBOARD, steps, resumed, config.to_toml())
+        else:
+            inner = TrackerSink(name, folder, track.project, config.model_dump(mode="json"), steps)
+        sinks.append(BackgroundSink(inner, track.queue, track.patience, inner.wants))
+    return sinks
+
+
+def _steps_done(metrics: Path) -> int:
+    """Returns the epochs of all hosts in completed rounds. Raises ConfigError if ``metrics`` cannot be read."""
+    try:
+        return sum(done.epochs for done in read_metrics(metrics))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{metrics} cannot be read ({error}), so it is unknown at which step the trackers continue; restore the "
+            f"file, or replace it with an empty one to let their curves start again at step 0"
+        ) from None

@@ -1,0 +1,76 @@
+"""Settings of the whole process that work on one GPU needs changed for a moment.
+
+The mode in which PyTorch warns of synchronizing operations, the warning filters and the garbage collector belong to the
+process, and every device has a thread of its own. So one thread at a time changes them.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import torch
+
+PROCESS_WIDE = threading.RLock()
+"""Held by the thread that has changed a setting of the process, until the setting is as before."""
+
+WAITED = "called a synchronizing CUDA operation"
+"""PyTorch's warning about an operation whose result the CPU waits for."""
+
+PROTOTYPE = "Synchronization debug mode is a prototype feature"
+"""PyTorch's warning when the mode is first set."""
+
+OFF = 0
+"""The sync debug mode that neither warns nor raises."""
+
+
+def waits(work: Callable[[], object]) -> bool:
+    """Do ``work`` and return whether this thread waited for a GPU in it, as far as PyTorch reports.
+
+    Other threads may wait meanwhile: their warnings do not count, and the user sees them only if the user had turned
+    the mode on.
+    """
+    watcher, waited = threading.get_ident(), False
+    with PROCESS_WIDE, warnings.catch_warnings():
+        before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            nonlocal waited
+            about_waiting = WAITED in str(message)
+            waited |= about_waiting and threading.get_ident() == watcher
+            if not about_waiting or before != OFF:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.filterwarnings("ignore", message=PROTOTYPE)
+        warnings.filterwarnings("always", message=WAITED)
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return waited
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Turn automatic garbage collection off: garbage may hold CUDA graphs, which cannot be destroyed in a capture."""
+    with PROCESS_WIDE:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()

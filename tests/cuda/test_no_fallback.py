@@ -1,0 +1,52 @@
+"""A host in channels_last trains and is validated on a GPU by Esper's own kernels, queued and captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.training.env_state import ParallelEnvState
+from esper.training.epochs import HostTrainer
+from esper.training.evaluate import evaluate
+from esper.training.gpu import Gpu
+from esper.training.gpu_lanes import GpuLanes
+from esper.training.host_step import train_epoch
+from tests.training.growing import configurations_of
+from tests.training.kernels_used import assert_nothing_falls_back, calls_of, channels_last_env
+
+pytestmark = pytest.mark.cuda
+
+
+def validate(env: ParallelEnvState) -> None:
+    evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    env = channels_last_env("cuda", precision=precision)
+
+    def work() -> None:
+        train_epoch(env)
+        validate(env)
+
+    assert_nothing_falls_back(env, calls_of(work), "cuda")
+
+
+def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and validation are recorded from the same kernels, and nothing is left to be queued by Python."""
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    env = channels_last_env("cuda", samples_per_epoch=256)
+    with GpuLanes(Gpu(torch.device("cuda"))) as lanes:
+        trainer = HostTrainer(env.task, [env], lanes)
+
+        def work() -> None:
+            for _ in range(2):
+                trainer.epoch([env])
+                trainer.repeatable(validate, [env])
+
+        calls = calls_of(work)
+        assert lanes.reasons() == {}
+        assert len(lanes._caches[env.index]) == 2  # the step and the validation
+        trainer.close()
+    assert_nothing_falls_back(env, calls, "cuda")

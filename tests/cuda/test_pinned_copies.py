@@ -1,0 +1,142 @@
+"""Copies of hosts in pinned memory: asynchronous, in the order of the stream, and the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.config import Durations, TrainingConfig
+from esper.env.make import make_env
+from esper.env.vector_env import GrowthVectorEnv
+from esper.training.contents import Copies
+from esper.training.epoch_start import EpochStart
+from esper.training.governor import Governor
+from esper.training.host_step import train_epoch
+from esper.training.placement import HostCopy
+from esper.training.snapshot import ValidationRecord
+from tests.core_helpers import same_bits, tensors_of, wait_actions
+from tests.training.kernels_used import channels_last_env
+
+pytestmark = pytest.mark.cuda
+
+PLACEMENTS = [tuple(HostCopy)[:count] for count in range(4)]
+RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
+
+
+def busy() -> None:
+    """The current stream works for a while."""
+    torch.cuda._sleep(200_000_000)
+
+
+def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() -> None:
+    images = torch.randn(4, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+    count = torch.arange(5, device="cuda")
+    live, expected = [("images", images), ("count", count)], images.cpu()
+    copies = Copies(pinned=True)
+    copies.capture(live)  # the memory is there from now on
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        images.add_(1.0)
+        busy()
+        copies.capture(live)
+        images.zero_()
+        count.zero_()
+        copies.restore(live)
+        images.mul_(2.0)
+        running = not torch.cuda.current_stream().query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert running
+    assert (copies.place, copies.bytes) == ("pinned", images.nbytes + count.nbytes)
+    assert copies.tensors["images"].stride() == images.stride()
+    assert torch.equal(images.cpu(), 2.0 * (expected + 1.0))
+    assert count.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
+    numbers = torch.zeros(1_000_000, device="cuda")
+    copies = Copies(pinned=True)
+    copies.capture([("numbers", numbers)])
+    torch.cuda.synchronize()
+    busy()
+    numbers.fill_(7.0)
+    copies.capture([("numbers", numbers)])
+    assert bool((copies.state_dict()["numbers"] == 7.0).all())
+
+
+@pytest.mark.parametrize("pinned", PLACEMENTS, ids=len)
+def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]) -> None:
+    """The newest snapshot, then the older one, then a later one that was taken after that fall back; and the same from
+    what was saved."""
+    env = channels_last_env("cuda")
+    config = TrainingConfig.parse({"governor": {"snapshot_every": 1, "max_rollbacks": 100}})
+    governor = Governor(config.governor, Durations.of(config, 60), 10, pinned)
+    states = []
+
+    def take() -> None:
+        busy()
+        assert governor.snapshot_if_due(env, RECORD, fossilized=False)
+        states.append(tensors_of(env))
+        train_epoch(env)
+
+    for _ in range(4):
+        take()
+    saved = governor.state_dict()
+    places = ["pinned" if copy in pinned else "cuda:0" for copy in (HostCopy.NEWEST, HostCopy.OLDER)]
+    assert [snapshot.place for snapshot in governor._generations] == places
+    for expected in (states[3], states[2]):
+        governor.roll_back(env)
+        same_bits(tensors_of(env), expected)
+    env.epoch += 1
+    take()
+    governor.roll_back(env)
+    same_bits(tensors_of(env), states[4])
+    loaded = Governor(config.governor, Durations.of(config, 60), 10, pinned)
+    loaded.load_state_dict(saved, env.device)
+    for expected in (states[3], states[2]):
+        loaded.roll_back(env)
+        same_bits(tensors_of(env), expected)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_the_start_of_an_epoch_comes_back_from_pinned_memory(pinned: bool) -> None:
+    env, start = channels_last_env("cuda"), EpochStart(pinned)
+    train_epoch(env)
+    for _ in range(2):
+        busy()
+        start.capture(env)
+        before = tensors_of(env, ("r0c0", "r1c1"))
+        train_epoch(env)
+        start.restore(env)
+        same_bits(tensors_of(env, ("r0c0", "r1c1")), before)
+        train_epoch(env)
+    assert start.place == ("pinned" if pinned else "cuda:0")
+
+
+def test_an_env_keeps_to_the_limit() -> None:
+    """None of its copies is on the GPU; a host that breaks is rolled back from pinned memory."""
+    config = TrainingConfig.parse(
+        {
+            "run": {"device": "cuda", "max_device_copies_mib": 1e-3},
+            "task": {"samples_per_epoch": 128},
+            "env": {"n_envs": 2, "episode_length": 6, "baseline_episodes": 1},
+            "governor": {"snapshot_every": 1},
+        }
+    )
+    env = make_env(config)
+    assert isinstance(env, GrowthVectorEnv)
+    try:
+        env.reset(seed=0)
+        assert env.pinned == tuple(HostCopy)
+        for _ in range(2):
+            env.step(wait_actions(2))
+        good = tensors_of(env.training[0])
+        with torch.no_grad():
+            next(env.training[0].host.parameters()).fill_(float("nan"))
+        env.step(wait_actions(2))
+        assert [episode.governor.rollbacks for episode in env.episodes] == [1, 0]
+        same_bits(tensors_of(env.training[0]), good)
+        assert all(set(held) == {"pinned"} for held in env.copies_held())
+    finally:
+        env.close()

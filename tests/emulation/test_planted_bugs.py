@@ -1,0 +1,102 @@
+"""Bugs planted in the kernels are found by the kernel tests in the emulator, with either seed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.cuda import test_grad_stats, test_sgd, test_stage_batch
+from tests.emulation.build import Edit, build
+from tests.emulation.device import SEEDS, Emulator, KernelDevice
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A change of a source, and the kernel test that it makes fail."""
+
+    edit: Edit
+    test: Callable[[KernelDevice], None]
+    error: type[Exception] = AssertionError
+    message: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """The source to compile again."""
+        return {"cuda/reduce.cuh": "grad_stats"}.get(self.edit.file, self.edit.file[5:].split(".")[0])
+
+
+def grad_stats_of_some_chunks(device: KernelDevice) -> None:
+    test_grad_stats.test_sizes_around_vectors_and_chunks(device, torch.float32, 40 * test_grad_stats.CHUNK + 5)
+
+
+BUGS = {
+    "missing_barrier": Bug(
+        Edit(
+            "cuda/grad_stats.cu",
+            "warps[threadIdx.x / 32] = sum;\n    __syncthreads();\n",
+            "warps[threadIdx.x / 32] = sum;\n",
+        ),
+        grad_stats_of_some_chunks,
+    ),
+    "bound_one_too_low": Bug(
+        Edit("cuda/sgd.cu", "i < end; i += kThreads", "i < end - 1; i += kThreads"),
+        lambda device: test_sgd.test_sizes_around_chunks(device, test_sgd.CHUNK),
+    ),
+    "short_shared_array": Bug(
+        Edit("cuda/grad_stats.cu", "__shared__ Totals warps[kWarps];", "__shared__ Totals warps[kWarps - 1];"),
+        grad_stats_of_some_chunks,
+        RuntimeError,
+        r"has written outside of warps at csrc/cuda/grad_stats.cu:\d+, 280 bytes",
+    ),
+    "short_dynamic_shared_memory": Bug(
+        Edit("cuda/stage_batch.cu", "(problem.channels) * 256 * sizeof(Out)", "(problem.channels) * 255 * sizeof(Out)"),
+        lambda device: test_stage_batch.test_one_kernel(device),
+        RuntimeError,
+        "images_kernel.* has written outside of the dynamic shared memory, 3060 bytes",
+    ),
+    "wrong_shuffle": Bug(
+        Edit(
+            "cuda/grad_stats.cu",
+            "for (int offset = 16; offset > 0; offset /= 2) add(",
+            "for (int offset = 8; offset > 0; offset /= 2) add(",
+        ),
+        grad_stats_of_some_chunks,
+    ),
+    "shuffle_of_a_part_of_the_warp": Bug(
+        Edit(
+            "cuda/grad_stats.cu",
+            "const Totals sum = warp_sum(mine);",
+            "const Totals sum = threadIdx.x % 32 < 31 ? warp_sum(mine) : mine;",
+        ),
+        grad_stats_of_some_chunks,
+        RuntimeError,
+        r"deadlock: .* threads of block \d+ wait at the shuffle csrc/cuda/reduce.cuh:\d+",
+    ),
+    "stale_epoch_in_the_kernel_arguments": Bug(
+        Edit(
+            "cuda/stage_batch.cu",
+            "selection.cursor != nullptr ? selection.cursor[0] : selection.epoch;",
+            "selection.epoch;",
+        ),
+        lambda device: test_stage_batch.test_a_captured_call_moves_on_by_its_cursor(device),
+    ),
+    "counter_that_is_not_reset": Bug(
+        Edit("cuda/reduce.cuh", "if (last) *counter = 0;\n", "\n"),
+        lambda device: test_grad_stats.test_a_captured_call_can_be_replayed_on_new_values(device, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = BUGS[name]
+    emulator = Emulator(build([bug.unit], namespace=f"esper_{name}", edits=[bug.edit]))
+    for seed in SEEDS:
+        with emulator.serving(seed), pytest.raises(bug.error, match=bug.message):
+            bug.test(emulator)
+
+
+def test_an_edit_that_fits_no_line_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"occurs 0 times in csrc/cuda/sgd.cu, not once"):
+        build(["sgd"], edits=[Edit("cuda/sgd.cu", "no such text", "")])

@@ -1,0 +1,172 @@
+"""A GPU's time for training is booked under "train", with timers of stated times in place of a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from esper.env import device_time, vector_env
+from esper.env.device_time import TrainingTime
+from esper.telemetry import span
+from esper.telemetry.span import Spans
+from esper.training.epochs import HostTrainer
+from tests.core_helpers import Rig, rig
+
+CPU, FIRST, SECOND = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class StandIn:
+    """A CUDATimer whose device needed the seconds that were stated for it, and which notes what is done to it."""
+
+    stated: dict[torch.device, float]
+    log: list[str]
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.log.append(f"{self.device} begins")
+
+    def __exit__(self, *_error: object) -> None:
+        self.log.append(f"{self.device} ends")
+
+    @property
+    def seconds(self) -> float:
+        self.log.append(f"{self.device} is read")
+        return self.stated[self.device]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(span, "perf_counter", made)
+    monkeypatch.setattr(device_time, "perf_counter", made)
+    monkeypatch.setattr(device_time, "CUDATimer", StandIn)
+    StandIn.stated, StandIn.log = {}, []
+    return made
+
+
+def steps(clock: Clock, spans: Spans, devices: list[torch.device], queue: float, wait: float, count: int = 1) -> None:
+    time = TrainingTime(spans, devices)
+    for _ in range(count):
+        with spans("train"), time:
+            clock.now += queue
+        with spans("validate"):
+            clock.now += wait
+        time.settle()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "train", "validate"),
+    [
+        (5.0, 5.0, 4.0),  # 1 s to queue, 8 s of waiting, of which 4 were for training
+        (1.0, 1.0, 8.0),  # done when the last step was queued
+        (0.25, 1.0, 8.0),
+        (100.0, 9.0, 0.0),  # never more than the wait that was measured
+    ],
+)
+def test_the_wait_for_training_moves_to_the_training_phase(
+    clock: Clock, seconds: float, train: float, validate: float
+) -> None:
+    StandIn.stated[FIRST] = seconds
+    spans = Spans()
+    steps(clock, spans, [FIRST], queue=1.0, wait=8.0)
+    assert spans.seconds == {"train": train, "validate": validate}
+
+
+def test_the_slowest_of_several_devices_counts(clock: Clock) -> None:
+    StandIn.stated = {FIRST: 3.0, SECOND: 6.0}
+    spans = Spans()
+    steps(clock, spans, [FIRST, SECOND], queue=1.0, wait=8.0)
+    assert spans.seconds == {"train": 6.0, "validate": 3.0}
+
+
+def test_time_from_before_the_step_is_not_moved(clock: Clock) -> None:
+    """Phases hold earlier steps and resets; a step moves at most its own wait."""
+    StandIn.stated[FIRST] = 100.0
+    spans = Spans()
+    with spans("validate"):
+        clock.now += 30.0
+    steps(clock, spans, [FIRST], queue=1.0, wait=2.0, count=3)
+    assert spans.seconds == {"validate": 30.0, "train": 9.0}
+
+
+def test_nothing_is_timed_on_a_cpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans()
+    monkeypatch.setattr(device_time, "perf_counter", None)  # not even the clock is read
+    steps(clock, spans, [CPU], queue=1.0, wait=8.0)
+    assert spans.seconds == {"train": 1.0, "validate": 8.0}
+    assert StandIn.log == []
+
+
+def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(clock: Clock) -> None:
+    """Data that streams: 4 s to queue, 3 of them spent on waiting for batches."""
+    StandIn.stated[FIRST] = 6.0
+    spans = Spans()
+    time = TrainingTime(spans, [FIRST])
+    with spans("train"), time:
+        clock.now += 1.0
+        with spans("stage"):
+            clock.now += 3.0
+    with spans("validate"):
+        clock.now += 5.0
+    time.settle()
+    assert spans.seconds == {"train": 3.0, "stage": 3.0, "validate": 3.0}
+
+
+@pytest.fixture
+def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """An env in step, that seems to train on a GPU: 1 s to queue, 8 s of waiting."""
+
+    def takes(seconds: float, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*arguments: Any) -> Any:
+            StandIn.log.append(name)
+            clock.now += seconds
+            return inner(*arguments)
+
+        return work
+
+    with rig(n_envs=2) as world:
+        world.env.training_time = TrainingTime(world.env.spans, [FIRST])
+        monkeypatch.setattr(HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch))
+        monkeypatch.setattr(vector_env, "transfer", takes(8.0, "transfer", vector_env.transfer))
+        yield world
+
+
+def test_a_step_reads_the_timer_after_its_transfer_and_keeps_the_sum(on_a_gpu: Rig, clock: Clock) -> None:
+    StandIn.stated[FIRST] = 5.0
+    before, began = on_a_gpu.env.phase_seconds, clock.now
+    StandIn.log.clear()
+    on_a_gpu.step()
+    spent = {name: now - before.get(name, 0.0) for name, now in on_a_gpu.env.phase_seconds.items()}
+    assert StandIn.log == ["cuda:0 begins", "train", "cuda:0 ends", "transfer", "cuda:0 is read"]
+    assert (spent["train"], spent["validate"]) == (5.0, 4.0)
+    assert sum(spent.values()) == clock.now - began == 9.0
+
+
+def test_an_epoch_that_fails_leaves_the_timer_ready_for_the_next(
+    on_a_gpu: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StandIn.stated[FIRST] = 5.0
+
+    def broken(*_arguments: object) -> None:
+        raise OSError("torn")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostTrainer, "epoch", broken)
+        with pytest.raises(OSError, match="torn"):
+            on_a_gpu.step()
+    StandIn.log.clear()
+    on_a_gpu.step()
+    assert StandIn.log == ["cuda:0 begins", "train", "cuda:0 ends", "transfer", "cuda:0 is read"]

@@ -1,0 +1,224 @@
+"""A comparison as a whole: fair, the same whatever the order, and never lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import ConfigError
+from esper.evaluation.arm_runner import GrowingSide
+from esper.evaluation.arms import read_arms
+from esper.evaluation.comparison import Comparison, Outcome
+from esper.telemetry.event import ArmPlayed
+
+ARMS = ("none", "random", "heuristic", "few:controller=heuristic,env.max_seeds=1,reward.mode=sparse")
+PLANTED: dict[str, Any] = {"task": {"name": "planted"}, "env": {"n_envs": 2, "episode_length": 12}, "run": {"seed": 4}}
+DIGITS: dict[str, Any] = {
+    "task": {"samples_per_epoch": 128},
+    "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
+}
+
+
+def ignore(_event: ArmPlayed) -> None:
+    pass
+
+
+def compare(
+    folder: Path,
+    *texts: str,
+    base: dict[str, Any] = PLANTED,
+    pairs: int = 4,
+    progress: Callable[[ArmPlayed], None] = ignore,
+    order_seed: int = 0,
+) -> Comparison:
+    return Comparison(read_arms(texts or ARMS, base), pairs, folder, progress=progress, order_seed=order_seed)
+
+
+def values(outcome: Outcome | None) -> dict[str, Any]:
+    """Every host of every arm; as text, since no number is equal to NaN."""
+    assert outcome is not None
+    return {name: [repr(host) for host in hosts] for name, hosts in outcome.hosts.items()}
+
+
+@pytest.mark.finding("M14")
+@pytest.mark.parametrize("base", [PLANTED, DIGITS], ids=["simulated", "trained"])
+def test_no_number_depends_on_the_order_of_arms(base: dict[str, Any], tmp_path: Path) -> None:
+    names = ("none", "random", "heuristic")
+    orders, found = [], []
+    for number, texts in enumerate((names, names[::-1])):
+        told: list[ArmPlayed] = []
+        comparison = compare(tmp_path / str(number), *texts, base=base, progress=told.append, order_seed=number)
+        found.append(values(comparison.run()))
+        orders.append([event.controller for event in told])
+    assert orders[0] != orders[1]
+    assert found[0] == found[1]
+
+
+def test_controls_give_the_same_numbers_in_any_order(tmp_path: Path) -> None:
+    texts = ("none", "heuristic", "static", "same-compute")
+    found, orders = [], []
+    for number in range(2):
+        told: list[ArmPlayed] = []
+        outcome = compare(
+            tmp_path / str(number), *texts, base=DIGITS, progress=told.append, order_seed=2 + number
+        ).run()
+        found.append(values(outcome))
+        orders.append([event.controller for event in told])
+    assert orders[0] != orders[1]
+    assert found[0] == found[1]
+    for order in orders:
+        for start in (0, 4):
+            played = order[start : start + 4]
+            assert played.index("heuristic") < min(played.index("static"), played.index("same-compute"))
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        compare(tmp_path / name).run()
+    first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("a", "b"))
+    assert first == second
+    assert first["pairs"] == first["pairs_asked"] == 4
+    assert set(first["arms"]) == {"none", "random", "heuristic", "few"}
+    assert [metric["metric"] for metric in first["metrics"]][:2] == ["test_accuracy", "validation_loss"]
+    few = first["arms"]["few"]
+    assert (few["config"]["env"]["max_seeds"], few["config"]["reward"]["mode"]) == (1, "sparse")
+    (comparison,) = [c for c in first["metrics"][0]["comparisons"] if c["name_a"] == "few"]
+    mean = sum(few["values"]["test_accuracy"]) / 4
+    assert comparison["mean_a"] == pytest.approx(mean)
+    keys = {
+        "difference",
+        "interval",
+        "p_value",
+        "adjusted_p",
+        "mann_whitney_u",
+        "cliffs_delta",
+        "verdict",
+        "iqm_difference",
+    }
+    assert keys <= set(comparison)
+
+
+def test_arms_with_their_own_rates_have_their_own_baselines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[float | None] = []
+    from esper.env import vector_env
+
+    real = vector_env.measure_baseline
+
+    def counting(task: Any, config: Any, *rest: Any) -> Any:
+        measured.append(config.task.learning_rate)
+        return real(task, config, *rest)
+
+    monkeypatch.setattr(vector_env, "measure_baseline", counting)
+    compare(tmp_path / "o", "none", "random", "slow:controller=random,task.learning_rate=0.01", base=DIGITS).run()
+    assert sorted(rate or 0 for rate in measured) == [0.01, 0.05]
+
+
+def stop_at(number: int, error: BaseException) -> Callable[[ArmPlayed], None]:
+    """Ends the comparison when that many rounds of arms were played."""
+    count = [0]
+
+    def listen(_event: ArmPlayed) -> None:
+        count[0] += 1
+        if count[0] == number:
+            raise error
+
+    return listen
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("the disk is gone")], ids=["ctrl-c", "error"])
+def test_what_was_finished_is_kept_and_the_rest_can_be_played_later(error: BaseException, tmp_path: Path) -> None:
+    whole = compare(tmp_path / "whole", pairs=6).run()
+    cut = compare(tmp_path / "cut", pairs=6, progress=stop_at(6, error))  # four arms: in the second of three rounds
+    with pytest.raises(type(error)):
+        cut.run()
+    assert cut.outcome is not None
+    assert (cut.outcome.pairs, cut.outcome.asked) == (2, 6)
+    assert json.loads((tmp_path / "cut" / "results.json").read_text())["pairs"] == 2
+    for name, hosts in values(cut.outcome).items():
+        assert hosts == values(whole)[name][:2]
+
+    told: list[ArmPlayed] = []
+    resumed = Comparison.resume(tmp_path / "cut", told.append).run()
+    assert len(told) == 3 * 4 - 6  # nothing is played twice
+    assert values(resumed) == values(whole)
+
+
+def test_termination_is_as_ctrl_c(tmp_path: Path) -> None:
+    cut = compare(tmp_path / "cut", progress=lambda _event: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        cut.run()
+    assert Comparison.resume(tmp_path / "cut").run().pairs == 4
+
+
+def test_before_the_first_whole_round_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    cut = compare(tmp_path / "cut", progress=stop_at(3, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        cut.run()
+    assert cut.outcome is None
+    assert not (tmp_path / "cut" / "results.json").exists()
+    assert Comparison.resume(tmp_path / "cut").run().pairs == 4
+
+
+def test_a_line_that_was_cut_off_is_played_again(tmp_path: Path) -> None:
+    whole = compare(tmp_path / "o").run()
+    file = tmp_path / "o" / "played.jsonl"
+    file.write_bytes(file.read_bytes()[:-40])
+    told: list[ArmPlayed] = []
+    assert values(Comparison.resume(tmp_path / "o", told.append).run()) == values(whole)
+    assert len(told) == 1
+
+
+def test_a_finished_comparison_is_told_again_with_another_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compare(tmp_path / "o").run()
+
+    def never(self: GrowingSide, number: int, of: Any = ()) -> Any:
+        raise AssertionError("nothing is left to play")
+
+    monkeypatch.setattr(GrowingSide, "play", never)
+    again = Comparison.resume(tmp_path / "o", reference="random").run()
+    assert values(again) == values(first)
+    assert set(again.findings[0].versus) == {"none", "heuristic", "few"}
+    ours, theirs = first.findings[0].versus["random"].pair, again.findings[0].versus["none"].pair
+    assert ours.difference == -theirs.difference
+    with pytest.raises(ConfigError, match="must be one of the arms none, random, heuristic, few; got 'nope'"):
+        Comparison.resume(tmp_path / "o", reference="nope")
+
+
+def test_a_schedule_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
+    schedule = tmp_path / "s.toml"
+    text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "fern"\n'
+    schedule.write_text(text)
+    compare(tmp_path / "o", "none", f"schedule:{schedule}", pairs=2).run()
+    schedule.write_text(text.replace("fern", "moss"))
+    with pytest.raises(ConfigError, match="has changed since the comparison began"):
+        Comparison.resume(tmp_path / "o")
+
+
+def test_a_folder_is_refused_that_holds_something_or_is_no_comparison(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("dear diary")
+    with pytest.raises(ConfigError, match="is not empty; give --out"):
+        compare(tmp_path)
+    with pytest.raises(ConfigError, match="is not the folder of a comparison"):
+        Comparison.resume(tmp_path)
+
+
+def test_a_loss_that_is_not_finite_gives_no_verdict(tmp_path: Path) -> None:
+    """Leaving such pairs out would leave out those in which an arm went wrong."""
+    comparison = compare(tmp_path / "o")
+    comparison.run()
+    file = tmp_path / "o" / "played.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for entry in lines:
+        if entry["arm"] == "random" and entry["round"] == 0:
+            entry["hosts"][0]["loss"] = "nan"
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    loss = Comparison.resume(tmp_path / "o").run().findings[1]
+    assert loss.missing == "no verdict: some values are not finite (random 1 of 4)"
+    assert not loss.versus

@@ -1,0 +1,139 @@
+"""What a person reads of a comparison: tables, notes, pictures."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from esper.config import TrainingConfig
+from esper.evaluation.analysis import analyse, smallest_p
+from esper.evaluation.arm_runner import HostResult
+from esper.evaluation.arms import Arm
+from esper.evaluation.comparison import Outcome
+from esper.evaluation.plots import draw_pairs, short
+from esper.evaluation.report import write_report
+
+LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
+
+
+def host(accuracy: float, number: int, parameters: float = 277.0, loss: float = 0.5) -> HostResult:
+    return HostResult(accuracy, loss + number / 100, parameters, 277.0, 1.5e9, 30.0, 0.0, 1.0)
+
+
+def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None) -> Outcome:
+    """Arms that are better than the first by so much in every pair."""
+    base = [80.0 + i / 3 for i in range(pairs)]
+    hosts = {
+        name: [host(value + gain, i, 277 + 10 * gain, 0.5 - gain / 100) for i, value in enumerate(base)]
+        for name, gain in gains.items()
+    }
+    arms = tuple(Arm(name, "random", TrainingConfig()) for name in gains)
+    reference = next(iter(gains))
+    return Outcome(arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder)
+
+
+def printed(found: Outcome) -> str:
+    text = io.StringIO()
+    write_report(found, Console(file=text, width=80))
+    return text.getvalue()
+
+
+def row(text: str, name: str, table: int) -> list[str]:
+    """Cells of an arm in one of the tables that come first."""
+    return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")][table]
+
+
+def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) -> None:
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, "bad": -1.0, "same": 0.0}))
+    assert row(text, "good", 1) == ["good", "+2.00", "+2.00..+2.00", "0.0059", "better"]
+    assert row(text, "bad", 1)[-1] == "worse"
+    assert row(text, "same", 1)[-2:] == ["no", "evidence"]
+    assert row(text, "base", 1)[-1] == "reference"
+    _, loss = text.split("Final validation loss (lower is better)")
+    assert row(loss, "good", 0)[-1] == "better"  # its loss is lower
+    _, price = text.split("Parameters added to the task's host (neither direction is better)")
+    assert row(price, "good", 0)[-1] == "more"
+    assert row(price, "bad", 0)[-1] == "less"
+    assert "good: 2.00 better than base" in text
+    assert "same and base: no evidence of a difference" in text
+    assert "Rollbacks: 0.00 for every host" in text
+
+
+def test_nine_pairs_are_inconclusive_and_it_is_said(tmp_path: Path) -> None:
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 5.0}, pairs=9))
+    assert row(text, "good", 1)[-1] == "inconclusive"
+    assert "Fewer than 10 pairs are always inconclusive" in text
+    assert "better than" not in text
+
+
+def test_too_many_arms_for_so_few_pairs_is_said(tmp_path: Path) -> None:
+    assert smallest_p(10, 25) < 0.05 < smallest_p(10, 26)
+    text = printed(outcome(tmp_path, {"base": 0.0, **{f"arm{i}": 3.0 for i in range(26)}}))
+    assert "10 pairs cannot show a difference in 26 comparisons at once" in text
+    assert row(text, "arm0", 1)[-2:] == ["no", "evidence"]
+
+
+def test_a_comparison_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    text = " ".join(printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}, pairs=10, asked=40)).split())
+    assert "10 of 40 requested pairs" in text
+    assert "Only 10 of 40 pairs are complete. To continue: esper compare --resume" in text
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 10])
+def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
+    found = outcome(tmp_path, {"base": 0.0, LONG: 2.0, "[red]same": 0.0}, pairs)
+    text = printed(found)
+    *lines, last = text.splitlines()
+    assert last.startswith("Written to ")  # a path, which is not broken
+    assert max(map(len, lines)) <= 80
+    assert "nan" not in text
+    assert "inf" not in text
+    assert "[red]same" in text
+    assert "verdict" in text
+    assert (tmp_path / "table.txt").read_text().count("Cliff's delta") >= 5  # all metrics in full
+
+
+def dark(file: Path) -> float:
+    """Share of a picture that is not white."""
+    return float((np.asarray(Image.open(file).convert("L")) < 250).mean())
+
+
+def test_pictures_are_written_and_have_something_in_them(tmp_path: Path) -> None:
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}))
+    for name in ("pairs.png", "differences.png", "cost.png"):
+        assert 0.01 < dark(tmp_path / name) < 0.5
+        assert name in text
+
+
+def test_a_picture_shows_every_pair_and_names_every_arm(tmp_path: Path) -> None:
+    found = outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0})
+    (axes,) = draw_pairs(found).axes
+    pairs = [
+        line.get_ydata() for line in axes.lines if len(_data(line.get_ydata())) == 3 and line.get_linestyle() == "-"
+    ]
+    assert [list(_data(pair)) for pair in pairs] == [
+        [found.hosts[name][i].accuracy for name in found.hosts] for i in range(10)
+    ]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["base", "good", short(LONG)]
+    assert axes.get_ylabel() == "test accuracy, %"
+
+
+def _data(values: object) -> Sequence[float]:
+    return np.asarray(values, dtype=np.float64)  # type: ignore[return-value]
+
+
+def test_without_matplotlib_there_are_no_pictures_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}))
+    assert "No plots: matplotlib cannot be imported" in text
+    assert (tmp_path / "table.txt").exists()
+    assert not list(tmp_path.glob("*.png"))

@@ -1,0 +1,403 @@
+"""Checkpoint files: whole or not there, no code in them is ever run, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings, strategies
+
+from esper.config import ConfigError, TrainingConfig
+from esper.env.make import make_env
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.files import checkpoint
+from esper.files.atomic import write_atomic
+from esper.rollout.policies import make_player
+from esper.rollout.rollout import play_round
+from esper.run.experiment import Experiment
+from esper.telemetry.event import RunResumed
+from tests.run.run_helpers import Does, Recorder, flat, learning, play, round_ends, same_run, tiny, within_round
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose agent learned from simulated hosts."""
+    summary, _ = play(learning("planted", n_envs=4, rounds=2), tmp_path_factory.mktemp("runs") / "agent")
+    return summary.folder
+
+
+@pytest.fixture(scope="module")
+def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that learned nothing."""
+    summary, _ = play(learning("planted", n_envs=4, rounds=1, controller="random"), tmp_path_factory.mktemp("r") / "c")
+    return summary.folder
+
+
+def planted(n_envs: int = 4, episode_length: int = 4, **law: Any) -> PlantedVectorEnv:
+    env = {"n_envs": n_envs, "episode_length": episode_length}
+    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": env})
+    return PlantedVectorEnv(config, Law(**law))
+
+
+@pytest.mark.parametrize("broken", ["write", "rename"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "a"
+    write_atomic(file, b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync", full) if broken == "write" else (Path, "replace", full)))
+        with pytest.raises(OSError, match="No space left"):
+            write_atomic(file, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert file.read_bytes() == b"old"
+
+
+def test_the_file_on_disk_is_whole_while_the_next_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every moment of a write there is one checkpoint that can be read: the old one or the new one."""
+    seen: list[int] = []
+    fsync = os.fsync
+
+    def watching(descriptor: int) -> None:
+        seen.append(checkpoint.read(tmp_path / "r")["round"] if (tmp_path / "r" / checkpoint.NAME).exists() else -1)
+        fsync(descriptor)
+
+    sink = Does(within_round(1), lambda: monkeypatch.setattr(os, "fsync", watching))
+    Experiment(tiny(rounds=2), tmp_path / "r", [sink]).run()
+    assert set(seen) == {0, 1, 2}
+    assert not list((tmp_path / "r").glob("*.part"))
+
+
+def test_encoded_state_comes_back_as_it_was(tmp_path: Path, agent: Path) -> None:
+    state = checkpoint.read(agent)
+    checkpoint.write(tmp_path, checkpoint.encode(state))
+    assert flat(checkpoint.read(tmp_path)) == flat(state)
+    assert flat(checkpoint.read(tmp_path / checkpoint.NAME)) == flat(state)
+
+
+class Payload:
+    """Makes a folder when it is unpickled by a reader that runs what it reads."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("way", ["torch", "pickle", "policy", "sealed"])
+def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -> None:
+    mark, folder = tmp_path / "was here", tmp_path / "r"
+    folder.mkdir()
+    state = checkpoint.read(agent)
+    poisoned = {"policy": {**state, "policy": Payload(mark)}}.get(way, {**state, "more": Payload(mark)})
+    if way == "pickle":
+        (folder / checkpoint.NAME).write_bytes(pickle.dumps(poisoned, protocol=2))
+    elif way == "torch":
+        torch.save(poisoned, folder / checkpoint.NAME)
+    else:
+        (folder / checkpoint.NAME).write_bytes(checkpoint.encode(poisoned))
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+        checkpoint.read(folder)
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+        Experiment.resume(folder)
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+        make_player(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
+    assert not mark.exists()
+    if way == "pickle":  # the payload is a live one
+        pickle.loads((folder / checkpoint.NAME).read_bytes())
+    else:
+        content = (folder / checkpoint.NAME).read_bytes()
+        torch.load(io.BytesIO(content[content.index(b"PK") :]), weights_only=False)
+    assert mark.exists()
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def sealed(value: Any) -> bytes:
+    """As a checkpoint file has it, with a checksum that is right."""
+    return checkpoint.encode(value)
+
+
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is not a checkpoint"),
+    "text": (b"dear diary\n", "is not a checkpoint"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a checkpoint"),
+    "a zip": (b"PK\x03\x04" + bytes(100), "is not a checkpoint"),
+    "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin with the header of an Esper checkpoint"),
+    "weights": (
+        sealed({"layer.weight": torch.zeros(2)}),
+        "of a run: missing or invalid baseline, best",
+    ),
+    "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
+    "another format": (
+        b"Esper checkpoint, format 99\n\n",
+        "but this version of Esper reads format 3",
+    ),
+    "a part of a run": (sealed({"round": 1}), "missing or invalid baseline, best, config, finished"),
+    "another content": (sealed({"round": 1})[:-1] + b"x", "it is truncated or was modified: its SHA-256 differs"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> None:
+    content, message = FOREIGN[case]
+    (tmp_path / "mine.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as found:
+        checkpoint.read(tmp_path / "mine.pt")
+    assert str(tmp_path / "mine.pt") in str(found.value)
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_a_torn_file_is_refused_wherever_it_was_torn(agent: Path, tmp_path: Path) -> None:
+    whole = (agent / checkpoint.NAME).read_bytes()
+    for length in [1, 2, 100, *np.linspace(200, len(whole) - 1, 20).astype(int).tolist()]:
+        (tmp_path / checkpoint.NAME).write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
+            checkpoint.read(tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=strategies.data())
+def test_no_change_of_a_checkpoint_is_read(data: strategies.DataObject, agent: Path) -> None:
+    """Any bytes changed, cut out or put in: an error of ours that names the file, whatever they mean."""
+    whole = (agent / checkpoint.NAME).read_bytes()
+    start = data.draw(strategies.integers(0, len(whole) - 1))
+    end = data.draw(strategies.integers(start, min(len(whole), start + 64)))
+    other = data.draw(strategies.binary(max_size=64))
+    changed = whole[:start] + other + whole[end:]
+    assume(changed != whole)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "mine.pt"
+        file.write_bytes(changed)
+        with pytest.raises(ConfigError, match=r"mine\.pt is not a checkpoint"):
+            checkpoint.read(file)
+
+
+PLAIN = strategies.recursive(
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers(-(2**60), 2**60)
+    | strategies.floats()
+    | strategies.text(max_size=5)
+    | strategies.just(torch.zeros(2)),
+    lambda part: strategies.lists(part, max_size=3) | strategies.dictionaries(strategies.text(max_size=5), part),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a state, with the key of one of its parts."""
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts = list(value.items())
+    elif isinstance(value, list):
+        parts = list(enumerate(value))
+    return [(value, key) for key, _ in parts] + [place for _, part in parts for place in places(part)]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(chosen=strategies.integers(0, 10**6), value=PLAIN, dropped=strategies.booleans())
+def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours(
+    chosen: int, value: Any, dropped: bool, agent: Path
+) -> None:
+    """Somebody wrote it who knows how: one part of it, however deep, is missing or something else. What is not found
+    out is played; nothing but an error of ours ever comes of it."""
+    state = {**checkpoint.read(agent), "finished": False}
+    found = places(state)
+    container, key = found[chosen % len(found)]
+    if dropped:
+        del container[key]
+    else:
+        container[key] = value
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "r"
+        shutil.copytree(agent, folder)
+        (folder / checkpoint.NAME).write_bytes(checkpoint.encode(state))
+        (folder / checkpoint.PREVIOUS).unlink(missing_ok=True)
+        with contextlib.suppress(ConfigError):
+            Experiment.resume(folder).run()
+        with contextlib.suppress(ConfigError):
+            make_player(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
+
+
+def torn(folder: Path) -> str:
+    file = folder / checkpoint.NAME
+    file.write_bytes(file.read_bytes()[:-100])
+    return "truncated or was modified"
+
+
+def gone(folder: Path) -> str:
+    (folder / checkpoint.NAME).unlink()
+    return ""
+
+
+def foreign(folder: Path) -> str:
+    """That of another run, whole."""
+    file = folder / checkpoint.NAME
+    file.write_bytes(checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64}))
+    return "was written by a run with a different configuration"
+
+
+@pytest.mark.parametrize("harm", [torn, gone, foreign])
+def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used(
+    harm: Callable[[Path], str], tmp_path: Path
+) -> None:
+    config = learning("planted", n_envs=4, rounds=4)
+    play(config, tmp_path / "whole")
+    Experiment(config, tmp_path / "r", [Does(round_ends(3), enough)]).run()
+    rounds = {
+        name: checkpoint.read_file(tmp_path / "r" / name)["round"] for name in (checkpoint.NAME, checkpoint.PREVIOUS)
+    }
+    assert rounds == {checkpoint.NAME: 2, checkpoint.PREVIOUS: 1}
+    why = harm(tmp_path / "r")
+    sink = Recorder()
+    Experiment.resume(tmp_path / "r", [sink]).run()
+    resumed = sink.events[0]
+    assert isinstance(resumed, RunResumed)
+    assert resumed.round == 1
+    assert [str(tmp_path / "r" / checkpoint.NAME) in warning and why in warning for warning in resumed.warnings] == [
+        True
+    ] * bool(why)
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def enough() -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_checkpoints_that_cannot_be_used_are_both_named(agent: Path, tmp_path: Path) -> None:
+    shutil.copytree(agent, tmp_path / "r")
+    for name in (checkpoint.NAME, checkpoint.PREVIOUS):
+        (tmp_path / "r" / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt is not .*checkpoint\.previous\.pt is not"):
+        Experiment.resume(tmp_path / "r")
+
+
+def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_path: Path) -> None:
+    shutil.copytree(agent, tmp_path / "r")
+    config = tmp_path / "r" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 9"))
+    with pytest.raises(ConfigError, match=r"different configuration than .*config\.toml"):
+        Experiment.resume(tmp_path / "r")
+
+
+def test_a_log_that_lost_its_end_is_told_of(tmp_path: Path) -> None:
+    config = learning("planted", n_envs=4, rounds=3)
+    Experiment(config, tmp_path / "r", [Does(round_ends(2), enough)]).run()
+    log = tmp_path / "r" / "events.jsonl"
+    log.write_bytes(log.read_bytes()[:100])
+    sink = Recorder()
+    Experiment.resume(tmp_path / "r", [sink]).run()
+    resumed = sink.events[0]
+    assert isinstance(resumed, RunResumed)
+    assert ["events.jsonl has lost its last" in warning for warning in resumed.warnings] == [True]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone", tmp_path):
+        with pytest.raises(ConfigError, match="no checkpoint at") as found:
+            checkpoint.read(path)
+        assert str(path) in str(found.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/checkpoint\.pt cannot be read"):
+        Experiment.resume(tmp_path / "file")
+
+
+def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
+    with pytest.raises(ConfigError, match="contains no policy: its controller does not learn") as found:
+        make_player(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
+    assert str(chance) in str(found.value)
+
+
+ROWS = ((3.0, 8.0, -4.0), (-3.0, 3.0, 9.0))
+OTHER_HOSTS: dict[str, dict[str, Any]] = {
+    "fewer slots": {"slots": ("r0c0", "r1c0"), "worth": tuple((*row, -3.0) for row in ROWS)},
+    "more slots": {"slots": tuple("abcdef"), "worth": tuple((*row, -3.0) for row in ROWS * 3)},
+    "other blueprints": {"blueprints": ("oak", "reed", "moss", "rush")},
+    "both": {"slots": ("a", "b"), "blueprints": ("ivy", "reed", "oak"), "worth": ROWS, "parameters": (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_HOSTS)
+def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> None:
+    """With other slots, other blueprints and another horizon than it learned from, and the same way every time."""
+    returns = []
+    for _ in range(2):
+        env = planted(8, episode_length=6, **OTHER_HOSTS[case])
+        played = play_round(env, make_player(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5)
+        assert played.illegal_actions.sum() == 0
+        returns.append(played.returns)
+    np.testing.assert_array_equal(*returns)
+    assert np.isfinite(returns[0]).all()
+
+
+def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(agent: Path) -> None:
+    """The message has what it knows and what is here."""
+    strange = planted(blueprints=("a", "b", "c", "d"))
+    with pytest.raises(ConfigError, match="knows the blueprints moss, fern, oak, ivy; here are a, b, c, d") as found:
+        make_player(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
+    assert str(agent) in str(found.value)
+
+
+def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:
+    """The likeliest actions: the run seed of the player decides nothing."""
+    names = [(f"checkpoint:{agent}", 0), (f"checkpoint:{agent / checkpoint.NAME}", 0), (f"checkpoint:{agent}", 99)]
+    returns = []
+    for name, seed in names:
+        env = planted(8)
+        returns.append(play_round(env, make_player(name, TrainingConfig(), env, seed), seed=5).returns)
+    assert len(set(returns[0].tolist())) > 1
+    for other in returns[1:]:
+        np.testing.assert_array_equal(returns[0], other)
+
+
+def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
+    """What was learned is in it, with the statistics that observations are normalised by."""
+    state = checkpoint.read(agent)
+    player: Any = make_player(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
+    assert flat(player.network.state_dict()) == flat(state["rounds"]["agent"]["network"])
+    assert player.observations.updates == 2
+    assert player.config.width == 16
+
+
+def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(agent: Path, tmp_path: Path) -> None:
+    """Same seed as in training, but other episodes: the run seed of the hosts is a held-out one."""
+    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{agent}")
+    experiment = Experiment(config, tmp_path / "r")
+    summary = experiment.run()
+    seeds = [env.run_seed for env in experiment.rounds.envs]
+    assert seeds == [7 + 2**31] * 2
+    assert make_env(config).run_seed == 7
+    assert summary.controller == f"checkpoint:{agent}"
+    assert summary.comparison.pairs == 4
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
+def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, pretrained"):
+        make_player(name, TrainingConfig(), planted(), 0)
+
+
+def test_ppo_is_not_played_before_it_learned() -> None:
+    with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
+        make_player("ppo", TrainingConfig(), planted(), 0)

@@ -1,0 +1,313 @@
+"""A grown host in its two files: what was saved is what is loaded, and what is no host is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from esper.config import ConfigError, TrainingConfig
+from esper.data.tasks import load_task
+from esper.files.grown_host import accuracy, load_host, save_host
+from esper.run.experiment import Experiment
+from esper.seeds.blend import STYLES
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.stage import SeedStage
+from esper.telemetry.event import EpisodeCompleted, Event
+from esper.training.env_state import ParallelEnvState
+from esper.training.totals import make_totals
+
+GROW = """
+[[action]]
+epoch = 0
+op = "GERMINATE"
+slot = "r0c0"
+blueprint = "conv_light"
+tempo = 3
+style = "{style}"
+
+[[action]]
+epoch = 1
+op = "ADVANCE"
+slot = "r0c0"
+
+[[action]]
+epoch = 3
+op = "ADVANCE"
+slot = "r0c0"
+
+[[action]]
+epoch = 5
+op = "ADVANCE"
+slot = "r0c0"
+
+[[action]]
+epoch = 6
+op = "FOSSILIZE"
+slot = "r0c0"
+"""
+
+
+class Episodes:
+    def __init__(self) -> None:
+        self.ended: list[EpisodeCompleted] = []
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, EpisodeCompleted):
+            self.ended.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+def grow(folder: Path, style: str) -> list[EpisodeCompleted]:
+    """A run whose schedule makes a fossil of this style in every host, with gates that let it."""
+    schedule = folder.with_suffix(".schedule")
+    schedule.write_text(GROW.format(style=style))
+    config = TrainingConfig.parse(
+        {
+            "run": {"rounds": 1, "controller": f"schedule:{schedule}"},
+            "env": {
+                "n_envs": 2,
+                "episode_length": 10,
+                "baseline_episodes": 1,
+                "gates": {"min_gradient_health": 0.0, "trial_standard_errors": 1000.0},
+            },
+        }
+    )
+    episodes = Episodes()
+    Experiment(config, folder, [episodes]).run()
+    return episodes.ended
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stem of the best host of a run that grew."""
+    folder = tmp_path_factory.mktemp("grown") / "run"
+    assert [episode.fossils for episode in grow(folder, "LINEAR_ADD")] == [{"r0c0": "conv_light"}] * 2
+    return folder / "best_host"
+
+
+def facts_of(stem: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(stem.with_suffix(".json").read_text())
+    return facts
+
+
+def same_accuracies(stem: Path) -> None:
+    facts, task, network = facts_of(stem), load_task("digits"), load_host(stem)
+    assert accuracy(network, task.test.x, task.test.y) == facts["test_accuracy"]
+    assert accuracy(network, task.validation.x, task.validation.y) == facts["validation_accuracy"]
+
+
+def test_the_loaded_host_has_the_accuracy_that_was_written(grown: Path) -> None:
+    same_accuracies(grown)
+    assert list(facts_of(grown)["slots"]) == ["r0c0"]
+
+
+@pytest.mark.trap(14)
+@pytest.mark.parametrize("style", [name for name in STYLES if name != "LINEAR_ADD"])
+def test_every_style_comes_back(style: str, tmp_path: Path) -> None:
+    assert all(episode.fossils for episode in grow(tmp_path / "run", style))
+    same_accuracies(tmp_path / "run" / "best_host")
+    assert STYLES[facts_of(tmp_path / "run" / "best_host")["slots"]["r0c0"]["style"]] == STYLES[style]
+
+
+def test_the_best_host_is_that_of_validation_not_of_test(tmp_path: Path) -> None:
+    ended = grow(tmp_path / "run", "LINEAR_ADD")
+    facts = facts_of(tmp_path / "run" / "best_host")
+    best = max(ended, key=lambda episode: episode.committed_accuracy)
+    assert facts["validation_accuracy"] == best.committed_accuracy
+    assert (facts["env"], facts["episode"]) == (best.env, best.episode)
+
+
+def test_the_file_counts_parameters(grown: Path) -> None:
+    facts, network = facts_of(grown), load_host(grown)
+    assert facts["host_parameters"] == 277
+    assert facts["parameters"] == 277 + 9 * 3 * 3 + 3 * 3  # conv_light on the three channels of r0c0
+    assert sum(p.numel() for p in network.parameters()) == facts["parameters"]
+
+
+def test_the_loaded_host_is_in_eval_mode_and_can_be_trained(grown: Path) -> None:
+    network, task = load_host(grown), load_task("digits")
+    assert not any(module.training for module in network.modules())
+    nn.functional.cross_entropy(network(task.train.x[:8]), task.train.y[:8]).backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in network.seeds.parameters())
+
+
+def test_two_loads_share_nothing(grown: Path) -> None:
+    first, second = load_host(grown), load_host(grown)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.zero_()
+    assert all(bool(p.abs().sum() > 0) for p in second.parameters())
+
+
+def test_loading_touches_no_generator_of_the_process(grown: Path) -> None:
+    before = torch.get_rng_state()
+    load_host(grown)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_stem_may_have_dots(tmp_path: Path) -> None:
+    task = load_task("digits")
+    config = TrainingConfig.parse({"task": {"samples_per_epoch": 128, "batch_size": 64}, "env": {"episode_length": 4}})
+    env = ParallelEnvState(0, task, config, make_totals(1, torch.device("cpu"))[0])
+    env.reset(0, 0)
+    assert all(slot.stage is SeedStage.DORMANT for slot in env.slots)
+    for version in ("best.v1", "best.v2"):
+        save_host(env, tmp_path / version, {})
+        load_host(tmp_path / version)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+Change = Callable[[dict[str, Any]], object]
+
+BROKEN: dict[str, Change] = {
+    "no object": lambda facts: [1],
+    "null": lambda facts: None,
+    "without format": lambda facts: facts.pop("format") and facts,
+    "format in words": lambda facts: {**facts, "format": "one"},
+    "format zero": lambda facts: {**facts, "format": 0},
+    "unknown task": lambda facts: {**facts, "task": "nope"},
+    "task that is no name": lambda facts: {**facts, "task": ["digits"]},
+    "without task": lambda facts: facts.pop("task") and facts,
+    "another topology": lambda facts: {**facts, "topology": "transformer"},
+    "slots that are null": lambda facts: {**facts, "slots": None},
+    "slots that are a list": lambda facts: {**facts, "slots": ["r0c0"]},
+    "a slot that the host has not": lambda facts: {**facts, "slots": {"r9c9": facts["slots"]["r0c0"]}},
+    "a slot that is no table": lambda facts: {**facts, "slots": {"r0c0": "conv_light"}},
+    "a slot more": lambda facts: {**facts, "slots": {**facts["slots"], "r0c1": facts["slots"]["r0c0"]}},
+    "no slots": lambda facts: {**facts, "slots": {}},
+    "unknown blueprint": lambda facts: change_slot(facts, blueprint="nope"),
+    "another blueprint": lambda facts: change_slot(facts, blueprint="depthwise"),
+    "unknown style": lambda facts: change_slot(facts, style="nope"),
+    "another style": lambda facts: change_slot(facts, style="GATED_GATE"),
+    "alpha in words": lambda facts: change_slot(facts, alpha="all"),
+    "alpha that is no number": lambda facts: change_slot(facts, alpha=float("nan")),
+    "alpha above 1": lambda facts: change_slot(facts, alpha=7.0),
+}
+
+
+def change_slot(facts: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {**facts, "slots": {"r0c0": {**facts["slots"]["r0c0"], **values}}}
+
+
+def copy(grown: Path, folder: Path) -> Path:
+    for ending in (".json", ".safetensors"):
+        shutil.copy(grown.with_suffix(ending), folder / f"host{ending}")
+    return folder / "host"
+
+
+def refused(stem: Path, *wanted: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_host(stem)
+    message = str(caught.value)
+    for text in (str(stem), *wanted):
+        assert text in message
+    assert "None does not exist" not in message
+    return message
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_topology_that_is_none_is_refused(case: str, grown: Path, tmp_path: Path) -> None:
+    stem = copy(grown, tmp_path)
+    stem.with_suffix(".json").write_text(json.dumps(BROKEN[case](facts_of(stem))))
+    refused(stem)
+
+
+def test_an_unknown_blueprint_is_named_with_the_known_ones(grown: Path, tmp_path: Path) -> None:
+    stem = copy(grown, tmp_path)
+    stem.with_suffix(".json").write_text(json.dumps(change_slot(facts_of(stem), blueprint="mine")))
+    refused(stem, "'mine'", "conv_light")
+
+
+def test_another_format_is_refused_as_such(grown: Path, tmp_path: Path) -> None:
+    stem = copy(grown, tmp_path)
+    stem.with_suffix(".json").write_text(json.dumps({"format": 3, "everything": "else"}))
+    refused(stem, "format 3", "reads format 2")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": 1', b"\xff\xfe\x00", b"null"])
+def test_a_torn_topology_is_refused(content: bytes, grown: Path, tmp_path: Path) -> None:
+    stem = copy(grown, tmp_path)
+    stem.with_suffix(".json").write_bytes(content)
+    refused(stem)
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def pickled(path: Path) -> None:
+    torch.save({"a": 1}, path)
+
+
+def resized(path: Path) -> None:
+    weights = safetensors.torch.load_file(path)
+    name = next(name for name in weights if name.startswith("seeds."))
+    safetensors.torch.save_file({**weights, name: torch.zeros(5)}, path)
+
+
+def extended(path: Path) -> None:
+    safetensors.torch.save_file({**safetensors.torch.load_file(path), "more": torch.zeros(1)}, path)
+
+
+@pytest.mark.parametrize("spoil", [halved, emptied, pickled, resized, extended])
+def test_weights_that_do_not_fit_are_refused(spoil: Callable[[Path], None], grown: Path, tmp_path: Path) -> None:
+    stem = copy(grown, tmp_path)
+    spoil(stem.with_suffix(".safetensors"))
+    refused(stem)
+
+
+@pytest.mark.parametrize("ending", [".json", ".safetensors"])
+def test_a_missing_file_is_named(ending: str, grown: Path, tmp_path: Path) -> None:
+    stem = copy(grown, tmp_path)
+    stem.with_suffix(ending).unlink()
+    refused(stem, f"host{ending}", "does not exist")
+
+
+def test_weights_of_another_host_are_refused(grown: Path, tmp_path: Path) -> None:
+    """The two files are written one after the other: a crash between them must not give a host that never was."""
+    stem = copy(grown, tmp_path)
+    weights = safetensors.torch.load_file(stem.with_suffix(".safetensors"))
+    moved = {name: t + 1 if t.is_floating_point() else t for name, t in weights.items()}
+    safetensors.torch.save_file(moved, stem.with_suffix(".safetensors"))
+    refused(stem)
+
+
+def test_a_registered_blueprint_is_grown_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BLUEPRINTS, "_table", dict(BLUEPRINTS._table))
+
+    @BLUEPRINTS.register("cnn", "tests_pointwise", parameters=lambda channels: channels * channels)
+    def pointwise(channels: int) -> nn.Module:
+        """One 1×1 convolution."""
+        return nn.Conv2d(channels, channels, 1, bias=False)
+
+    schedule = GROW.replace("conv_light", "tests_pointwise").format(style="LINEAR_ADD")
+    (tmp_path / "s.toml").write_text(schedule)
+    config = TrainingConfig.parse(
+        {
+            "run": {"rounds": 1, "controller": f"schedule:{tmp_path / 's.toml'}"},
+            "env": {
+                "n_envs": 1,
+                "episode_length": 10,
+                "baseline_episodes": 1,
+                "gates": {"min_gradient_health": 0.0, "trial_standard_errors": 1000.0},
+            },
+        }
+    )
+    Experiment(config, tmp_path / "run").run()
+    stem = tmp_path / "run" / "best_host"
+    assert facts_of(stem)["slots"]["r0c0"]["blueprint"] == "tests_pointwise"
+    same_accuracies(stem)

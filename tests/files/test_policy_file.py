@@ -1,0 +1,347 @@
+"""A policy in a file: it plays to the same bits, runs no code, and whatever is wrong with a file is said."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from esper.cli.options import build_config
+from esper.config import ConfigError, TrainingConfig
+from esper.env.make import make_env
+from esper.files import checkpoint, policy_file
+from esper.files.policy_file import HEADER, PRETRAINED, Facts
+from esper.files.policy_source import find_learned, save_policy
+from esper.rollout.policies import make_player
+from esper.rollout.rollout import play_round
+from esper.run.experiment import Experiment
+from esper.run.grow import grow
+from tests.core_helpers import digits
+from tests.run.run_helpers import Does, flat, learning, play, round_ends, stop, tiny, within_round
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose agent learned from simulated hosts."""
+    summary, _ = play(learning("planted", n_envs=4, rounds=2), tmp_path_factory.mktemp("runs") / "agent")
+    return summary.folder
+
+
+@pytest.fixture(scope="module")
+def saved(run: Path) -> Path:
+    file = run.parent / "mine.safetensors"
+    save_policy(run, file, score={"task": "planted", "difference": float("inf")})
+    return file
+
+
+def header(file: Path) -> dict[str, Any]:
+    with safetensors.safe_open(file, framework="pt") as content:
+        found: dict[str, Any] = json.loads(content.metadata()[HEADER])
+        return found
+
+
+def rewritten(
+    file: Path,
+    target: Path,
+    change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any],
+    honest: bool = True,
+) -> Path:
+    """The file with a changed content, under a digest that fits it where it is ``honest``."""
+    facts, tensors = header(file), safetensors.torch.load_file(file)
+    change(facts, tensors)
+    if honest:
+        facts["sha256"] = policy_file.digest(tensors)
+    safetensors.torch.save_file(tensors, target, {HEADER: json.dumps(facts)})
+    return target
+
+
+def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
+    wanted = checkpoint.read(run)["policy"]
+    found = policy_file.read(saved)
+    assert flat({name: found.policy[name] for name in ("network", "observations", "blueprints")}) == flat(
+        {name: wanted[name] for name in ("network", "observations", "blueprints")}
+    )
+    assert found.policy["config"] == wanted["config"]
+    assert found.facts.rounds == 2
+    assert found.facts.score == {"task": "planted", "difference": "inf"}  # JSON has no infinity
+    assert found.facts.packages["torch"] == json.loads((run / "env.json").read_text())["packages"]["torch"]
+
+
+def test_it_plays_as_its_run_does(run: Path, saved: Path) -> None:
+    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 4, "episode_length": 6}})
+    returns = []
+    for name in (f"checkpoint:{run}", f"checkpoint:{run / checkpoint.NAME}", f"checkpoint:{saved}"):
+        env = make_env(config)
+        returns.append(play_round(env, make_player(name, config, env, 5), seed=5).returns)
+        env.close()
+    assert len(set(returns[0])) > 1
+    np.testing.assert_array_equal(returns[0], returns[1])
+    np.testing.assert_array_equal(returns[0], returns[2])
+
+
+def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> None:
+    words = shlex.split(header(saved)["command"])
+    assert words[:2] == ["esper", "run"]
+    assert words[2::2] == ["--set"] * len(words[3::2])
+    flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
+    config = find_learned(str(run)).config
+    assert config is not None
+    assert build_config(None, tuple(words[3::2]), flags, {}) == config
+
+
+def test_the_command_is_that_of_the_run_also_where_practice_changed_what_the_agent_explores(tmp_path: Path) -> None:
+    """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
+    folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
+    save_policy(folder, tmp_path / "a.safetensors")
+    found, config = policy_file.read(tmp_path / "a.safetensors"), find_learned(str(folder)).config
+    assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.01
+    assert found.config == config
+    assert "entropy" not in found.facts.command
+
+
+def test_lists_and_words_survive_the_shell() -> None:
+    config = TrainingConfig.parse(
+        {"task": {"schedule": "constant"}, "env": {"blueprints": ("norm", "conv_light"), "auto_advance": ["G1"]}}
+    )
+    words = shlex.split(policy_file.command_of(config))
+    flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
+    assert build_config(None, tuple(words[3::2]), flags, {}) == config
+
+
+def test_what_is_of_one_machine_is_left_out(run: Path, tmp_path: Path) -> None:
+    config = find_learned(str(run)).config
+    assert config is not None
+    config = config.with_values(run={"device": "cuda:3", "lanes": 7}, task={"data": "/my/data", "download": True})
+    policy = checkpoint.read(run)["policy"]
+    policy_file.write(tmp_path / "a.safetensors", policy, config, 2, {})
+    found = policy_file.read(tmp_path / "a.safetensors").config
+    assert (found.run.device, found.run.lanes, found.task.data, found.task.download) == ("cpu", None, None, False)
+
+
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is not a policy: "),
+    "text": (b"dear diary, today I wrote a file\n", "is not a policy: "),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a policy: "),
+    "weights": (
+        safetensors.torch.save({"w": torch.zeros(2)}),
+        "its header has no entry 'esper_policy'",
+    ),
+    "other facts": (
+        safetensors.torch.save({"w": torch.zeros(2)}, {"format": "pt"}),
+        "its header has no entry 'esper_policy'",
+    ),
+    "no JSON": (safetensors.torch.save({}, {HEADER: "{"}), "Expecting property name"),
+    "a list": (
+        safetensors.torch.save({}, {HEADER: "[1]"}),
+        "it has format None, but this version of Esper",
+    ),
+    "another format": (
+        safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
+        "it has format 99, but this version of",
+    ),
+    "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 1}'}), "blueprints: Field required"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> None:
+    content, message = FOREIGN[case]
+    file = tmp_path / "mine.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as found:
+        policy_file.read(file)
+    assert str(file) in str(found.value)
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no policy at .*gone\.safetensors"):
+        policy_file.read(tmp_path / "gone.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.safetensors is not a policy"):
+        policy_file.read(tmp_path / "folder.safetensors")
+
+
+def test_a_file_that_was_cut_or_changed_is_refused(saved: Path, tmp_path: Path) -> None:
+    content, file = saved.read_bytes(), tmp_path / "a.safetensors"
+    for part in (content[:-1], content[: len(content) // 2], content + b"x"):
+        file.write_bytes(part)
+        with pytest.raises(ConfigError, match="is not a policy"):
+            policy_file.read(file)
+    flipped = bytearray(content)
+    flipped[-1] ^= 1
+    file.write_bytes(flipped)
+    with pytest.raises(ConfigError, match="the weights do not match the checksum in its header"):
+        policy_file.read(file)
+
+
+def other_name(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["network.novelty"] = tensors.pop("network.ops.weight")
+
+
+def other_shape(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["observations.mean"] = tensors["observations.mean"][:-1].clone()
+
+
+def other_dtype(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["network.ops.weight"] = tensors["network.ops.weight"].half()
+
+
+def not_a_number(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["network.ops.weight"][0, 0] = float("nan")
+
+
+def more_blueprints(facts: dict[str, Any], _tensors: Any) -> None:
+    facts["blueprints"].append("novelty")
+
+
+def other_width(facts: dict[str, Any], _tensors: Any) -> None:
+    facts["config"]["ppo"]["width"] = 32
+
+
+def unknown_value(facts: dict[str, Any], _tensors: Any) -> None:
+    facts["config"]["ppo"]["novelty"] = 1
+
+
+def unknown_fact(facts: dict[str, Any], _tensors: Any) -> None:
+    facts["novelty"] = 1
+
+
+def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
+    facts["rounds"] = "many"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_name, "network.novelty is float32 .*; expected no such tensor"),
+        (other_shape, r"observations.mean is float64 \[\d+\]; expected float64"),
+        (other_dtype, "network.ops.weight is float16 .*; expected float32"),
+        (not_a_number, "network.ops.weight contain non-finite values"),
+        (more_blueprints, "network.blueprints is float32"),
+        (other_width, "; expected float32"),
+        (unknown_value, "unknown key ppo.novelty"),
+        (unknown_fact, "novelty: Extra inputs"),
+        (words_for_rounds, "rounds: Input should be a valid integer"),
+    ],
+)
+def test_what_no_network_of_this_esper_has_is_refused(
+    change: Callable[..., None], message: str, saved: Path, tmp_path: Path
+) -> None:
+    """Under an honest digest, as a writer of another version would leave it."""
+    file = rewritten(saved, tmp_path / "a.safetensors", change)
+    with pytest.raises(ConfigError, match=message) as found:
+        make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+    assert str(found.value).startswith(f"{file} is not a usable policy: ")
+
+
+def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(saved: Path, tmp_path: Path) -> None:
+    def renamed(facts: dict[str, Any], _tensors: Any) -> None:
+        facts["blueprints"] = [f"other_{name}" for name in facts["blueprints"]]
+
+    file = rewritten(saved, tmp_path / "a.safetensors", renamed)
+    with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints other_"):
+        make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+
+
+def test_only_the_run_that_learned_is_saved(run: Path, saved: Path, tmp_path: Path) -> None:
+    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{saved}")
+    played, _ = play(config, tmp_path / "played")
+    lone = tmp_path / "lone.pt"
+    lone.write_bytes((run / checkpoint.NAME).read_bytes())
+    for source in (played.folder, saved, lone):
+        with pytest.raises(ConfigError, match="is not a run in which an agent learned"):
+            save_policy(source, tmp_path / "a.safetensors")
+    assert not (tmp_path / "a.safetensors").exists()
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
+def test_a_run_that_does_not_say_what_made_it_is_not_saved(content: str | None, run: Path, tmp_path: Path) -> None:
+    for name in ("config.toml", checkpoint.NAME):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    if content is not None:
+        (tmp_path / "env.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"env\.json cannot be read for the package versions"):
+        save_policy(tmp_path, tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("name", ["a.pt", "there.safetensors", "gone/a.safetensors"])
+def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.safetensors").write_text("dear diary")
+    with pytest.raises(ConfigError, match=r"give a new file, NAME\.safetensors, in an existing folder"):
+        save_policy(run, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.safetensors"]
+    assert (tmp_path / "there.safetensors").read_text() == "dear diary"
+
+
+def test_the_controller_that_ships_can_be_played_and_says_what_made_it() -> None:
+    """And an update of Esper that can no longer read it is caught here."""
+    found = policy_file.read(PRETRAINED)
+    assert found.config.task.name == "digits"
+    assert found.facts.command.startswith("esper run --set ")
+    assert found.facts.rounds == found.config.run.rounds
+    assert found.facts.score is not None
+    greedy = found.facts.score["means"]["greedy"]
+    assert found.facts.score["pairs"] >= 40
+    assert greedy["interval"][0] > 0  # better than hosts left alone
+    for fact in Facts.model_fields:
+        assert "/tmp" not in str(getattr(found.facts, fact))
+
+
+def test_the_controller_that_ships_is_in_the_package() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    assert PRETRAINED.is_relative_to(root / "esper")
+    tables = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"*{PRETRAINED.suffix}" in tables["tool"]["setuptools"]["package-data"]["*"]
+
+
+def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
+    from torch import nn
+
+    import esper
+
+    def build() -> Any:
+        model = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10)
+        )
+        return esper.graft(model, {"r0c0": "2"})
+
+    base = digits()
+    task = esper.Task("mine", 10, build, base.train, base.validation, base.test)
+    config = TrainingConfig.parse({"env": {"baseline_episodes": 1}, "task": {"samples_per_epoch": 256}})
+    found = grow(task, controller="pretrained", epochs=12, config=config)
+    assert set(found.seeds) <= {"r0c0"}
+    assert 0 < found.accuracy <= 100
+
+
+def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp_path: Path) -> None:
+    """Whatever has become of the file meanwhile."""
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes(saved.read_bytes())
+    config = learning("planted", n_envs=4, rounds=3, controller=f"checkpoint:{moved}")
+    whole = Experiment(config, tmp_path / "whole").run()
+
+    Experiment(config, tmp_path / "part", [Does(round_ends(2), stop)]).run()
+    moved.unlink()
+    resumed = Experiment.resume(tmp_path / "part").run()
+    assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
+
+
+def test_a_run_of_pretrained_resumes_from_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny("pretrained", rounds=2, lanes=1)
+    whole = Experiment(config, tmp_path / "whole").run()
+
+    Experiment(config, tmp_path / "part", [Does(within_round(2), stop)]).run()
+    monkeypatch.setattr("esper.rollout.policies.PRETRAINED", tmp_path / "gone.safetensors")
+    resumed = Experiment.resume(tmp_path / "part").run()
+    assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
+    assert resumed.controller == "pretrained"

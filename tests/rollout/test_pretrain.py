@@ -1,0 +1,197 @@
+"""Practice: simulated hosts that look like the real ones, each with worths of its own."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import ConfigError, PPOConfig, TrainingConfig
+from esper.env.make import EnvMaker
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Growth, Law
+from esper.env.slot_env import SlotVectorEnv
+from esper.ppo.agent import PPOAgent
+from esper.rollout import pretrain as practice
+from esper.rollout.pretrain import practice_env, practice_rounds, practise
+from esper.rollout.rollout import Played, play_round
+from esper.seeds.stage import SeedStage
+
+N_ENVS = 64
+QUIET = Law(noise=0.0, paired_noise=0.0)
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[SlotVectorEnv, TrainingConfig]:
+    """Two digits hosts of eight epochs, prepared."""
+    config = TrainingConfig.parse(
+        {
+            "task": {"samples_per_epoch": 128},
+            "env": {"n_envs": 2, "episode_length": 8, "baseline_episodes": 2},
+            "ppo": {"practice_steps": 2 * N_ENVS * 8, "practice_lengths": [1.0], "width": 32},
+        }
+    )
+    maker = EnvMaker.of(config)
+    env = maker.make()
+    env.prepare()
+    return env, maker.config
+
+
+def test_simulated_hosts_look_like_the_real_ones(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
+    env, config = real
+    simulated = practice_env(env, config)
+    assert simulated.action_spec == env.action_spec
+    assert simulated.layout == env.layout
+    assert (simulated.horizon, simulated.num_envs) == (8, N_ENVS)
+    assert simulated.host_parameters == env.host_parameters == 277
+    assert simulated.baseline is not None
+    assert env.baseline is not None
+    assert simulated.baseline.final_loss_std == pytest.approx(env.baseline.final_loss_std)
+    _, info = simulated.reset(seed=0)
+    assert env.rules is not None
+    for _ in range(8):
+        *_, info = simulated.step(np.zeros((N_ENVS, 8), dtype=np.int64))
+    np.testing.assert_allclose(info["baseline_accuracy"], env.baseline.accuracy[-1])
+    assert abs(info["committed_accuracy"].mean() - env.baseline.accuracy[-1]) < 1.0
+    assert simulated.rules is not None
+    np.testing.assert_array_equal(simulated.rules.largest[0], env.rules.largest.mean(axis=0).astype(int))
+
+
+def test_simulated_hosts_of_another_horizon_follow_the_same_curve(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
+    env, config = real
+    assert env.baseline is not None
+    curve = env.baseline.accuracy
+    for horizon, shorter, same in ((4, slice(None), slice(None, None, 2)), (16, slice(None, None, 2), slice(None))):
+        simulated = practice_env(env, config, horizon)
+        assert (simulated.horizon, simulated.num_envs) == (horizon, N_ENVS)
+        assert simulated.baseline is not None
+        np.testing.assert_allclose(simulated.baseline.accuracy[shorter], curve[same])
+
+
+def test_episodes_of_several_lengths_are_practised_in_turn_until_the_steps_are_used_up() -> None:
+    def rounds(steps: int, *lengths: float) -> list[int]:
+        settings = {"practice_steps": steps, "practice_envs": 2}
+        return practice_rounds(PPOConfig(**settings, **({"practice_lengths": lengths} if lengths else {})), horizon=30)
+
+    assert rounds(2 * 2 * (12 + 21 + 30 + 60)) == [12, 21, 30, 60] * 2
+    assert rounds(2 * (12 + 21 + 30 + 60 + 12 + 21) - 1) == [12, 21, 30, 60, 12]
+    assert rounds(1) == [12]
+    assert rounds(200, 1.0) == [30, 30, 30]
+    assert rounds(200, 1.0, 1.01) == [30, 30, 30]  # the same number of epochs is one length
+    assert rounds(4, 0.001) == [1, 1]
+
+
+@pytest.mark.parametrize("lengths", [[], [0.0], [1.0, -1.0], [10.5], [float("nan")], 1.0])
+def test_impossible_lengths_of_practice_are_refused(lengths: object) -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.practice_lengths"):
+        TrainingConfig.parse({"ppo": {"practice_lengths": lengths}})
+
+
+def test_hosts_of_each_length_have_draws_of_their_own(
+    real: tuple[SlotVectorEnv, TrainingConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, config = real
+    worths: dict[int, list[np.ndarray]] = {}
+
+    def played(simulated: PlantedVectorEnv, agent: PPOAgent, **rest: Any) -> Played:
+        found = play_round(simulated, agent, **rest)
+        worths.setdefault(simulated.horizon, []).append(simulated.growth.worth.copy())
+        return found
+
+    monkeypatch.setattr(practice, "play_round", played)
+    practise(
+        env,
+        config.with_values(ppo={"practice_lengths": (0.5, 1.0), "practice_steps": N_ENVS * 2 * (4 + 8)}),
+        lambda *_: None,
+    )
+    assert {horizon: len(rounds) for horizon, rounds in worths.items()} == {4: 2, 8: 2}
+    first, *others = (worth for rounds in worths.values() for worth in rounds)
+    assert all((first != other).all() for other in others)
+
+
+def test_every_simulated_host_has_worths_of_its_own() -> None:
+    law = replace(QUIET, worth_std=2.0)
+
+    def worths(n_envs: int, seed: int, episodes: int) -> np.ndarray:
+        env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": n_envs}}), law)
+        for number in range(episodes):
+            env.reset(seed=None if number else seed)
+        return env.growth.worth.copy()
+
+    first = worths(4, 0, 1)
+    assert len(np.unique(first.reshape(4, -1), axis=0)) == 4
+    np.testing.assert_array_equal(first, worths(9, 0, 1)[:4])
+    assert (first != worths(4, 0, 2)).all()
+    assert (first != worths(4, 1, 1)).all()
+    many = worths(500, 3, 1)
+    np.testing.assert_allclose(many.mean(axis=0), law.worth, atol=0.4)
+    np.testing.assert_allclose(many.std(axis=0), 2.0, atol=0.3)
+
+
+def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
+    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
+    env.reset(seed=0)
+    np.testing.assert_array_equal(env.growth.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
+
+
+def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
+    law = replace(QUIET, reliance=10.0)
+    leaning, free = Growth(law, 1, 50), Growth(QUIET, 1, 50)
+    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}), law)
+    seeds = env.seeds
+    seeds.blueprint[0] = [1, 2, 0]
+    seeds.alpha[0] = [1.0, 0.5, 1.0]
+    seeds.stage[0] = [SeedStage.FOSSILIZED, SeedStage.HOLDING, SeedStage.TRAINING]
+    for growth in (leaning, free):
+        growth.experience[:] = 1e9
+    with_it, without = (growth.measure(seeds, np.array([50])) for growth in (leaning, free))
+    np.testing.assert_allclose(with_it.accuracy, without.accuracy)
+    np.testing.assert_allclose(with_it.contribution - without.contribution, [[10.0, 5.0, 0.0]])
+    np.testing.assert_allclose(with_it.committed, without.committed - 5.0)  # the fossil stays, the other one goes
+    np.testing.assert_allclose(with_it.all_off, without.all_off - 15.0)
+
+
+def test_a_law_can_follow_a_measured_curve() -> None:
+    law = replace(QUIET, curve=(10.0, 40.0, 55.0))
+    np.testing.assert_array_equal(law.host_accuracy(np.array([2, 0]), 2), [55.0, 10.0])
+    assert law.baseline(2, 1).accuracy == (10.0, 40.0, 55.0)
+
+
+def test_practice_is_repeatable_and_touches_no_generator_of_the_process(
+    real: tuple[SlotVectorEnv, TrainingConfig],
+) -> None:
+    env, config = real
+    before = torch.get_rng_state()
+    reports: list[tuple[int, int, float]] = []
+    agents = [practise(env, config, lambda *report: reports.append(report)) for _ in range(2)]
+    assert torch.equal(before, torch.get_rng_state())
+    assert [report[:2] for report in reports] == [(1, 2), (2, 2)] * 2
+    assert reports[:2] == reports[2:]
+    assert all(torch.equal(a, b) for a, b in zip(*(agent.parameters for agent in agents), strict=True))
+
+
+def test_an_heir_acts_as_the_one_that_practised(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
+    env, config = real
+    practised = practise(env, config, lambda *_: None)
+    heir = PPOAgent(env.action_spec, env.layout, 2, config.ppo, run_seed=9)
+    heir.inherit(practised)
+    assert heir.rewards.scale == practised.rewards.scale
+    played = [play_round(env, agent.player(2, 5, greedy=True), 5) for agent in (practised, heir)]
+    np.testing.assert_array_equal(played[0].returns, played[1].returns)
+
+
+@pytest.mark.slow
+def test_practice_teaches_what_pays_on_simulated_hosts_that_were_not_practised_on() -> None:
+    maker = EnvMaker.of(TrainingConfig.parse({"env": {"n_envs": 2}, "ppo": {"practice_steps": 200_000}}))
+    env = maker.make()
+    env.prepare()
+    exam = practice_env(env, maker.config)
+    fresh = PPOAgent(exam.action_spec, exam.layout, exam.num_envs, maker.config.ppo)
+    practised = practise(env, maker.config, lambda *_: None)
+    before, after = (
+        float(play_round(exam, agent.player(N_ENVS, 999, greedy=False), 999).returns.mean())
+        for agent in (fresh, practised)
+    )
+    print(f"return {before:.3f} before, {after:.3f} after")
+    assert after > before + 0.3

@@ -1,0 +1,190 @@
+"""Small runs for the tests of the run machinery, sinks that watch or break them, and what two runs must share."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import TrainingConfig
+from esper.files import checkpoint
+from esper.run.experiment import Experiment
+from esper.run.summary import RunSummary
+from esper.telemetry import event as events
+from esper.telemetry.event import EpochCompleted, Event, RoundCompleted, stable_record
+from esper.telemetry.hub import Sink
+from esper.telemetry.sinks.jsonl import read_events
+from esper.training.env_state import ParallelEnvState
+
+CLOCKS = {"seconds", "epochs_per_second", "images_per_second"}
+
+
+def tiny(controller: str = "random", **run: Any) -> TrainingConfig:
+    """Two hosts of four epochs on 128 images, for a controller that does not learn."""
+    return TrainingConfig.parse(
+        {
+            "run": {"rounds": 1, "controller": controller, **run},
+            "task": {"samples_per_epoch": 128},
+            "env": {"n_envs": 2, "episode_length": 4, "baseline_episodes": 1},
+        }
+    )
+
+
+def learning(task: str = "digits", n_envs: int = 2, ppo: dict[str, Any] | None = None, **run: Any) -> TrainingConfig:
+    """A small agent that learns for three rounds from hosts of four epochs on 128 images, or simulated ones; without
+    practice unless ``ppo`` says so."""
+    data = {"samples_per_epoch": 128} if task == "digits" else {}
+    return TrainingConfig.parse(
+        {
+            "run": {"rounds": 3, "evaluation_pairs": 2, "seed": 7, **run},
+            "task": {"name": task, **data},
+            "env": {"n_envs": n_envs, "episode_length": 4, "baseline_episodes": 1},
+            "ppo": {"width": 16, "practice_steps": 0, **(ppo or {})},
+        }
+    )
+
+
+class Recorder:
+    """Keeps every event."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.closed = 0
+
+    def handle(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def stable(self) -> list[dict[str, Any]]:
+        return [stable_record(event) for event in self.events]
+
+
+class Does(Recorder):
+    """Acts at the first event that fits, before it is kept."""
+
+    def __init__(self, when: Callable[[Event], bool], what: Callable[[], Any]) -> None:
+        super().__init__()
+        self.when, self.what, self.did = when, what, False
+
+    def handle(self, event: Event) -> None:
+        if not self.did and self.when(event):
+            self.did = True
+            self.what()
+        super().handle(event)
+
+
+def births(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(run seed, env, episode) of every host that begins an episode from now on."""
+    born: list[tuple[int, int, int]] = []
+    reset = ParallelEnvState.reset
+
+    def watching(training: ParallelEnvState, run_seed: int, episode: int) -> None:
+        born.append((run_seed, training.index, episode))
+        reset(training, run_seed, episode)
+
+    monkeypatch.setattr(ParallelEnvState, "reset", watching)
+    return born
+
+
+def stop() -> None:
+    """Ctrl-C here and now."""
+    raise KeyboardInterrupt
+
+
+def round_ends(number: int) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, RoundCompleted) and event.round == number
+
+
+def within_round(number: int) -> Callable[[Event], bool]:
+    """In the second epoch of a round, counted from 1."""
+    return lambda event: isinstance(event, EpochCompleted) and event.episode == number - 1 and event.epoch == 2
+
+
+def play(config: TrainingConfig, folder: Path, *more: Sink) -> tuple[RunSummary, Recorder]:
+    recorder = Recorder()
+    return Experiment(config, folder, [recorder, *more]).run(), recorder
+
+
+def kinds(folder: Path) -> list[str]:
+    """Names of the logged events."""
+    return [fields["event"] for fields in read_events(folder / "events.jsonl")]
+
+
+def stable_log(folder: Path) -> list[dict[str, Any]]:
+    """The logged events without clock times and paths; that a run was resumed is left out."""
+    found = []
+    for fields in read_events(folder / "events.jsonl"):
+        kind = getattr(events, fields["event"])
+        clocks = {field.name for field in dataclasses.fields(kind) if "volatile" in field.metadata}
+        if fields["event"] != "RunResumed":
+            found.append({name: value for name, value in fields.items() if name not in clocks})
+    return found
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def stable_metrics(folder: Path) -> list[dict[str, str]]:
+    """The metrics table without the columns of clocks and memory."""
+    return [
+        {name: cell for name, cell in row.items() if name not in CLOCKS and not name.startswith(("phase/", "memory/"))}
+        for row in metrics(folder)
+    ]
+
+
+def flat(value: Any, place: str = "") -> dict[str, Any]:
+    """Nested dicts and lists as one dict by path; tensors as their bytes, and NaN as a word: it is not equal to
+    itself."""
+    if isinstance(value, torch.Tensor):
+        return {place: (value.dtype, tuple(value.shape), value.contiguous().numpy().tobytes())}
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)  # type: ignore[assignment]
+    else:
+        return {place: "nan" if value != value else value}
+    return {path: leaf for key, part in parts for path, leaf in flat(part, f"{place}/{key}").items()}
+
+
+def assert_same_bits(one: list[Any], other: list[Any]) -> None:
+    """Arrays and the leaves of :func:`flat`, one after the other."""
+    assert len(one) == len(other)
+    for mine, its in zip(one, other, strict=True):
+        if isinstance(mine, np.ndarray):
+            np.testing.assert_array_equal(mine, its)
+        else:
+            assert mine == its
+
+
+def learned_state(folder: Path) -> dict[str, Any]:
+    """All bits that the rounds to come would depend on, the agent's among them."""
+    state = checkpoint.read(folder)
+    return flat({name: state[name] for name in ("round", "finished", "best", "baseline", "rounds", "policy")})
+
+
+def same_results(one: RunSummary, other: RunSummary) -> None:
+    """Equal but for place and time."""
+    places = {"folder": Path(), "seconds": 0.0}
+    first, second = (dataclasses.replace(summary, **places) for summary in (one, other))
+    assert repr(first) == repr(second)  # as text: NaN, of one pair, is not equal to itself
+
+
+def same_run(one: Path, other: Path) -> None:
+    """Two run folders that tell the same story to the last bit."""
+    assert stable_log(one) == stable_log(other)
+    assert stable_metrics(one) == stable_metrics(other)
+    assert learned_state(one) == learned_state(other)
+    names = {path.name for path in one.iterdir()}
+    assert names == {path.name for path in other.iterdir()}
+    for name in names & {"config.toml", "baseline.json", "best_host.json", "best_host.safetensors"}:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name

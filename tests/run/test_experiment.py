@@ -1,0 +1,395 @@
+"""A run: what it leaves in its folder, that it can be repeated to the last bit, that nothing else can disturb it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.data.tasks import load_task
+from esper.env.baseline import FIRST_INDEX
+from esper.env.make import EnvMaker
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files import checkpoint
+from esper.files.system_info import describe_environment
+from esper.run.experiment import Experiment
+from esper.run.summary import RunSummary
+from esper.telemetry.event import (
+    SCHEMA_VERSION,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    RoundCompleted,
+    RunCompleted,
+    RunStarted,
+    record,
+)
+from esper.telemetry.sinks.jsonl import read_events
+from esper.training.host_step import train_epoch
+from esper.training.randomness import seeded
+from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
+
+FILES = {
+    "baseline.json",
+    "best_host.json",
+    "best_host.safetensors",
+    "checkpoint.previous.pt",
+    "checkpoint.pt",
+    "config.toml",
+    "env.json",
+    "events.jsonl",
+    "metrics.csv",
+}
+
+
+class FailsOn:
+    """A sink that breaks at the first event of a kind, or when it is closed."""
+
+    def __init__(self, kind: type[Event] | None) -> None:
+        self.kind = kind
+
+    def handle(self, event: Event) -> None:
+        if self.kind is not None and isinstance(event, self.kind):
+            raise RuntimeError("the dashboard is gone")
+
+    def close(self) -> None:
+        if self.kind is None:
+            raise RuntimeError("the dashboard is gone")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, RunSummary, Recorder]:
+    """A run of two rounds, read by the tests of its folder."""
+    recorder = Recorder()
+    experiment = Experiment(tiny(rounds=2, seed=7), tmp_path_factory.mktemp("runs") / "a" / "b", [recorder])
+    return experiment, experiment.run(), recorder
+
+
+Finished = tuple[Experiment, RunSummary, Recorder]
+
+
+def test_the_folder_holds_these_files_and_no_part_of_one(finished: Finished) -> None:
+    assert {path.name for path in finished[1].folder.iterdir()} == FILES
+
+
+def test_config_toml_reads_back_as_the_config_of_the_run(finished: Finished) -> None:
+    experiment, summary, _ = finished
+    again = TrainingConfig.parse(read_toml(summary.folder / "config.toml"))
+    assert again == experiment.config
+    assert EnvMaker.of(again).config == experiment.config
+    assert (again.task.batch_size, again.task.learning_rate) == (64, 0.05)  # what was left to the task is written out
+
+
+@pytest.mark.parametrize(
+    "name", ["schedule:größe.toml", "schedule:\U0001f331.toml", 'schedule:a"b\\c.toml', "schedule:a\x7fb.toml"]
+)
+def test_every_name_survives_config_toml(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(tiny(controller=name).to_toml(), encoding="utf-8")
+    assert TrainingConfig.parse(read_toml(tmp_path / "config.toml")).run.controller == name
+
+
+def test_env_json_says_what_it_ran_on(finished: Finished) -> None:
+    written = json.loads((finished[1].folder / "env.json").read_text())
+    assert written == json.loads(json.dumps(describe_environment()))
+    assert written["packages"]["torch"] == torch.__version__
+
+
+def test_events_jsonl_holds_every_event_in_order(finished: Finished) -> None:
+    _, summary, recorder = finished
+    read = list(read_events(summary.folder / "events.jsonl"))
+    assert read == [json.loads(json.dumps(record(event))) for event in recorder.events]
+    assert {fields["schema"] for fields in read} == {SCHEMA_VERSION}
+    names = [fields["event"] for fields in read]
+    assert names[:2] == ["RunStarted", "BaselineMeasured"]
+    assert names[-2:] == ["RoundCompleted", "RunCompleted"]
+    assert names.count("EpochCompleted") == 2 * 2 * 4  # rounds, hosts, epochs: the twins are not in the log
+    assert names.count("EpisodeCompleted") == 2 * 2
+    assert names.count("BaselineMeasured") == 1
+
+
+def test_metrics_csv_has_one_row_a_round(finished: Finished) -> None:
+    _, summary, recorder = finished
+    rows = metrics(summary.folder)
+    rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
+    assert [row["round"] for row in rows] == ["1", "2"]
+    assert [float(row["committed_accuracy"]) for row in rows] == [event.committed_accuracy for event in rounds]
+    assert [int(row["samples"]) for row in rows] == [2 * 4 * 128] * 2
+
+
+def test_baseline_json_is_the_baseline_that_rewards_were_measured_against(finished: Finished) -> None:
+    _, summary, recorder = finished
+    written = json.loads((summary.folder / "baseline.json").read_text())
+    (measured,) = [event for event in recorder.events if isinstance(event, BaselineMeasured)]
+    assert written["accuracy"] == list(measured.accuracy)
+    assert len(written["accuracy"]) == 4 + 1
+    last = [e.baseline_accuracy for e in recorder.events if isinstance(e, EpochCompleted) and e.epoch == 4]
+    assert last == [measured.accuracy[4]] * 4
+
+
+def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
+    _, summary, recorder = finished
+    end = recorder.events[-1]
+    assert isinstance(end, RunCompleted)
+    found = summary.comparison
+    (told,) = end.comparisons
+    assert (found.name_a, found.name_b) == (end.controller, told.reference) == ("random", "none")
+    assert (told.accuracy, told.reference_accuracy, told.difference) == (found.mean_a, found.mean_b, found.difference)
+    assert (told.low, told.high, told.p_value) == (found.interval.low, found.interval.high, found.p_value)
+    assert told.verdict == "inconclusive: fewer than 10 pairs"
+    assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (4, 4, 2, False)
+    assert (end.host_parameters, end.parameters, end.fossils) == (277, summary.grown_parameters, summary.fossils)
+    assert summary.host_parameters == 277
+    assert summary.dropped_sinks == {}
+    assert recorder.closed == 1
+
+
+@pytest.mark.finding("C1")
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_same_seed_same_events_whatever_the_lanes(finished: Finished, lanes: int, tmp_path: Path) -> None:
+    _, again = play(tiny(rounds=2, seed=7, lanes=lanes), tmp_path / "again")
+    assert again.stable() == finished[2].stable()
+
+
+def test_another_seed_gives_other_events(finished: Finished, tmp_path: Path) -> None:
+    _, other = play(tiny(rounds=2, seed=8), tmp_path / "other")
+    assert other.stable()[1:] != finished[2].stable()[1:]
+
+
+def test_a_longer_run_starts_like_a_shorter_one(finished: Finished, tmp_path: Path) -> None:
+    _, short = play(tiny(rounds=1, seed=7), tmp_path / "short")
+    first = [e for e in finished[2].stable() if e["event"] == "EpochCompleted"][: 2 * 4]
+    assert [e for e in short.stable() if e["event"] == "EpochCompleted"] == first
+
+
+def test_rounds_play_fresh_hosts(finished: Finished) -> None:
+    episodes = [(e.env, e.episode) for e in finished[2].events if isinstance(e, EpochCompleted) and e.epoch == 4]
+    assert sorted(episodes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_host_left_alone_is_its_own_twin(tmp_path: Path) -> None:
+    summary, _ = play(tiny(controller="none", rounds=2), tmp_path / "none")
+    assert (summary.comparison.ties, summary.comparison.pairs) == (4, 4)
+    assert summary.comparison.difference == 0.0
+    assert summary.grown_parameters == summary.host_parameters == 277
+    assert summary.fossils == 0
+
+
+def test_a_run_touches_no_generator_of_the_process(tmp_path: Path) -> None:
+    def states() -> tuple[list[int], str]:
+        return torch.get_rng_state().tolist(), str(np.random.get_state(legacy=False))  # noqa: NPY002  the global one
+
+    before = states()
+    play(tiny(), tmp_path / "r")
+    assert states() == before
+
+
+class RunsAnother(Recorder):
+    """In the middle of a run, plays a whole other one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.inner: Recorder | None = None
+
+    def handle(self, event: Event) -> None:
+        super().handle(event)
+        if self.inner is None and isinstance(event, EpochCompleted):
+            self.inner = Recorder()
+            Experiment(tiny(seed=3), self.folder, [self.inner]).run()
+
+
+@pytest.mark.finding("M17")
+def test_two_runs_in_one_process_do_not_see_each_other(finished: Finished, tmp_path: Path) -> None:
+    _, alone = play(tiny(seed=3), tmp_path / "alone")
+    outer = RunsAnother(tmp_path / "inner")
+    Experiment(tiny(rounds=2, seed=7), tmp_path / "outer", [outer]).run()
+    assert outer.inner is not None
+    assert outer.inner.stable() == alone.stable()
+    assert outer.stable() == finished[2].stable()
+    log = read_events(tmp_path / "outer" / "events.jsonl")
+    assert [fields["event"] for fields in log] == [type(event).__name__ for event in finished[2].events]
+
+
+@pytest.mark.finding("M17")
+def test_two_runs_that_are_both_open_keep_their_things(tmp_path: Path) -> None:
+    first, second = (Experiment(tiny(seed=seed), tmp_path / str(seed)) for seed in (1, 2))
+    assert first.env.lanes is not second.env.lanes
+    one, two = second.run(), first.run()  # the first run's end closes nothing of the other
+    assert (one.folder.name, two.folder.name) == ("2", "1")
+    begins = [next(read_events(tmp_path / name / "events.jsonl")) for name in ("1", "2")]
+    assert [(begin["event"], begin["seed"]) for begin in begins] == [("RunStarted", 1), ("RunStarted", 2)]
+
+
+@pytest.mark.finding("M17")
+def test_runs_in_two_threads_draw_their_own_numbers() -> None:
+    """torch has one generator for the whole process: while one run draws a host's weights, the other has to wait."""
+    wanted = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    inside, drawn = threading.Event(), threading.Event()
+    found: dict[int, list[float]] = {}
+
+    def other() -> None:
+        with seeded(2):
+            inside.set()
+            drawn.wait(10)
+            found[2] = torch.rand(4).tolist()
+
+    thread = threading.Thread(target=other)
+    with seeded(1):
+        thread.start()
+        inside.wait(0.3)
+        found[1] = torch.rand(4).tolist()
+        drawn.set()
+    thread.join()
+    assert found == {seed: torch.rand(4, generator=wanted[seed - 1]).tolist() for seed in (1, 2)}
+
+
+@pytest.mark.finding("M17")
+def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
+    def run(name: str) -> list[weakref.ref[Any]]:
+        experiment = Experiment(tiny(), tmp_path / name)
+        experiment.run()
+        env = experiment.env
+        assert isinstance(env, GrowthVectorEnv)
+        held = [experiment, env, env.lanes, env.training[0].host, env.task.train.x, env.training[0].totals.training]
+        return [weakref.ref(thing) for thing in held]
+
+    things = run("r")
+    gc.collect()
+    assert [thing() for thing in things] == [None] * 6
+
+
+@pytest.mark.finding("T1")
+@pytest.mark.parametrize("controller", ["ppo", "random", "heuristic"])
+def test_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> None:
+    """The least there is to train on: one step to learn from, of which no standard deviation can be taken."""
+    config = tiny(controller, rounds=2, evaluation_pairs=1).with_values(
+        env={"n_envs": 1, "episode_length": 1}, ppo={"width": 16, "practice_steps": 0}
+    )
+    summary, recorder = play(config, tmp_path / "r")
+    assert (summary.rounds, summary.interrupted) == (2, False)
+    assert len([event for event in recorder.events if isinstance(event, RoundCompleted)]) == 2
+    assert np.isfinite(summary.comparison.difference)
+    if controller == "ppo":
+        policy = checkpoint.read(summary.folder)["policy"]
+        assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
+
+
+@pytest.mark.parametrize("kind", [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None])
+def test_a_sink_that_raises_stops_nothing_and_is_named(
+    kind: type[Event] | None, finished: Finished, tmp_path: Path
+) -> None:
+    """``None``: it fails when it is closed, as a file on a full disk does."""
+    summary, others = play(tiny(rounds=2, seed=7), tmp_path / "r", FailsOn(kind))
+    assert others.stable() == finished[2].stable()
+    assert {path.name for path in summary.folder.iterdir()} == FILES
+    assert list(summary.dropped_sinks) == ["FailsOn"]
+    assert "the dashboard is gone" in summary.dropped_sinks["FailsOn"]
+
+
+@pytest.mark.trap(12)
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"task": {"name": "nope"}}, "unknown task 'nope'; known: digits"),
+        ({"run": {"controller": "nope"}}, "unknown controller 'nope'; known: .*heuristic"),
+        ({"run": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
+        ({"ppo": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
+        ({"ppo": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),
+        ({"ppo": {"gamma": 0.9}}, r"ppo\.gamma is 0\.9 and reward\.gamma 0\.995: they must be the same"),
+        ({"ppo": {"episodes_per_update": 12}}, r"ppo\.episodes_per_update is 12, .* use a multiple of 8"),
+        ({"run": {"controller": "checkpoint:gone"}}, r"no checkpoint at gone"),
+        ({"task": {"batch_size": 998}}, "task.batch_size is 998"),
+        ({"task": {"samples_per_epoch": 998}}, "task.samples_per_epoch is 998"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_written(
+    tables: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment(TrainingConfig.parse(tables), tmp_path / "r").close()
+    assert not (tmp_path / "r").exists()
+
+
+def test_making_an_experiment_writes_nothing(tmp_path: Path) -> None:
+    Experiment(tiny(), tmp_path / "r").close()
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_given_as_text_is_a_folder(tmp_path: Path) -> None:
+    summary = Experiment(tiny(), str(tmp_path / "r")).run()
+    assert summary.folder == tmp_path / "r"
+
+
+def test_a_run_is_played_once(tmp_path: Path) -> None:
+    """A second call must not write into the folder of the first."""
+    experiment = Experiment(tiny(), tmp_path / "r")
+    experiment.run()
+    log = (tmp_path / "r" / "events.jsonl").read_bytes()
+    with pytest.raises((ConfigError, RuntimeError)):
+        experiment.run()
+    assert (tmp_path / "r" / "events.jsonl").read_bytes() == log
+
+
+def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+
+    def breaks(env: Any, cancelled: Callable[[], bool]) -> None:
+        trained.extend([env.index] * (env.index < FIRST_INDEX))  # not the hosts of the baseline
+        if len(trained) > 2:
+            raise ArithmeticError("no more")
+        train_epoch(env, cancelled)
+
+    monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
+    with pytest.raises(RuntimeError, match=r"env \d, epoch 1, batch \d+: ArithmeticError: no more"):
+        Experiment(tiny(), tmp_path / "r").run()
+    names = [fields["event"] for fields in read_events(tmp_path / "r" / "events.jsonl")]
+    assert names.count("EpochCompleted") == 2
+    assert "RunCompleted" not in names
+
+
+def test_an_interrupt_keeps_the_rounds_that_were_completed(tmp_path: Path) -> None:
+    recorder = Does(within_round(2), stop)
+    try:
+        summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [recorder]).run()
+    except KeyboardInterrupt:  # it would end pytest
+        pytest.fail("the round that was completed is lost")
+    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (1, True, 2)
+    assert isinstance(recorder.events[-1], RunCompleted)
+    assert len(metrics(tmp_path / "r")) == 1
+
+
+def test_an_interrupt_while_a_round_is_written_down_loses_nothing_of_it(tmp_path: Path) -> None:
+    """A round that is in the log, the table and on the screen is in the figures too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupts = Does(round_ends(1), lambda: signal.raise_signal(signal.SIGINT))
+        summary = Experiment(tiny(rounds=3, seed=7), tmp_path / "r", [interrupts]).run()
+    except KeyboardInterrupt:  # it would end pytest
+        pytest.fail("the round that was completed is lost")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (summary.rounds, summary.interrupted, summary.comparison.pairs) == (1, True, 2)
+    assert len(metrics(tmp_path / "r")) == 1
+
+
+def test_the_schedule_of_a_run_is_kept_with_it(tmp_path: Path) -> None:
+    """config.toml alone cannot repeat a run whose schedule lies elsewhere, or has been edited since."""
+    text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+    (tmp_path / "mine.toml").write_text(text)
+    summary, _ = play(tiny(controller=f"schedule:{tmp_path / 'mine.toml'}"), tmp_path / "r")
+    assert any(path.read_text() == text for path in summary.folder.glob("*.toml"))
+
+
+@pytest.mark.finding("M17")
+def test_a_task_is_loaded_for_each_run() -> None:
+    assert load_task("digits").train.x.data_ptr() != load_task("digits").train.x.data_ptr()

@@ -1,0 +1,171 @@
+"""A user's own network and data: grown, saved, loaded, and as good as it was, to the last digit."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.hosts.cnn import CNNHost
+from tests.core_helpers import EASY_GATES, digits
+
+SCHEDULE = """
+[[action]]
+epoch = 0
+op = "GERMINATE"
+slot = "r0c0"
+blueprint = "conv_light"
+tempo = 3
+
+[[action]]
+epoch = 1
+op = "ADVANCE"
+slot = "r0c0"
+
+[[action]]
+epoch = 2
+op = "ADVANCE"
+slot = "r0c0"
+
+[[action]]
+epoch = 4
+op = "ADVANCE"
+slot = "r0c0"
+
+[[action]]
+epoch = 5
+op = "FOSSILIZE"
+slot = "r0c0"
+"""
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+
+
+def task() -> esper.Task:
+    base = digits()
+
+    def build_host() -> esper.hosts.graft.GraftedHost:
+        return esper.graft(model(), {"r0c0": "3", "r0c1": "6"})
+
+    return esper.Task("mine", 10, build_host, base.train, base.validation, base.test)
+
+
+def config(**env: object) -> esper.TrainingConfig:
+    return esper.TrainingConfig.parse(
+        {
+            "run": {"lanes": 1, "seed": 4},
+            "task": {"samples_per_epoch": 256, "batch_size": 64},
+            "env": {"baseline_episodes": 1, "gates": EASY_GATES, **env},
+        }
+    )
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(SCHEDULE)
+    return f"schedule:{path}"
+
+
+def test_a_network_is_grown_saved_and_loaded_to_the_last_digit(schedule: str, tmp_path: Path) -> None:
+    mine = task()
+    grown = esper.grow(mine, schedule, epochs=7, config=config())
+    assert grown.seeds == {"r0c0": "conv_light"}
+    assert grown.parameters == grown.host_parameters + 9 * 4 * 4 + 3 * 4
+    assert esper.accuracy(grown.network, mine.test.x, mine.test.y) == grown.accuracy
+    esper.export(grown.network, tmp_path / "saved" / "best")
+    loaded = esper.load_host(tmp_path / "saved" / "best", model=model())
+    assert esper.accuracy(loaded, mine.test.x, mine.test.y) == grown.accuracy
+    assert torch.equal(loaded(mine.test.x), grown.network(mine.test.x))
+    assert not any(parameter.is_inference() for parameter in loaded.parameters())
+
+
+def test_the_host_alone_is_the_same_host(schedule: str) -> None:
+    grown = esper.grow(task(), schedule, epochs=7, config=config())
+    idle = esper.grow(task(), "heuristic", epochs=7, config=config(max_seeds=1, parameter_budget=1e-6))
+    assert idle.seeds == {}
+    assert idle.accuracy == idle.alone == grown.alone
+
+
+def test_a_pretrained_network_starts_from_its_weights(schedule: str) -> None:
+    base, pretrained = task(), model()
+    grafted = esper.Task(
+        "mine",
+        10,
+        lambda: esper.graft(_copy(pretrained), {"r0c0": "3"}),
+        base.train,
+        base.validation,
+        base.test,
+        learning_rate=1e-9,
+    )
+    grown = esper.grow(grafted, schedule, epochs=7, config=config())
+    for name, weight in pretrained.named_parameters():
+        torch.testing.assert_close(grown.network.host.get_parameter(f"model.{name}"), weight, rtol=0, atol=1e-6)
+
+
+def _copy(network: nn.Module) -> nn.Module:
+    made = model()
+    made.load_state_dict(network.state_dict())
+    return made
+
+
+def test_it_wants_the_model_again_and_the_right_one(schedule: str, tmp_path: Path) -> None:
+    esper.export(esper.grow(task(), schedule, epochs=7, config=config()).network, tmp_path / "best")
+    with pytest.raises(esper.ConfigError, match="pass a model of the same architecture as model="):
+        esper.load_host(tmp_path / "best")
+    with pytest.raises(esper.ConfigError, match="no submodule '3'"):
+        esper.load_host(tmp_path / "best", model=nn.Sequential(nn.Linear(2, 2)))
+    wider = model()
+    wider[10] = nn.Linear(8, 11)  # type: ignore[operator]
+    with pytest.raises(esper.ConfigError, match="size mismatch"):
+        esper.load_host(tmp_path / "best", model=wider)
+
+
+def test_a_host_of_a_known_task_wants_no_model(tmp_path: Path) -> None:
+    base = digits()
+    known = esper.Task(
+        "digits", 10, lambda: CNNHost(1, 10, 3, 2, pool_last=False), base.train, base.validation, base.test
+    )
+    grown = esper.grow(known, "random", epochs=4, config=config())
+    esper.export(grown.network, tmp_path / "best")
+    loaded = esper.load_host(tmp_path / "best")
+    assert torch.equal(loaded(base.test.x), grown.network(base.test.x))
+    with pytest.raises(esper.ConfigError, match="omit model="):
+        esper.load_host(tmp_path / "best", model=model())
+
+
+def test_none_is_no_way_to_grow() -> None:
+    with pytest.raises(esper.ConfigError, match="controller none grows nothing"):
+        esper.grow(task(), "none")
+    with pytest.raises(esper.ConfigError, match="unknown controller 'oracle'; known"):
+        esper.grow(task(), "oracle", epochs=3, config=config())
+
+
+def test_a_run_on_a_task_of_your_own(tmp_path: Path) -> None:
+    settings = config(n_envs=2, episode_length=5).with_values(run={"controller": "random", "rounds": 1})
+    summary = esper.Experiment(settings, tmp_path / "run", task=task()).run()
+    assert summary.comparison.pairs == 2
+    loaded = esper.load_host(tmp_path / "run" / "best_host", model=model())
+    facts = (tmp_path / "run" / "best_host.json").read_text()
+    assert str(esper.accuracy(loaded, digits().test.x, digits().test.y)) in facts
+    assert hashlib.sha256((tmp_path / "run" / "best_host.safetensors").read_bytes()).hexdigest() in facts
+    assert 'name = "mine"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_baseline_that_does_not_fit_is_an_error_before_the_agent_learns(tmp_path: Path) -> None:
+    """The schedule that ships for `digits` names slots that this host does not have."""
+    base = digits()
+    task = esper.Task("digits", 10, lambda: CNNHost(1, 10, 3, 1, rows=1), base.train, base.validation, base.test)
+    with pytest.raises(esper.ConfigError, match="r0c1"):
+        esper.Experiment(config(n_envs=2, episode_length=5).with_values(run={"rounds": 1}), tmp_path / "run", task=task)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,310 @@
+"""A signal stops a run at the end of the step that hosts are in, and it goes on from that very step."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.files import checkpoint
+from esper.rollout.interrupt import interrupts_wait, termination_interrupts
+from esper.run.experiment import Experiment
+from esper.telemetry.event import (
+    ActionTaken,
+    ArmPlayed,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    PracticeRound,
+    RunCompleted,
+)
+from esper.telemetry.sinks.jsonl import read_events
+from tests.run.run_helpers import (
+    Does,
+    kinds,
+    learning,
+    play,
+    round_ends,
+    same_results,
+    same_run,
+    stable_log,
+    tiny,
+)
+
+GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
+
+
+def growing(config: Any) -> Any:
+    """With seeds that get far in few epochs."""
+    return config.with_values(env={"episode_length": 6, "gates": GATES, "embargo": 1})
+
+
+CONFIGS = {
+    "ppo": lambda: growing(learning(rounds=2)),
+    "two rounds an update": lambda: growing(learning(ppo={"episodes_per_update": 4}, rounds=2)),
+    "random": lambda: growing(tiny(rounds=2, seed=7)),
+    "heuristic": lambda: growing(tiny("heuristic", rounds=2)),
+    "schedule": lambda: growing(tiny("schedule", rounds=2)),
+}
+
+
+@pytest.fixture(autouse=True)
+def signals_interrupt() -> Iterator[None]:
+    """As in a program of the command line, whatever the tests are run by."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def at(episode: int, epoch: int, env: int = 0) -> Callable[[Event], bool]:
+    return lambda e: isinstance(e, EpochCompleted) and (e.episode, e.epoch, e.env) == (episode, epoch, env)
+
+
+def sends(number: int) -> Callable[[], None]:
+    return lambda: signal.raise_signal(number)
+
+
+def state_of(folder: Path) -> Any:
+    return checkpoint.read(folder)["rounds"]["games"]
+
+
+@pytest.mark.trap(30)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
+    name: str, number: int, tmp_path: Path
+) -> None:
+    """The first env's epoch is told when the signal comes; the second one's is told before the run stops. What was
+    told until then is never played again."""
+    config = CONFIGS[name]()
+    whole, _ = play(config, tmp_path / "whole")
+    where = at(1, 3) if number == signal.SIGINT else at(0, 2)
+    sink = Does(where, sends(number))
+    try:
+        Experiment(config, tmp_path / "r", [sink]).run()
+    except KeyboardInterrupt:
+        assert number == signal.SIGTERM  # in the first round there is nothing to sum up
+    assert sink.did
+    told = [e for e in stable_log(tmp_path / "r") if e["event"] != "RunCompleted"]
+    last = [e for e in told if e["event"] == "EpochCompleted"][-1]
+    assert (last["env"], last["epoch"]) == (1, 3 if number == signal.SIGINT else 2)
+    assert len(state_of(tmp_path / "r")) == 1
+    summary = Experiment.resume(tmp_path / "r").run()
+    assert kinds(tmp_path / "r").index("RunResumed") == len(told)
+    assert stable_log(tmp_path / "r")[: len(told)] == told
+    same_run(tmp_path / "r", tmp_path / "whole")
+    same_results(summary, whole)
+
+
+@pytest.mark.trap(30)
+def test_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
+    """As often as there are steps: what is written down of what was read is what was written before."""
+    config = CONFIGS["ppo"]()
+    play(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(config, tmp_path / "r", [Does(at(0, 1), sends(signal.SIGINT))]).run()
+    for episode, epoch in [(e, t) for e in (0, 1) for t in range(1, 7) if (e, t) > (0, 1)]:
+        sink = Does(at(episode, epoch), sends(signal.SIGINT))
+        try:
+            Experiment.resume(tmp_path / "r", [sink]).run()
+        except KeyboardInterrupt:
+            assert episode == 0
+        assert sink.did
+    Experiment.resume(tmp_path / "r").run()
+    assert kinds(tmp_path / "r").count("RunResumed") == 12
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.trap(30)
+def test_stopped_while_the_twins_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller's hosts have played their round, and are what the best host is taken from."""
+    config = CONFIGS["random"]()
+    whole, _ = play(config, tmp_path / "whole")
+    experiment = Experiment(config, tmp_path / "r")
+    twins: Any = experiment.rounds.envs[1]
+    step, steps = twins.step, []
+
+    def stopping(actions: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 8:
+            signal.raise_signal(signal.SIGINT)
+        return step(actions)
+
+    monkeypatch.setattr(twins, "step", stopping)
+    assert experiment.run().interrupted
+    assert len(state_of(tmp_path / "r")) == 2
+    same_results(Experiment.resume(tmp_path / "r").run(), whole)
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = CONFIGS["ppo"]()
+    play(config, tmp_path / "whole")
+
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        assert "stopping at the end of this step; a second signal stops at once" in caplog.text
+        signal.raise_signal(signal.SIGINT)
+
+    with caplog.at_level(logging.WARNING):
+        Experiment(config, tmp_path / "r", [Does(at(1, 3), twice)]).run()
+    assert stable_log(tmp_path / "r")[-1]["epoch"] == 3
+    assert state_of(tmp_path / "r") == []
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> None:
+    """And a run that is killed later goes on from there."""
+    config = CONFIGS["ppo"]().with_values(run={"checkpoint_minutes": 1e-9})
+    play(config, tmp_path / "whole")
+    found: list[int] = []
+
+    def breaks() -> None:
+        found.extend(game["env"]["hosts"]["episodes"][0]["training"]["epoch"] for game in state_of(tmp_path / "r"))
+        raise KeyboardInterrupt
+
+    Experiment(config, tmp_path / "r", [Does(at(1, 5), breaks)]).run()
+    assert found == [4]
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_what_was_played_of_the_comparison_is_not_played_again(tmp_path: Path) -> None:
+    config = learning(evaluation_pairs=4, rounds=2)
+    whole, _ = play(config, tmp_path / "whole")
+    arms = [e for e in stable_log(tmp_path / "whole") if e["event"] == "ArmPlayed"]
+    third = arms[2]
+    sink = Does(
+        lambda e: isinstance(e, ArmPlayed) and (e.controller, e.round) == (third["controller"], third["round"]),
+        lambda: None,
+    )
+    sink.what = lambda: signal.raise_signal(signal.SIGINT)
+    Experiment(config, tmp_path / "r", [sink]).run()
+    played = checkpoint.read(tmp_path / "r")["rounds"]["compared"]
+    assert sum(len(rounds) for rounds in played.values()) == 2
+    again = Does(lambda _e: False, lambda: None)
+    summary = Experiment.resume(tmp_path / "r", [again]).run()
+    assert sum(isinstance(event, ArmPlayed) for event in again.events) == len(arms) - 2
+    same_results(summary, whole)
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path: Path) -> None:
+    config = learning(rounds=1, ppo={"practice_steps": 1024})
+    whole, _ = play(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(
+            config, tmp_path / "r", [Does(lambda e: isinstance(e, PracticeRound) and e.round == 2, sends(2))]
+        ).run()
+    sink = Does(lambda _e: False, lambda: None)
+    summary = Experiment.resume(tmp_path / "r", [sink]).run()
+    assert not any(isinstance(event, BaselineMeasured) for event in sink.events)
+    same_results(summary, whole)
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_stopped_between_the_round_and_what_is_learned_from_it(tmp_path: Path) -> None:
+    config = CONFIGS["ppo"]()
+    play(config, tmp_path / "whole")
+    Experiment(config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]).run()
+    names = [e["event"] for e in read_events(tmp_path / "r" / "events.jsonl")]
+    assert names[-2:] == ["RoundCompleted", "PolicyUpdated"]
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
+    """As that of a terminal in a job behind it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_termination_is_as_ctrl_c_inside_and_the_systems_outside() -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(KeyboardInterrupt), termination_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_users_own_way_with_signals_is_kept() -> None:
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    try:
+        with termination_interrupts(), interrupts_wait():
+            signal.raise_signal(signal.SIGTERM)
+            assert came == []
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
+    """What is stopped and gone on with above has seeds in it."""
+    _, recorder = play(CONFIGS["random"](), tmp_path / "r")
+    accepted = {event.op for event in recorder.events if isinstance(event, ActionTaken) and event.accepted}
+    assert {"GERMINATE", "ADVANCE"} <= accepted
+
+
+@pytest.mark.trap(30)
+@pytest.mark.parametrize("name", ["ppo", "random"])
+@pytest.mark.parametrize("where", ["play", "cut_logs"])
+def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
+    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""
+    config = CONFIGS[name]()
+    play(config, tmp_path / "whole")
+    Experiment(config, tmp_path / "r", [Does(at(1, 3), sends(signal.SIGINT))]).run()
+    with (tmp_path / "r" / "events.jsonl").open("ab") as log:
+        log.write(b'{"event": "Epoch')
+    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    target = {
+        "play": "esper.rollout.rollout.Game.load_state_dict",
+        "cut_logs": "esper.files.run_folder.RunFolder.cut_logs",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(target[where], lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            Experiment.resume(tmp_path / "r").run()
+    assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+    Experiment.resume(tmp_path / "r").run()
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("make", [tiny, learning])
+def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
+    """Nothing is left to go on with, and nothing is told twice; whoever sent it still hears of it."""
+    experiment = Experiment(
+        make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert experiment.finished
+    assert checkpoint.read(tmp_path / "r")["finished"]
+    play(make(rounds=1), tmp_path / "whole")
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_every_signal_that_waited_acts(again: bool) -> None:
+    """A program that only takes note of one is stopped by the other all the same."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_wait(again):  # noqa: PT012
+            signal.raise_signal(signal.SIGTERM)
+            assert noted == []
+            signal.raise_signal(signal.SIGINT)
+            assert not again
+        assert noted == ([] if again else [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

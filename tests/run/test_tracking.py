@@ -1,0 +1,267 @@
+"""Runs with sinks that are slow, that fail, that are not there: none of them changes, slows or stops the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from esper.cli.run import closing_words
+from esper.config import ConfigError, TrainingConfig
+from esper.report.read import open_run
+from esper.run import tracking
+from esper.run.experiment import Experiment
+from esper.telemetry.analytics import BlueprintAnalytics
+from esper.telemetry.event import AnomalyDetected, Event, PolicyUpdated, RoundCompleted
+from esper.telemetry.sinks.background import BackgroundSink
+from tests.run.run_helpers import (
+    Does,
+    Recorder,
+    learned_state,
+    learning,
+    play,
+    round_ends,
+    same_results,
+    stable_log,
+    stop,
+    tiny,
+    within_round,
+)
+from tests.telemetry.test_trackers import CLEANRL, Library
+
+
+class Stands:
+    """A sink that never returns before ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def handle(self, event: Event) -> None:
+        self.go.wait(60)
+
+    def close(self) -> None:
+        pass
+
+
+class BreaksAtTheThird:
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def handle(self, event: Event) -> None:
+        self.seen += 1
+        if self.seen == 3:
+            raise OSError("the server is gone")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def standing() -> Iterator[Stands]:
+    sink = Stands()
+    yield sink
+    sink.go.set()
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Library]:
+    found = {name: Library(name) for name in ("wandb", "trackio")}
+    for name, library in found.items():
+        monkeypatch.setitem(sys.modules, name, library)
+    return found
+
+
+def tracked(config: TrainingConfig, *names: str, **track: Any) -> TrainingConfig:
+    return config.with_values(track={"to": names, **track})
+
+
+def steps(folder: Path, tag: str) -> list[int]:
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return [point.step for point in found.Scalars(tag)]
+
+
+@pytest.mark.trap(10)
+@pytest.mark.parametrize("task", ["planted", "digits"])
+def test_no_sink_changes_a_learned_bit(
+    task: str, tmp_path: Path, libraries: dict[str, Library], standing: Stands
+) -> None:
+    """With all of them at once, one that stands still and one that breaks among them, and with none."""
+    config = learning(task, n_envs=4 if task == "planted" else 2)
+    plain, bare = play(config, tmp_path / "plain")
+    with_all = tracked(config, "tensorboard", "wandb", "trackio", patience=60.0)
+    more = [
+        BackgroundSink(standing, capacity=5, patience=0.0),
+        BackgroundSink(BreaksAtTheThird()),
+        BlueprintAnalytics(),
+    ]
+    full, watched = play(with_all, tmp_path / "full", *more)
+    assert learned_state(plain.folder) == learned_state(full.folder)
+    assert bare.stable() == watched.stable()
+    assert stable_log(plain.folder) == stable_log(full.folder)
+    events = len(watched.events)
+    assert set(full.dropped_sinks) == {"Stands", "BreaksAtTheThird"}
+    assert full.dropped_sinks["Stands"] == (
+        f"it had not finished 0 s after the end of the run, its queue of 5 events was full; {events} events not written"
+    )
+    assert full.dropped_sinks["BreaksAtTheThird"] == f"OSError: the server is gone; {events - 2} events not written"
+    same_results(plain, dataclasses.replace(full, dropped_sinks={}))
+    for library in libraries.values():
+        assert library.told[-1] == ("finish", None)
+        assert {tag for row in library.logged() for tag in row} >= CLEANRL
+    words = closing_words(full, task)
+    assert f"Telemetry lost: Stands failed ({full.dropped_sinks['Stands']})." in words.splitlines()
+
+
+def test_tensorboard_lies_in_the_run_folder(tmp_path: Path) -> None:
+    config = tracked(learning("planted", n_envs=4), "tensorboard", patience=60.0)
+    summary, recorder = play(config, tmp_path / "r")
+    updates = [event.env_steps for event in recorder.events if isinstance(event, PolicyUpdated)]
+    assert updates == [16, 32, 48]
+    for tag in CLEANRL:
+        assert steps(summary.folder, tag) == updates
+    found = EventAccumulator(str(summary.folder / "tensorboard"))
+    found.Reload()
+    rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
+    told = [point.value for point in found.Scalars("charts/episodic_return")]
+    assert told == pytest.approx([event.mean_return for event in rounds])
+
+
+def test_a_controller_that_does_not_learn_has_charts_too(tmp_path: Path) -> None:
+    summary, _ = play(tracked(tiny(rounds=2), "tensorboard", patience=60.0), tmp_path / "r")
+    assert steps(summary.folder, "charts/episodic_return") == [8, 16]
+    assert steps(summary.folder, "esper/test_accuracy") == [8, 16]
+
+
+@pytest.mark.parametrize("moment", [round_ends(2), within_round(3)])
+def test_a_resumed_run_shows_no_step_twice(
+    moment: Callable[[Event], bool], tmp_path: Path, libraries: dict[str, Library]
+) -> None:
+    """Interrupted, then resumed from an older checkpoint than what TensorBoard was shown."""
+    config = tracked(learning(checkpoint_every=2), "tensorboard", "wandb", patience=60.0)
+    folder = tmp_path / "r"
+    summary, _ = play(config, folder, Does(moment, stop))
+    assert summary.interrupted
+    Experiment.resume(folder).run()
+    for tag in ("charts/episodic_return", "losses/policy_loss"):
+        assert steps(folder, tag) == [8, 16, 24]
+    rows = [row["global_step"] for row in libraries["wandb"].logged() if "charts/SPS" in row]
+    assert rows == [8, 16, 24]
+
+
+def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    config = tracked(learning(checkpoint_every=5), "tensorboard", patience=60.0)
+    kept: list[bytes] = []
+    first = Does(lambda event: True, lambda: None)
+    keep = Does(round_ends(1), lambda: kept.append((folder / "checkpoint.pt").read_bytes()))
+    play(config, folder, first, keep)
+    (folder / "checkpoint.pt").write_bytes(kept[0])  # of before the first round
+    Experiment.resume(folder).run()
+    assert steps(folder, "charts/episodic_return") == [8, 16, 24]
+    assert steps(folder, "comparison/against_none") == [24]
+
+
+def test_curves_cannot_go_on_where_nothing_says_how_far_they_were(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    play(tracked(learning("planted", n_envs=4), "tensorboard", patience=60.0), folder, Does(round_ends(2), stop))
+    (folder / "metrics.csv").unlink()
+    with pytest.raises(ConfigError, match="it is unknown at which step the trackers continue; restore the file, or"):
+        Experiment.resume(folder).run()
+    (folder / "metrics.csv").write_text("")  # as the message advises
+    assert Experiment.resume(folder).run().comparisons
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, tracking.MODULES[name], None)  # as Python marks what is not there
+    with pytest.raises(ConfigError, match=f"track.to names {name}, .* pip install {name}"):
+        Experiment(tracked(tiny(), name), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_without_trackers_nothing_of_them_is_imported_or_written(tmp_path: Path) -> None:
+    summary, _ = play(tiny(), tmp_path / "r")
+    assert not (summary.folder / "tensorboard").exists()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("esper-")]
+
+
+@pytest.mark.parametrize("given", ["tensorboard,wandb", ["tensorboard", "wandb", "tensorboard"]])
+def test_names_may_be_given_in_one_string(given: Any) -> None:
+    config = TrainingConfig.parse({"track": {"to": given}})
+    assert config.track.to == ("tensorboard", "wandb")
+    assert TrainingConfig.parse(config.model_dump(mode="json")) == config
+
+
+# --- What became of blueprints
+
+
+@pytest.mark.parametrize("controller", ["random", "schedule", "heuristic"])
+def test_every_seed_that_was_planted_became_something(controller: str, tmp_path: Path) -> None:
+    config = tiny(controller, rounds=2).with_values(env={"episode_length": 20, "n_envs": 3})
+    live = BlueprintAnalytics()
+    summary, recorder = play(config, tmp_path / "r", live)
+    rows = [*live.rows(), live.total()]
+    assert live.total().germinated > 0
+    for row in rows:
+        assert row.germinated == row.fossilized + row.pruned + row.cut + row.rolled_back + row.living
+        assert row.blended <= row.germinated
+    assert live.total().fossilized == pytest.approx(summary.fossils * 3 * 2)
+    assert open_run(summary.folder).blueprints.rows() == live.rows()  # the log says the same
+    assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
+
+
+# --- Warnings about the agent
+
+
+def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
+    """The default agent on the default hosts of `planted`, into the rounds in which the critic is judged."""
+    config = TrainingConfig.parse({"run": {"rounds": 5, "evaluation_pairs": 1}, "task": {"name": "planted"}})
+    _, recorder = play(config, tmp_path / "r")
+    assert sum(isinstance(event, PolicyUpdated) for event in recorder.events) == 5
+    assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
+
+
+def test_a_run_that_learns_badly_says_so_everywhere_and_is_not_changed(tmp_path: Path) -> None:
+    config = learning("planted", n_envs=16, ppo={"learning_rate": 0.3})
+    summary, recorder = play(config, tmp_path / "r")
+    warned = [event for event in recorder.events if isinstance(event, AnomalyDetected)]
+    assert {"ratio_collapsed"} <= {event.kind for event in warned}
+    log = [fields for fields in stable_log(summary.folder) if fields["event"] == "AnomalyDetected"]
+    assert [fields["advice"] for fields in log] == [event.advice for event in warned]
+
+    deaf = config.with_values(anomaly={"ratio_high": 1e30, "ratio_low": 1e-300, "entropy": 0.0, "gradient_large": 1e30})
+    quiet, unwarned = play(deaf, tmp_path / "quiet")
+    assert not any(isinstance(event, AnomalyDetected) for event in unwarned.events)
+    assert learned_state(quiet.folder) == learned_state(summary.folder)
+    rest = [fields for fields in recorder.stable() if fields["event"] != "AnomalyDetected"]
+    assert rest == unwarned.stable()
+
+
+def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(tmp_path: Path) -> None:
+    config = learning(ppo={"learning_rate": 0.5})
+    whole, recorder = play(config, tmp_path / "whole")
+    assert any(isinstance(event, AnomalyDetected) for event in recorder.events)
+    play(config, tmp_path / "r", Does(within_round(2), stop))
+    Experiment.resume(tmp_path / "r").run()
+    assert stable_log(tmp_path / "r") == stable_log(whole.folder)
+
+
+def test_recorders_see_warnings_after_the_update_they_are_about(tmp_path: Path) -> None:
+    recorder = Recorder()
+    Experiment(learning("planted", n_envs=16, ppo={"learning_rate": 0.3}), tmp_path / "r", [recorder]).run()
+    last: PolicyUpdated | None = None
+    for event in recorder.events:
+        if isinstance(event, PolicyUpdated):
+            last = event
+        if isinstance(event, AnomalyDetected):
+            assert last is not None
+            assert event.round == last.round

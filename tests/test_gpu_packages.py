@@ -1,0 +1,132 @@
+"""What the check on a GPU finds out about packages that a bare machine lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.gpu import packages, plan
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Makes imports of the named packages fail, then runs a module as a program.
+WITHOUT = """
+import runpy, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+absent = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, Absent())
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+RUNTIME = {"gymnasium", "click", "rich", "pydantic", "safetensors", "scipy", "sklearn"}
+OTHERS = {"matplotlib", "tensorboard", "hypothesis", "pytest_benchmark", "sb3_contrib", "tokenizers", "torchvision"}
+
+
+def without(absent: set[str], *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, "-c", WITHOUT, ",".join(sorted(absent)), *command]
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, env=environment)
+
+
+def collect(files: list[str], absent: set[str]) -> subprocess.CompletedProcess[str]:
+    return without(absent, "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-m", "cuda", *files)
+
+
+def install_fake(site: Path, name: str, version: str, *requires: str) -> None:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    (folder / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n")
+
+
+def make_wheel(folder: Path, name: str, version: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        info = f"{name}-{version}.dist-info"
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_tests_of_kernels_need_nothing_but_torch_numpy_and_pytest() -> None:
+    found = collect(plan.kernel_files(), RUNTIME | OTHERS)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_rest_needs_no_package_that_is_not_asked_for() -> None:
+    assert {"matplotlib", "tensorboard"} == packages.UNUSED < OTHERS
+    found = collect([f"tests/cuda/{name}" for name in plan.LANE_FILES], OTHERS)
+    assert found.returncode == 0, found.stdout + found.stderr
+    found = without(OTHERS, "benchmarks.gpu.imports", "runs")
+    # On a machine without a GPU only the CUDA module is missing.
+    assert found.returncode == 0 or found.stdout.startswith("esper._C_cuda: "), found.stdout + found.stderr
+    assert "; " not in found.stdout.partition("esper._C_cuda: ")[0]
+
+
+def test_packages_are_those_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = {Requirement(line).name for line in project["project"]["dependencies"]}
+    assert names > packages.UNUSED
+    assert {need.name for need in packages.required()} == (
+        names - packages.UNUSED | {Requirement(line).name for line in project["build-system"]["requires"]} | {"pytest"}
+    )
+
+
+def test_nothing_that_may_be_downloaded_asks_for_another_torch() -> None:
+    """So pip, which fetches what packages require, never fetches a torch."""
+    waiting, seen = {need.name for need in packages.required()} - {"torch"}, set()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        requires = [Requirement(line) for line in metadata.distribution(name).requires or []]
+        waiting |= {r.name for r in requires if r.marker is None or r.marker.evaluate({"extra": ""})} - seen
+    assert "torch" not in seen
+    assert len(seen) > len(packages.required())
+
+
+def test_all_that_is_missing_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_fake(tmp_path, "fake_a", "1.5", "fake-absent>=2", 'fake-old; python_version < "3"', "fake-b")
+    install_fake(tmp_path, "fake_b", "2.0", 'fake-extra; extra == "more"', "fake-a", "Fake_Absent")
+    monkeypatch.syspath_prepend(tmp_path)
+    needs = [Requirement(line) for line in ("fake-a>=2", "numpy", "fake-gone[more]>=3,<4", "fake-b", "torch>=2.11")]
+    missing = packages.missing(needs)
+    assert [need.name for need in missing] == ["fake-a", "Fake_Absent", "fake-gone"]
+    command = packages.download_command(missing)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert command.startswith(f"python -m pip download --only-binary=:all: --python-version {version} --dest wheels ")
+    assert command.endswith("'fake-a>=2' 'Fake_Absent>=2' 'fake-gone<4,>=3'")
+
+
+def test_wheels_go_into_a_folder_of_their_own_and_replace_nothing(tmp_path: Path) -> None:
+    wheels, target = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    for name, version in (("fake_need", "1.9"), ("fake_need", "1.10"), ("torch", "99.0"), ("numpy", "99.0")):
+        make_wheel(wheels, name, version)
+    command = [sys.executable, "-m", "benchmarks.gpu.packages", "--wheels", str(wheels), "--target", str(target)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "installing from wheels: fake_need-1.10-py3-none-any.whl\n" in found.stdout
+    assert sorted(path.name for path in target.iterdir()) == ["fake_need-1.10.dist-info", "fake_need.py"]
+
+
+def test_a_folder_without_wheels_and_a_wheel_that_is_broken_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.packages", "--wheels", str(tmp_path), "--target", "unused"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, f"no wheel in {tmp_path}\n")
+    (tmp_path / "fake_need-1.0-py3-none-any.whl").write_text("not a wheel")
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stdout.endswith("pip could not install the wheels\n")

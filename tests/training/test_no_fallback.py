@@ -1,0 +1,40 @@
+"""A host in channels_last trains and is validated by Esper's own operators; tests/cuda has the same on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper.ops import NormReluPool
+from esper.training.evaluate import evaluate
+from esper.training.host_step import train_epoch
+from tests.training.growing import configurations_of
+from tests.training.kernels_used import FALLBACKS, assert_nothing_falls_back, calls_of, channels_last_env
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    env = channels_last_env("cpu", precision=precision)
+
+    def work() -> None:
+        train_epoch(env)
+        evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
+
+    assert_nothing_falls_back(env, calls_of(work), "cpu")
+
+
+def test_a_fallback_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same host with the three PyTorch functions in place of the fused layer."""
+
+    def by_torch(norm: NormReluPool, input: Tensor) -> Tensor:
+        output = F.relu(F.batch_norm(input, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training))
+        return F.max_pool2d(output, 2) if norm.pool else output
+
+    monkeypatch.setattr(NormReluPool, "forward", by_torch)
+    env = channels_last_env("cpu")
+    calls = calls_of(lambda: train_epoch(env))
+    assert calls.aten & FALLBACKS
+    with pytest.raises(AssertionError):
+        assert_nothing_falls_back(env, calls, "cpu")

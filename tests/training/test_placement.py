@@ -1,0 +1,258 @@
+"""Copies of hosts on a GPU and in pinned memory: which lie where, and that they give back the same bits from anywhere.
+
+Pinned memory needs a GPU: here the placements are forced on a CPU, where both places are ordinary memory, and what
+moves where is the same. tests/cuda/test_pinned_copies.py has the real thing.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from esper.config import ConfigError, RunConfig, TrainingConfig
+from esper.seeds.stage import SeedStage
+from esper.training.contents import Copies
+from esper.training.env_state import ParallelEnvState
+from esper.training.epoch_start import EpochStart
+from esper.training.governor import Governor
+from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
+from esper.training.snapshot import ValidationRecord
+from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, tiny_config, train
+
+OLDER, START, NEWEST = HostCopy.OLDER, HostCopy.EPOCH_START, HostCopy.NEWEST
+PLACEMENTS = [(), (OLDER,), (OLDER, START), (OLDER, START, NEWEST)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "pinned"),
+    [
+        (None, ()),
+        (24.0, ()),  # three copies of 4 hosts of 2 MiB
+        (23.9, (OLDER,)),
+        (16.0, (OLDER,)),
+        (15.9, (OLDER, START)),
+        (8.0, (OLDER, START)),
+        (7.9, (OLDER, START, NEWEST)),
+        (1e-9, (OLDER, START, NEWEST)),
+    ],
+)
+def test_the_first_copies_go_until_the_others_fit(limit: float | None, pinned: tuple[HostCopy, ...]) -> None:
+    assert pinned_copies(2 * MIB, 4, limit) == pinned
+
+
+def test_only_copies_that_are_kept_count_and_go() -> None:
+    assert pinned_copies(2 * MIB, 4, 8.0, kept=(START,)) == ()
+    assert pinned_copies(2 * MIB, 4, 7.9, kept=(START,)) == (START,)
+    assert pinned_copies(0, 4, 1.0) == ()
+
+
+def test_more_room_never_pins_more() -> None:
+    dice = random.Random(0)
+    for _ in range(300):
+        size, hosts, limit = dice.randrange(1, 10**9), dice.randrange(1, 64), dice.uniform(0.1, 1e5)
+        fewer, more = pinned_copies(size, hosts, limit), pinned_copies(size, hosts, 2 * limit)
+        assert fewer[: len(more)] == more
+        assert (3 - len(fewer)) * size * hosts <= limit * MIB
+
+
+def on_gpus(*devices: str) -> list[ParallelEnvState]:
+    """Hosts that say they are there, 8 KiB a copy: 1,024 float32 values with their momentum."""
+    weight = torch.nn.Linear(32, 32, bias=False)
+    optimizer = SimpleNamespace(state={weight.weight: {"momentum_buffer": torch.zeros(32, 32)}})
+    group = SimpleNamespace(name="host", parameters=[weight.weight], optimizer=optimizer)
+    made = [
+        SimpleNamespace(device=torch.device(name), host=weight, host_group=group, seed_groups={}) for name in devices
+    ]
+    return cast(list[ParallelEnvState], made)
+
+
+def test_the_limit_is_for_the_hosts_of_each_gpu_with_their_seeds() -> None:
+    three_copies = 3 * 8 / 1024  # MiB of one host
+    run = RunConfig(max_device_copies_mib=2 * three_copies)
+    assert copies_to_pin(run, on_gpus("cuda:0", "cuda:0")) == ()
+    assert copies_to_pin(run, on_gpus("cuda:0", "cuda:1", "cuda:0", "cuda:1")) == ()
+    assert copies_to_pin(run, on_gpus("cuda:0", "cuda:1", "cuda:0")) == ()
+    assert copies_to_pin(run, on_gpus("cuda:0", "cuda:0", "cuda:0")) == (OLDER,)
+    assert copies_to_pin(run, on_gpus("cuda:0", "cuda:0"), seed_parameters=1) == (OLDER,)
+    assert copies_to_pin(run, on_gpus("cuda:0"), seed_parameters=1024) == ()
+    assert copies_to_pin(run, on_gpus("cuda:0"), seed_parameters=1025) == (OLDER,)
+    assert copies_to_pin(RunConfig(), on_gpus("cuda:0"), seed_parameters=10**9) == ()
+
+
+def test_on_a_cpu_the_limit_has_no_effect() -> None:
+    with rig(run={"max_device_copies_mib": 1e-6}) as world:
+        assert world.env.pinned == ()
+        world.step()
+        assert all(set(held) == {"cpu"} for held in world.env.copies_held())
+    assert copies_to_pin(RunConfig(max_device_copies_mib=1e-6), [make_training()]) == ()
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "much"])
+def test_a_limit_is_a_positive_number(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^run\.max_device_copies_mib: Input should be"):
+        TrainingConfig.parse({"run": {"max_device_copies_mib": value}})
+
+
+# --- the same bits from anywhere
+
+RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
+
+
+def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tensor]]:
+    """A host that trains, fossilizes, goes bad and is rolled back at random: its tensors after every epoch."""
+    dice = random.Random(seed)
+    config = tiny_config(horizon=60, governor={"snapshot_every": 2, "max_rollbacks": 100})
+    training = make_training(config)
+    governor = Governor(config.governor, training.durations, 10, pinned)
+    seen: list[dict[str, torch.Tensor]] = []
+    for episode in range(2):
+        training.reset(0, episode)
+        governor.reset()
+        governor.snapshot_if_due(training, RECORD, fossilized=False)
+        for _ in range(12):
+            roll = dice.random()
+            empty = [slot.name for slot in training.slots if slot.stage is SeedStage.DORMANT]
+            if roll < 0.2 and empty:
+                plant(training, dice.choice(empty), "norm", stage=SeedStage.FOSSILIZED)
+            train(training)
+            if roll > 0.6:
+                governor.roll_back(training)
+            else:
+                governor.snapshot_if_due(training, RECORD, fossilized=roll < 0.2)
+            if roll > 0.9:  # as a run that was stopped and goes on
+                state = governor.state_dict()
+                governor = Governor(config.governor, training.durations, 10, pinned)
+                governor.load_state_dict(state, training.device)
+            for slot in training.slots:
+                slot.tick()
+            training.forget_removed_seeds()
+            seen.append(tensors_of(training, tuple(slot.name for slot in training.fossils())))
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rollbacks_are_the_same_bits_wherever_snapshots_lie(seed: int) -> None:
+    expected = course((), seed)
+    for pinned in PLACEMENTS[1:]:
+        found = course(pinned, seed)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same_bits(one, other)
+
+
+def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
+    """Also after the older one was fallen back to, which is the only one then; storage stays where it is."""
+    config = tiny_config(horizon=60, governor={"snapshot_every": 1})
+    training = make_training(config)
+    governor = Governor(config.governor, training.durations, 10, (OLDER,))
+    states = []
+    for _ in range(4):
+        assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+        states.append(tensors_of(training))
+        train(training)
+        assert [snapshot.pinned for snapshot in governor._generations] == [False, True]
+    places = {
+        snapshot.pinned: snapshot._copies.tensors["host.segments.0.0.weight"] for snapshot in governor._generations
+    }
+    for _ in range(2):
+        governor.roll_back(training)
+    same_bits(tensors_of(training), states[2])
+    assert [snapshot.pinned for snapshot in governor._generations] == [True, False]
+    train(training)
+    now = tensors_of(training)
+    assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+    assert [snapshot.pinned for snapshot in governor._generations] == [False, True]
+    for snapshot in governor._generations:
+        assert snapshot._copies.tensors["host.segments.0.0.weight"] is places[snapshot.pinned]
+    train(training, 2)
+    governor.roll_back(training)
+    same_bits(tensors_of(training), now)
+    governor.roll_back(training)
+    same_bits(tensors_of(training), states[2])
+
+
+def test_snapshots_saved_under_one_placement_are_loaded_under_another() -> None:
+    config = tiny_config(horizon=60, governor={"snapshot_every": 1})
+    for before in PLACEMENTS:
+        for after in PLACEMENTS:
+            training = make_training(config)
+            governor = Governor(config.governor, training.durations, 10, before)
+            states = []
+            for _ in range(3):
+                governor.snapshot_if_due(training, RECORD, fossilized=False)
+                states.append(tensors_of(training))
+                train(training)
+            loaded = Governor(config.governor, training.durations, 10, after)
+            loaded.load_state_dict(governor.state_dict(), training.device)
+            for expected in (states[2], states[1]):
+                loaded.roll_back(training)
+                same_bits(tensors_of(training), expected)
+
+
+def test_the_newest_snapshots_are_not_pinned_alone() -> None:
+    config = tiny_config()
+    durations = make_training(config).durations
+    with pytest.raises(ValueError, match="the older snapshots go to pinned memory before the newest"):
+        Governor(config.governor, durations, 10, (NEWEST,))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_the_start_of_an_epoch_comes_back_from_anywhere(pinned: bool) -> None:
+    training, start = make_training(), EpochStart(pinned)
+    plant(training, "r0c0", stage=SeedStage.HOLDING)
+    train(training)
+    start.capture(training)
+    before = tensors_of(training, ("r0c0",))
+    train(training)
+    after = tensors_of(training, ("r0c0",))
+    start.restore(training)
+    same_bits(tensors_of(training, ("r0c0",)), before)
+    train(training)
+    same_bits(tensors_of(training, ("r0c0",)), after)
+    assert (start.place, start.bytes > 0) == ("cpu", True)
+    start.forget()
+    assert start.bytes == 0
+    assert start.pinned is pinned
+
+
+def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: (OLDER, START))
+    with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
+        assert world.env.pinned == (OLDER, START)
+        for episode in world.env.episodes:
+            assert [snapshot.pinned for snapshot in episode.governor._generations] == [False, True]
+            assert world.env.trainer._starts[episode.index].pinned
+
+
+def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget() -> None:
+    sizes = []
+    for budget in (0.5, 1e6):
+        with rig(env={"parameter_budget": budget}) as world:
+            sizes.append(world.env._most_seed_parameters())
+            largest = world.env.rules.largest.max(axis=1).sum()  # type: ignore[union-attr]
+            host = world.env.host_parameters
+    assert sizes == [int(0.5 * host), int(largest)]
+
+
+def test_what_is_held_is_counted_by_host() -> None:
+    """Two snapshots and the start of an epoch of the host alone: three times its tensors and their momentum."""
+    with rig(n_envs=2, horizon=8, governor={"snapshot_every": 1}) as world:
+        for _ in range(2):
+            world.step()
+        host = world.training().host
+        momentum = sum(parameter.nbytes for parameter in host.parameters())
+        one = sum(tensor.nbytes for tensor in host.state_dict().values()) + momentum
+        assert [dict(held) for held in world.env.copies_held()] == [{"cpu": 3 * one}] * 2
+
+
+def test_copies_keep_the_layout_of_what_they_are_of() -> None:
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    for pinned in (False, True):
+        copies = Copies(pinned)
+        copies.capture([("images", images)])
+        assert copies.tensors["images"].stride() == images.stride()
+        assert torch.equal(copies.tensors["images"], images)
