@@ -35,14 +35,14 @@ FAULTS = (
         "esper/training/gpu.py",
         "stream.wait_event(event)",
         "event.query()",
-        "finding_c1",
+        "many_lanes_with_delays",
     ),
     Fault(
         "lanes are not waited for",
         "esper/training/gpu.py",
         "current.wait_stream(stream)",
         "stream.query()",
-        "finding_c1",
+        "many_lanes_with_delays",
     ),
     Fault(
         "an upload goes to the default stream, in the middle of a lane",
@@ -58,14 +58,14 @@ FAULTS = (
         "esper/training/gpu.py",
         "[stream.cuda_stream for stream in streams]",
         "[streams[0].cuda_stream for _ in streams]",
-        "finding_c1",
+        "many_lanes_with_delays",
     ),
     Fault(
         "lanes share one pool of memory for their graphs",
         "esper/training/gpu_lanes.py",
         "self._pools[env.index] = self.gpu.pool()",
         "self._pools[env.index] = next(iter(self._pools.values()), None) or self.gpu.pool()",
-        "trap_35",
+        "forty_envs",
     ),
     Fault(
         "a capture waits for the device",
