@@ -140,7 +140,8 @@ def run_esper(place: Workplace, device: str) -> steps.Result:
 
 
 def run_fault(place: Workplace, fault: Fault) -> steps.Result:
-    """The tests that must notice a fault, until the first one does; raises ValueError if it cannot be planted."""
+    """The tests that must notice a fault, until the first one does."""
+    name = f"fault: {fault.name}"
     source = place.logs.parent / "faulty" / fault.name.replace(" ", "-")
     shutil.rmtree(source, ignore_errors=True)
     for part in ("esper", "esper.egg-info", "tests"):
@@ -148,8 +149,11 @@ def run_fault(place: Workplace, fault: Fault) -> steps.Result:
     shutil.copy2(place.source / "pyproject.toml", source)
     try:
         fault.plant(source)
-        environment = place.environment(1, 1, source)
-        return run_pytest(place, f"fault: {fault.name}", [LANES, "-x", "-k", fault.tests], environment, FAULT_LIMIT)
+        return run_pytest(place, name, [LANES, "-x", "-k", fault.tests], place.environment(1, 1, source), FAULT_LIMIT)
+    except ValueError as error:
+        log = place.logs / f"{name}.log"
+        log.write_text(f"{error}\n")
+        return steps.Result(name, steps.NOT_PLANTED, 0.0, log)
     finally:
         shutil.rmtree(source)
 

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TIMED_OUT = -1
+TIMED_OUT, NOT_PLANTED = -101, -102
+"""In place of an exit status, which is negative after a signal."""
 
 
 @dataclass
 class Result:
     """What a command did.
 
-    ``status`` is its exit status, TIMED_OUT after its limit; ``tests`` are outcomes by test, with the reason of each
-    that did not pass.
+    ``status`` is its exit status, TIMED_OUT after its limit, NOT_PLANTED for a fault that did not fit; ``tests`` are
+    outcomes by test, with the reason of each that did not pass.
     """
 
     name: str
