@@ -144,9 +144,7 @@ def run_fault(place: Workplace, fault: Fault) -> steps.Result:
     name = f"fault: {fault.name}"
     source = place.logs.parent / "faulty" / fault.name.replace(" ", "-")
     shutil.rmtree(source, ignore_errors=True)
-    for part in ("esper", "esper.egg-info", "tests"):
-        shutil.copytree(place.source / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(place.source / "pyproject.toml", source)
+    shutil.copytree(place.source, source, ignore=shutil.ignore_patterns(".git", "__pycache__", "build", "runs"))
     try:
         fault.plant(source)
         return run_pytest(place, name, [LANES, "-x", "-k", fault.tests], place.environment(1, 1, source), FAULT_LIMIT)
