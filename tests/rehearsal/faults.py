@@ -33,7 +33,7 @@ FAULTS = (
         "esper/training/gpu.py",
         "stream.wait_event(event)",
         "event.query()",
-        "rates_alphas",
+        "many_lanes_with_delays and 0-queued",
     ),
     Fault(
         "lanes are not waited for",
@@ -56,13 +56,6 @@ FAULTS = (
         "esper/training/gpu.py",
         "[stream.cuda_stream for stream in streams]",
         "[streams[0].cuda_stream for _ in streams]",
-        "rates_alphas",
-    ),
-    Fault(
-        "lanes share one pool of memory for their graphs",
-        "esper/training/gpu_lanes.py",
-        "self._pools[env.index] = self.gpu.pool()",
-        "self._pools[env.index] = next(iter(self._pools.values()), None) or self.gpu.pool()",
         "rates_alphas",
     ),
     Fault(
