@@ -56,7 +56,7 @@ SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. C
     default=60.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="Time limit of one comparison; each side gets at least three turns.",
+    help="Stop a comparison after this time, once each side has had three turns.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as a JSON list.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write a Markdown page.")

@@ -17,9 +17,9 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
 from esper.telemetry.event import Event
+from esper.training import workspaces
 from esper.training.device_lanes import devices_of
 from esper.training.memory import Parts
-from esper.training.workspaces import WORKSPACES, lanes_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EnvMaker:
             task = load_task(config.task.name, DataOptions.of(config.task))
         config, devices = resolve(config, task), devices_of(config.run.device)
         if any(device.type == "cuda" for device in devices):
-            WORKSPACES.bound(lanes_of(config, len(devices)))  # before anything uses cuBLAS
+            workspaces.bound()  # before anything uses cuBLAS
         task, *elsewhere = (task.to(device) for device in devices)
         return cls(config, task, Parts(config), tuple(elsewhere))
 

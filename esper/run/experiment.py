@@ -261,6 +261,7 @@ class Experiment:
         here = played.played
         epochs = int(here.epochs.sum())
         samples = epochs * self._samples_per_epoch()
+        copies = [host for env in self.rounds.envs for host in env.copies_held()]  # of hosts left alone, too
         return RoundCompleted(
             round=number,
             rounds=total,
@@ -279,13 +280,8 @@ class Experiment:
             epochs_per_second=epochs / here.seconds,
             images_per_second=samples / here.seconds,
             phase_seconds=phase_seconds,
-            memory=self._memory(),
+            memory=memory_used(copies, devices_of(self.config.run.device)),
         )
-
-    def _memory(self) -> dict[str, int]:
-        """Bytes in use, with those of hosts left alone."""
-        copies = [host for env in self.rounds.envs for host in env.copies_held()]
-        return memory_used(copies, devices_of(self.config.run.device))
 
     def _samples_per_epoch(self) -> int:
         """Number of samples that one epoch trains on, full batches only; 0 if hosts are simulated."""

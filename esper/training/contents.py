@@ -69,15 +69,15 @@ class Copies:
                 kept = self.tensors.get(name)
                 if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
                     kept = self.tensors[name] = self._storage_like(tensor, tensor.device)
-                kept.copy_(tensor, non_blocking=True)
-        devices = {tensor.device for tensor in found.values() if tensor.is_cuda}
-        if self.pinned and devices:
+                kept.copy_(tensor, non_blocking=self.pinned)
+        device = next((tensor.device for tensor in found.values() if tensor.is_cuda), None) if self.pinned else None
+        if device is not None:
             self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._written.record(torch.cuda.current_stream(devices.pop()))
+            self._written.record(torch.cuda.current_stream(device))
 
     def restore(self, live: Iterable[tuple[str, Tensor]]) -> None:
         """Put the copies into the tensors of these names, in the order of the current stream; nothing waits."""
-        fill(live, self.tensors, non_blocking=True)
+        fill(live, self.tensors, non_blocking=self.pinned)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the copies, on the CPU; waits until they are there."""

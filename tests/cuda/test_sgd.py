@@ -1,6 +1,7 @@
 """The CUDA kernel of `SGD`: the steps of the CPU kernel, one launch. On a GPU or emulated."""
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from esper.ops import SGD, grad_stats, sgd_step
+from tests.cuda.cases import with_sanitizer
 from tests.emulation.device import KernelDevice
 from tests.ops.test_sgd import OPTIONS, assert_same, parameters, set_gradients
 
@@ -18,10 +20,11 @@ def on(device: KernelDevice, params: list[nn.Parameter]) -> list[nn.Parameter]:
     return [nn.Parameter(p.detach().to(device.torch, copy=True)) for p in params]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.sanitizer), torch.bfloat16]
-)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+OPTIONS_AND_DTYPES = product(OPTIONS, (torch.float32, torch.float64, torch.bfloat16))
+SANITIZED = ((OPTIONS[4], torch.float64), (OPTIONS[4], torch.bfloat16))
+
+
+@pytest.mark.parametrize(("options", "dtype"), with_sanitizer(OPTIONS_AND_DTYPES, SANITIZED))
 def test_many_steps_equal_the_cpu(device: KernelDevice, options: dict[str, Any], dtype: torch.dtype) -> None:
     cpu = parameters(dtype=dtype)
     mine = on(device, cpu)

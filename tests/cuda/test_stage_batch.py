@@ -54,7 +54,7 @@ def test_equals_the_twin(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_of_the_cpu_for_a_large_batch(device: KernelDevice, dtype: torch.dtype) -> None:
-    """1024 blocks take 8192 parts of images at a time; here there are 9000, or 6000 images of two parts."""
+    """1024 blocks take 8192 parts of images at a time; here there are 9000: two an image in float32, one in bfloat16."""
     count = 9000 if dtype == torch.bfloat16 else 4500
     images, table = dataset(500, 32, 32, 2)
     indices = torch.randint(0, 500, (count,))

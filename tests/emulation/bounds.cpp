@@ -46,7 +46,7 @@ extern "C" void __ubsan_handle_type_mismatch_v1(const TypeMismatch* found, uintp
 }
 
 extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* found, uintptr_t index) {
-    emulated::fail("index " + std::to_string(index) + " is outside of an array of type " + found->array->name + ", at " +
-                   text_of(found->where));
+    emulated::fail("index " + std::to_string(index) + " is outside of an array of type " + found->array->name +
+                   ", at " + text_of(found->where));
 }
 #endif

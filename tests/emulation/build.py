@@ -161,19 +161,20 @@ def build(
 def _compile_all(translated: dict[str, str], units: Sequence[str], flags: list[str]) -> list[Path]:
     """Objects of the units and of the emulator, on all cores."""
     headers = [text for name, text in sorted(translated.items()) if not name.endswith(".cpp")]
+    headers += [path.read_text() for path in sorted(OWN.glob("include/*.h"))]
     own_headers = [path.read_text() for path in sorted(OWN.rglob("*.h"))]
-    made_with = [*own_headers, *flags, _compiler_version(compiler()), torch.__version__]
+    made_with = [*flags, _compiler_version(compiler()), torch.__version__]
     folder = FOLDER / f"source-{_digest(*translated, *translated.values())}"
     _write(folder, translated)
     includes = [f"-I{OWN / 'include'}", *(f"-isystem{path}" for path in cpp_extension.include_paths())]
-    # The emulator itself is not checked: it reads the stacks and the memory of others.
+    # The emulator itself runs unchecked: it switches stacks and looks at the guards around shared memory.
     plain = [flag for flag in flags if not flag.startswith(("-fsanitize", "-O"))]
     jobs = [
         (source, [*flags, TORCH_TARGET, *includes], _digest(source.read_text(), *headers, *made_with))
         for source in (folder / "cuda" / f"{unit}.cpp" for unit in units)
     ]
     jobs += [
-        (source, [*plain, "-O2", *includes], _digest(source.read_text(), *made_with))
+        (source, [*plain, "-O2", *includes], _digest(source.read_text(), *own_headers, *made_with))
         for source in (OWN / "runtime.cpp", OWN / "bounds.cpp")
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

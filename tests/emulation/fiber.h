@@ -79,7 +79,7 @@ constexpr size_t kStack = 128 * 1024;
 constexpr size_t kPage = 4096;
 
 class Fiber {
-   public:
+ public:
     Fiber() {
         void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -90,7 +90,7 @@ class Fiber {
     Fiber& operator=(const Fiber&) = delete;
     ~Fiber() { munmap(stack_, kStack); }
 
-    // The next resume() calls `entry` on the fiber's stack. `colour` keeps the hot lines of many stacks apart in caches.
+    // The next resume() calls `entry` on the fiber's stack. Stacks of other colours start in other lines of a cache.
     void start(void (*entry)(), size_t colour) {
 #if defined(EMULATED_SANITIZERS)
         if (abandoned_) __asan_unpoison_memory_region(stack_ + kPage, kStack - kPage);
@@ -131,7 +131,7 @@ class Fiber {
 #endif
     }
 
-   private:
+ private:
     static inline Context scheduler;
 #if defined(EMULATED_SANITIZERS)
     static inline const void* scheduler_stack = nullptr;

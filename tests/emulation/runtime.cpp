@@ -1,8 +1,8 @@
 // The scheduler behind cuda_runtime.h, and the C interface that device.py calls.
 //
 // Two blocks are resident at a time. With an even seed the thread that became ready last runs next, so that a warp runs
-// ahead of the others as far as it can; with an odd seed any ready thread does. Blocks start in a random order. An error
-// in a thread leaves its fiber for good, and the launch throws it.
+// ahead of the others as far as it can; with an odd seed any ready thread does. Blocks start in a random order. An
+// error in a thread leaves its fiber for good, and the launch throws it.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -73,7 +73,8 @@ std::string what_they_wait_for() {
             const Thread& thread = block.threads[i];
             std::string place = std::string(thread.state == State::kAtBarrier ? "at the barrier " : "at the shuffle ");
             place = thread.state == State::kEnded ? "have ended" : "wait " + place + thread.where;
-            auto& entry = places.try_emplace("of block " + text_of(block.index) + " " + place, 0, &thread).first->second;
+            auto& entry =
+                places.try_emplace("of block " + text_of(block.index) + " " + place, 0, &thread).first->second;
             ++entry.first;
         }
     }
@@ -92,7 +93,8 @@ void check_launch(const Launch& wanted) {
     const dim3& grid = wanted.grid;
     const uint64_t threads = uint64_t{block.x} * block.y * block.z;
     if (threads < 1 || threads > kMaxThreads || block.z > kMaxBlockDepth)
-        refuse("a block has 1 to 1024 threads, at most 64 deep, and this one has " + text_of({block.x, block.y, block.z}));
+        refuse("a block has 1 to 1024 threads, at most 64 deep, and this one has " +
+               text_of({block.x, block.y, block.z}));
     if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > kMaxGridWidth || grid.y > kMaxGridHeight ||
         grid.z > kMaxGridHeight)
         refuse("a grid has at least one block and at most (2147483647, 65535, 65535), and this one has " +
@@ -273,8 +275,8 @@ uint64_t shuffle_down(unsigned int mask, uint64_t mine, unsigned int offset, con
     const unsigned int source = lane + offset < kWarp ? lane + offset : lane;
     Warp& warp = block.warps[current->number / kWarp];
     if ((mask >> lane & 1) == 0 || (mask >> source & 1) == 0) {
-        fail(std::string("lane ") + std::to_string(lane) + " or the lane that it reads is not in the mask of the shuffle " +
-             where);
+        fail(std::string("lane ") + std::to_string(lane) +
+             " or the lane that it reads is not in the mask of the shuffle " + where);
     }
     if (warp.arrived != 0 && (warp.mask != mask || warp.offset != offset || !same_place(warp.where, where))) {
         fail(std::string("the lanes of a warp are at different shuffles: this one at ") + where + " by " +

@@ -104,7 +104,7 @@ def test_an_ended_episode_needs_a_reset() -> None:
 def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     env = planted()
     env.reset()
-    with pytest.raises(ValueError, match=r"wanted \(8,\)"):
+    with pytest.raises(ValueError, match=r"expected \(8,\)"):
         env.step(np.zeros(shape, dtype=np.int64))
 
 

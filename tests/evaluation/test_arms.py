@@ -122,7 +122,7 @@ def test_a_control_takes_over_what_its_arm_says() -> None:
     [
         (("none", "static"), "static is made for an arm that grows hosts: add one"),
         (("none", "random", "s:controller=static,of=none"), "'none' is not one; these arms do: random"),
-        (("none", "random", "r:controller=random,of=random"), "of= is for static, bigger, same-compute"),
+        (("none", "random", "r:controller=random,of=random"), "of= applies only to static, bigger, same-compute"),
         (("none", "nope"), "unknown controller 'nope'; an arm is one of: no-growth, static, bigger, same-compute"),
         (("none", "a=b"), "b is not a .toml file"),
         (("none", "a=gone.toml"), "gone.toml does not exist"),

@@ -65,7 +65,7 @@ struct Launch {
         enqueue([function, copies] { std::apply(function, *copies); });
     }
 
-   private:
+ private:
     void enqueue(std::function<void()> thread) const;
 };
 
