@@ -29,13 +29,6 @@ class Fault:
 
 FAULTS = (
     Fault(
-        "lanes begin without waiting for the stream before them",
-        "esper/training/gpu.py",
-        "stream.wait_event(event)",
-        "event.query()",
-        "many_lanes_with_delays and 0-queued",
-    ),
-    Fault(
         "lanes are not waited for",
         "esper/training/gpu.py",
         "current.wait_stream(stream)",
