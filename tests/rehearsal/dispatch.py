@@ -34,6 +34,8 @@ ONLY_ALLOCATES = {
 }
 """Operators that write nothing, but for the NaNs of torch's deterministic mode, which the rehearsal leaves out."""
 
+CPU = torch.device("cpu")
+
 failures: list[str] = []
 """What went wrong in twins, which run when nobody can be told; see :func:`take_failures`."""
 
@@ -69,6 +71,7 @@ class Traits:
     name: str
     mutable: bool
     draws: bool
+    drops: bool
     launches: bool
     allocates: bool
     sized_by_values: bool
@@ -81,6 +84,7 @@ class Traits:
             name,
             func._schema.is_mutable,
             torch.Tag.nondeterministic_seeded in tags,
+            any(argument.name == "dropout_p" for argument in func._schema.arguments),
             name not in LAUNCHES_NOTHING and torch.Tag.inplace_view not in tags,
             name in ONLY_ALLOCATES,
             torch.Tag.dynamic_output_shape in tags or name.startswith(("index_put", "_index_put_impl")),
@@ -184,7 +188,7 @@ class Operator:
 
     def _draws(self) -> Philox | None:
         """Where the operator draws from, if it does. Raises NotModelledError in a capture."""
-        if not self.traits.draws:
+        if not self.traits.draws or (self.traits.drops and not self._given("dropout_p")):
             return None
         if fake_runtime.is_capturing(current_stream(self.device)):
             _report(f"{self.func} draws in a capture, which is not modelled")
@@ -203,13 +207,11 @@ class Operator:
         )
 
     def _twin(self, args: Any, kwargs: Any, draws: Philox | None) -> Callable[[], list[Any]]:
-        cpu = torch.device("cpu")
-
         def change(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 return on_cpu(leaf) if leaf.is_cuda else leaf
             if isinstance(leaf, torch.device):
-                return cpu
+                return CPU
             return None if isinstance(leaf, torch.Generator) else leaf
 
         with torch._C._AutoDispatchBelowAutograd():
@@ -294,7 +296,8 @@ class Operator:
 
 def _store(results: list[Any], targets: list[Tensor | None]) -> None:
     for target, result in zip(targets, results, strict=False):
-        if target is not None:
+        # In eval mode, batch norm of the CPU returns no statistics; nobody reads those of CUDA then.
+        if target is not None and result.numel() > 0:
             target.copy_(result)
 
 

@@ -27,22 +27,13 @@ class Fault:
         path.write_text(text.replace(self.old, self.new))
 
 
-LAST_BIT = "last_bit and bytes and not micro"
-
 FAULTS = (
-    Fault(
-        "lanes begin without waiting for the stream before them",
-        "esper/training/gpu.py",
-        "stream.wait_event(event)",
-        "event.query()",
-        "finding_c1",
-    ),
     Fault(
         "lanes are not waited for",
         "esper/training/gpu.py",
         "current.wait_stream(stream)",
         "stream.query()",
-        "finding_c1",
+        "rates_alphas",
     ),
     Fault(
         "an upload goes to the default stream, in the middle of a lane",
@@ -51,21 +42,14 @@ FAULTS = (
         "    import torch\n\n"
         "    with torch.cuda.stream(torch.cuda.default_stream(into.device) if into.is_cuda else None):\n"
         "        into.copy_(",
-        LAST_BIT,
+        "rates_alphas",
     ),
     Fault(
         "all graphs are launched on the first lane's stream",
         "esper/training/gpu.py",
         "[stream.cuda_stream for stream in streams]",
         "[streams[0].cuda_stream for _ in streams]",
-        "finding_c1",
-    ),
-    Fault(
-        "lanes share one pool of memory for their graphs",
-        "esper/training/gpu_lanes.py",
-        "self._pools[env.index] = self.gpu.pool()",
-        "self._pools[env.index] = next(iter(self._pools.values()), None) or self.gpu.pool()",
-        "trap_35",
+        "rates_alphas",
     ),
     Fault(
         "a capture waits for the device",

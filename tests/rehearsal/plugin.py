@@ -1,6 +1,7 @@
 """A pytest plugin that runs the tests of this process on the fake GPU: ``pytest -p tests.rehearsal.plugin``.
 
-The environment says how: REHEARSAL_SEED (how streams interleave), REHEARSAL_DEVICES (1 or 2).
+The environment says how: REHEARSAL_SEED (how streams interleave), REHEARSAL_DEVICES (1 or 2), and REHEARSAL_PART, such
+as 2/4 for the second quarter of the tests.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from tests.rehearsal import dispatch, fake_runtime
 
 def pytest_configure() -> None:
     dispatch.start(int(os.environ.get("REHEARSAL_SEED", "1")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    part, parts = map(int, os.environ.get("REHEARSAL_PART", "1/1").split("/"))
+    items[:] = items[part - 1 :: parts]
 
 
 @pytest.hookimpl(wrapper=True)

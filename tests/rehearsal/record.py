@@ -100,4 +100,6 @@ def _fault(result: steps.Result) -> str:
     name = result.name.removeprefix("fault: ")
     if noticed(result):
         return f"{name} | `{result.failed[0]}`"
+    if result.status == steps.NOT_PLANTED:
+        return f"{name} | NOT PLANTED: {result.last_line}"
     return f"{name} | NOBODY (status {result.status})"

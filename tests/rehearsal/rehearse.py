@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -31,8 +31,8 @@ VERSIONS = ("2.11.0", "2.15.0")
 RECORD = ROOT / "benchmarks" / "results" / "gpu_rehearsal.md"
 TEST_LIMIT, RUN_LIMIT, FAULT_LIMIT = 1800.0, 600.0, 600.0
 LANES, DEVICES = "tests/cuda/test_gpu_lanes.py", "tests/cuda/test_devices.py"
-TESTS_FAILED = 1
-"""pytest's exit status."""
+PARTS = 4
+"""Processes that share the tests of lanes."""
 
 SHORT = ["--rounds", "1", "--controller", "schedule", "--envs", "2", "--episode-length", "6"]
 RUNS = {
@@ -44,18 +44,18 @@ RUNS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Rehearse as the command line asks; returns the exit status."""
     options = parse(arguments)
     begin = time.monotonic()
-    rehearsals = []
+    rehearsals: list[record.Rehearsal] = []
     for version in options.torch or VERSIONS:
         place = Workplace.of(version, options.python)
         place.prepare()
-        rehearsals.append(rehearse(place, options.seeds, FAULTS if options.faults else ()))
-    seconds = time.monotonic() - begin
-    text = record.written(rehearsals, seconds)
+        rehearsals.append(rehearse(place, options.seeds, FAULTS if options.faults else (), options.jobs))
+        text = record.written(rehearsals, time.monotonic() - begin)
+        if options.record:
+            RECORD.write_text(text)
     print(text)
-    if options.record:
-        RECORD.write_text(text)
     return 0 if all(rehearsal.passed for rehearsal in rehearsals) else 1
 
 
@@ -66,30 +66,36 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of interleavings; default: 1 2")
     parser.add_argument("--faults", action=argparse.BooleanOptionalAction, default=True, help="plant faults, too")
     parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=True, help=f"write {RECORD.name}")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="steps at a time; default: one for each core")
     options = parser.parse_args(arguments)
     if options.python is not None and len(options.torch or VERSIONS) != 1:
         parser.error("--python has one torch: name it with --torch VERSION")
     return options
 
 
-def rehearse(place: Workplace, seeds: list[int], faults: tuple[Fault, ...]) -> record.Rehearsal:
-    """Do all steps with one torch, as many at a time as there are cores."""
+def rehearse(place: Workplace, seeds: list[int], faults: tuple[Fault, ...], jobs: int) -> record.Rehearsal:
+    """Do all steps with one torch, ``jobs`` at a time."""
     begin = time.monotonic()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
 
-        def each(do: Callable[..., steps.Result], *rows: tuple[object, ...]) -> list[steps.Result]:
-            return list(pool.map(lambda row: said(place, do(place, *row)), rows))
+        def start(do: Callable[..., steps.Result], *what: object) -> Future[steps.Result]:
+            return pool.submit(lambda: said(place, do(place, *what)))
 
-        tests = each(run_tests, *((file, seed) for seed in seeds for file in (LANES, DEVICES)))
-        runs = each(run_esper, *((device,) for device in RUNS))
-        planted = each(run_fault, *((fault,) for fault in faults))
+        lanes = {seed: [start(run_tests, LANES, seed, part) for part in range(1, PARTS + 1)] for seed in seeds}
+        devices = [start(run_tests, DEVICES, seed) for seed in seeds]
+        runs = [start(run_esper, device) for device in RUNS]
+        planted = [start(run_fault, fault) for fault in faults]
+    whole = [
+        steps.joined(f"{Path(LANES).name}, seed {seed}", [part.result() for part in parts])
+        for seed, parts in lanes.items()
+    ]
     return record.Rehearsal(
         torch=place.ask("import torch; print(torch.__version__)"),
         python=place.ask("import platform; print(platform.python_version())"),
         seeds=seeds,
-        tests=tests,
-        runs=runs,
-        faults=planted,
+        tests=[*whole, *(result.result() for result in devices)],
+        runs=[result.result() for result in runs],
+        faults=[result.result() for result in planted],
         seconds=time.monotonic() - begin,
     )
 
@@ -101,10 +107,13 @@ def said(place: Workplace, result: steps.Result) -> steps.Result:
     return result
 
 
-def run_tests(place: Workplace, file: str, seed: int) -> steps.Result:
-    """The tests of one file with one interleaving of streams."""
+def run_tests(place: Workplace, file: str, seed: int, part: int | None = None) -> steps.Result:
+    """The tests of one file, or one part of them, with one interleaving of streams."""
     environment = place.environment(seed, devices=2 if file == DEVICES else 1)
     name = f"{Path(file).name}, seed {seed}"
+    if part is not None:
+        environment["REHEARSAL_PART"] = f"{part}/{PARTS}"
+        name += f", part {part}"
     return run_pytest(place, name, [file], environment, TEST_LIMIT)
 
 
@@ -131,16 +140,18 @@ def run_esper(place: Workplace, device: str) -> steps.Result:
 
 
 def run_fault(place: Workplace, fault: Fault) -> steps.Result:
-    """The tests that must notice a fault, until the first one does; raises ValueError if it cannot be planted."""
+    """The tests that must notice a fault, until the first one does."""
+    name = f"fault: {fault.name}"
     source = place.logs.parent / "faulty" / fault.name.replace(" ", "-")
     shutil.rmtree(source, ignore_errors=True)
-    for part in ("esper", "esper.egg-info", "tests"):
-        shutil.copytree(place.source / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(place.source / "pyproject.toml", source)
+    shutil.copytree(place.source, source, ignore=shutil.ignore_patterns(".git", "__pycache__", "build", "runs"))
     try:
         fault.plant(source)
-        environment = place.environment(1, 1, source)
-        return run_pytest(place, f"fault: {fault.name}", [LANES, "-x", "-k", fault.tests], environment, FAULT_LIMIT)
+        return run_pytest(place, name, [LANES, "-x", "-k", fault.tests], place.environment(1, 1, source), FAULT_LIMIT)
+    except ValueError as error:
+        log = place.logs / f"{name}.log"
+        log.write_text(f"{error}\n")
+        return steps.Result(name, steps.NOT_PLANTED, 0.0, log)
     finally:
         shutil.rmtree(source)
 

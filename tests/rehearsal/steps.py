@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TIMED_OUT = -1
+TIMED_OUT, NOT_PLANTED = -101, -102
+"""In place of an exit status, which is negative after a signal."""
 
 
 @dataclass
 class Result:
     """What a command did.
 
-    ``status`` is its exit status, TIMED_OUT after its limit; ``tests`` are outcomes by test, with the reason of each
-    that did not pass.
+    ``status`` is its exit status, TIMED_OUT after its limit, NOT_PLANTED for a fault that did not fit; ``tests`` are
+    outcomes by test, with the reason of each that did not pass.
     """
 
     name: str
@@ -47,6 +48,13 @@ class Result:
     def last_line(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else ""
+
+
+def joined(name: str, parts: list[Result]) -> Result:
+    """Parts of one step as one: with the status of the first part that failed, and the seconds of all."""
+    status = next((part.status for part in parts if part.status != 0), 0)
+    tests = {test: outcome for part in parts for test, outcome in part.tests.items()}
+    return Result(name, status, sum(part.seconds for part in parts), parts[0].log, tests)
 
 
 def run(

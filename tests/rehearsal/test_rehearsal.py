@@ -90,6 +90,13 @@ def test_the_record_names_what_did_not_pass_and_faults_that_nobody_noticed(tmp_p
     assert "No GPU took part" in page
 
 
+def test_parts_of_a_step_fail_as_a_whole(tmp_path: Path) -> None:
+    parts = [result("a", 0, {"x": "passed"}, tmp_path), result("b", steps.TIMED_OUT, {"y": "passed"}, tmp_path)]
+    whole = steps.joined("all", parts)
+    assert (whole.status, whole.seconds, whole.tests) == (steps.TIMED_OUT, 2.0, {"x": "passed", "y": "passed"})
+    assert not whole.passed
+
+
 @pytest.mark.slow
 def test_the_fake_runtime_compiles_without_warnings() -> None:
     if shutil.which("g++") is None:

@@ -36,7 +36,7 @@ class Workplace:
         made = PLACE / f"torch-{torch}"
         return cls(
             torch,
-            python or made / "venv" / "bin" / "python",
+            python or (made / "venv").resolve() / "bin" / "python",
             made / "source",
             made / "fakes",
             made / "logs",

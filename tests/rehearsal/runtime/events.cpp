@@ -89,7 +89,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     if (const cudaError_t code = may_ask(*event, "cudaEventSynchronize"); code != cudaSuccess) return code;
     ++state().counts["waits"];
     const std::uint64_t target = event->recorded;
-    work_until([&] { return event->passed >= target; }, nullptr, lock);
+    work_until([&] { return event->passed >= target; }, lock);
     return cudaSuccess;
 }
 

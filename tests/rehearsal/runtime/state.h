@@ -74,6 +74,7 @@ struct Stream {
     std::deque<Entry> queue{};
     std::uint64_t queued = 0;
     std::uint64_t done = 0;
+    unsigned rank = 0;                   // the stream with the highest rank goes first; ranks change at random
     std::thread::id worker{};            // the thread that does the first entry right now, if any
     std::shared_ptr<Capture> capture{};  // set while the stream is capturing
     std::vector<size_t> frontier{};      // nodes of the capture that the stream's next node comes after
@@ -126,7 +127,7 @@ cudaError_t check_capture(const Stream& stream, const char* call);
 bool step_any(Lock& lock);
 void drain(Stream& stream, Lock& lock);
 void drain_device(int device, Lock& lock);
-void work_until(const std::function<bool()>& done, Stream* first, Lock& lock);
+void work_until(const std::function<bool()>& done, Lock& lock);
 
 // --- capture.cpp
 // Whether a call that CUDA names potentially unsafe is prohibited now; if so, it breaks captures.
