@@ -35,7 +35,7 @@ class TransformerHost(SegmentedHost):
             raise ValueError("vocabulary, width, layers, heads, block and slots must each be 1 or more")
         if width % heads or layers % slots:
             raise ValueError(
-                f"width must be a multiple of heads, not {width} of {heads}; layers of slots, not {layers} of {slots}"
+                f"width ({width}) must be a multiple of heads ({heads}), and layers ({layers}) of slots ({slots})"
             )
         embedding = TokenEmbedding(vocabulary, width, block)
         blocks = [Block(width, heads) for _ in range(layers)]

@@ -57,7 +57,12 @@ def test_slots_sit_after_equal_groups_of_layers(slots: int) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"slots": 3}, "4 and 3"), ({"heads": 3}, "8 and 3"), ({"layers": 0}, "1 or more"), ({"slots": 0}, "1 or more")],
+    [
+        ({"slots": 3}, "slots .3."),
+        ({"heads": 3}, "heads .3."),
+        ({"layers": 0}, "1 or more"),
+        ({"slots": 0}, "1 or more"),
+    ],
 )
 def test_numbers_that_do_not_divide_are_refused(changed: dict[str, int], message: str) -> None:
     sizes = {"vocabulary": 11, "width": 8, "layers": 4, "heads": 2, "block": 6, "slots": 2, **changed}
