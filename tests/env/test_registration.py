@@ -115,11 +115,11 @@ def test_no_keyword_stands_for_two_fields() -> None:
     [
         ({"episode_lenght": 3}, TypeError, "unexpected keyword argument 'episode_lenght'; known: .*episode_length"),
         ({"render_mode": "rgb_array"}, TypeError, "render_mode is None"),
-        ({"reward": "sparse"}, TypeError, "reward is a dict"),
+        ({"reward": "sparse"}, TypeError, "reward must be a dict"),
         ({"reward": {"mod": "sparse"}}, ConfigError, "unknown key reward.mod; reward has: mode"),
         ({"episode_length": 0}, ConfigError, "env.episode_length: .*greater than or equal to 1"),
         ({"task": "nope"}, ConfigError, "unknown task 'nope'"),
-        ({"config": {"env": {"n_envs": 7}}}, ConfigError, "num_envs is 2, but env.n_envs of the config 7"),
+        ({"config": {"env": {"n_envs": 7}}}, ConfigError, "num_envs is 2, but env.n_envs of the config is 7"),
     ],
 )
 def test_what_cannot_be_is_refused(keywords: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -305,7 +305,7 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
         ({"run": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
         ({"ppo": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
         ({"ppo": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),
-        ({"ppo": {"gamma": 0.9}}, r"ppo\.gamma is 0\.9 and reward\.gamma 0\.995: they must be the same"),
+        ({"ppo": {"gamma": 0.9}}, r"ppo\.gamma is 0\.9 and reward\.gamma is 0\.995: they must be equal"),
         ({"ppo": {"episodes_per_update": 12}}, r"ppo\.episodes_per_update is 12, .* use a multiple of 8"),
         ({"run": {"controller": "checkpoint:gone"}}, r"no checkpoint at gone"),
         ({"task": {"batch_size": 998}}, "task.batch_size is 998"),
