@@ -10,7 +10,13 @@ from benchmarks.gpu.runner import ROOT, Step
 
 BUDGET = 540  # seconds that the limits of all steps add up to
 # Tests of whole hosts in training, which need every package. All other files in tests/cuda need torch and pytest alone.
-LANE_FILES = ("test_gpu_lanes.py", "test_devices.py")
+LANE_FILES = (
+    "test_gpu_lanes.py",
+    "test_devices.py",
+    "test_no_fallback.py",
+    "test_pinned_copies.py",
+    "test_training_time.py",
+)
 SELECTION = 4  # tests of a lane file that share a process
 # Steps of measurement -> cases of esper-bench. Results are written after each case.
 MEASURED = {
