@@ -47,12 +47,8 @@ def deterministic() -> Iterator[None]:
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, cublas.allow_tf32 = before
 
 
-def gpu() -> Gpu:
-    return Gpu(torch.device("cuda"))
-
-
 def growing(kind: str, n: int = 2, capture: bool = True, registry: BlueprintRegistry = BLUEPRINTS) -> Growing:
-    made = Growing(KINDS[kind], GpuLanes(gpu(), capture), n, "cuda", registry)
+    made = Growing(KINDS[kind], GpuLanes(Gpu(torch.device("cuda")), capture), n, "cuda", registry)
     made.reset()
     return made
 
@@ -172,7 +168,7 @@ def test_many_lanes_with_delays_equal_one_stream(capture: bool, seed: int, monke
         delays()
 
     monkeypatch.setattr("esper.training.gpu_lanes.train_step", train_step)
-    with HeldUp(kind, GpuLanes(gpu(), capture), 6, "cuda") as made:
+    with HeldUp(kind, GpuLanes(Gpu(torch.device("cuda")), capture), 6, "cuda") as made:
         made.delays = delays
         assert_same(made.episodes(2, 4, seed), expected)
         assert (captured(made) > 6) is capture
@@ -373,7 +369,7 @@ def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
 def test_float16_is_queued_and_says_why() -> None:
     kind = Kind(KINDS["float images"].task, precision="float16")
-    with Growing(kind, GpuLanes(gpu()), 1, "cuda") as made:
+    with Growing(kind, GpuLanes(Gpu(torch.device("cuda"))), 1, "cuda") as made:
         made.reset()
         made.epoch()
         (reason,) = lanes_of(made).reasons()

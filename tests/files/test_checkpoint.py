@@ -301,18 +301,6 @@ def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_pa
         Experiment.resume(tmp_path / "r")
 
 
-def test_a_log_that_lost_its_end_is_told_of(tmp_path: Path) -> None:
-    config = learning("planted", n_envs=4, rounds=3)
-    Experiment(config, tmp_path / "r", [Does(round_ends(2), enough)]).run()
-    log = tmp_path / "r" / "events.jsonl"
-    log.write_bytes(log.read_bytes()[:100])
-    sink = Recorder()
-    Experiment.resume(tmp_path / "r", [sink]).run()
-    resumed = sink.events[0]
-    assert isinstance(resumed, RunResumed)
-    assert ["events.jsonl is missing its last" in warning for warning in resumed.warnings] == [True]
-
-
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "gone", tmp_path):
         with pytest.raises(ConfigError, match="no checkpoint at") as found:
