@@ -53,8 +53,10 @@ def test_the_backward_passes_of_a_gpus_lane_are_queued_by_the_thread_that_queues
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else one thread of torch's does those of all streams, and lanes wait for each other in it."""
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    for place in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, place, lambda _place: nullcontext())
     gpu = object.__new__(Gpu)  # no device is needed to say where work goes
+    gpu.device = torch.device("cuda", 0)
     assert torch.autograd.is_multithreading_enabled()
     with gpu.on(None):  # type: ignore[arg-type]
         assert not torch.autograd.is_multithreading_enabled()
