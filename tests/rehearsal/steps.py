@@ -71,6 +71,7 @@ def run(
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
         try:
             status = process.wait(limit)
@@ -80,6 +81,11 @@ def run(
                 raise
             status = TIMED_OUT
     return Result(name, status, time.monotonic() - begin, log)
+
+
+def _heed_interrupts() -> None:
+    """Undoes the ignoring of SIGINT that a background job of a shell inherits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
