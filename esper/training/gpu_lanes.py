@@ -66,9 +66,11 @@ class GpuLanes:
         """Of caches that are gone."""
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
-        """Do ``work`` for every env, each on its stream. One that fails does not stop the others; its error is raised
-        after they were queued, as a LaneError. Raises DeviceFailed for an error of the GPU that is no one env's, and
-        Cancelled if work was left out."""
+        """Does ``work`` for every env, each on its own stream. An env that fails does not stop the others.
+
+        Raises LaneError after all envs were queued if one failed, DeviceFailed if the GPU failed outside the work of any
+        env, and Cancelled if work was left out.
+        """
         envs = list(envs)
 
         def queue(failures: Failures) -> None:
