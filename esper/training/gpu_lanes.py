@@ -68,8 +68,8 @@ class GpuLanes:
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         """Does ``work`` for every env, each on its own stream. An env that fails does not stop the others.
 
-        Raises LaneError after all envs were queued if one failed, DeviceFailed if the GPU failed outside the work of any
-        env, and Cancelled if work was left out.
+        Raises LaneError after all envs were queued if one failed, DeviceFailed if the GPU failed outside the work of
+        any env, and Cancelled if work was left out.
         """
         envs = list(envs)
 
