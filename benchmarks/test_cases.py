@@ -15,7 +15,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from esper.bench.main import OPERATORS, RUNS
-from esper.bench.request import Request
+from esper.bench.request import BenchArgs
 from esper.bench.runner import Comparison
 from esper.config import ConfigError
 
@@ -26,7 +26,7 @@ def timed() -> Iterator[object]:
     """Every comparison of times; a case whose baseline is not installed is skipped with the reason."""
     for name, module in OPERATORS.items():
         try:
-            found = import_module(module).comparisons(Request(devices=DEVICES))
+            found = import_module(module).comparisons(BenchArgs(devices=DEVICES))
             yield from (pytest.param(c, id=label(c)) for c in found if c.unit == "us")
         except ConfigError as error:
             yield pytest.param(None, id=name, marks=pytest.mark.skip(reason=str(error)))
@@ -51,7 +51,7 @@ def one_thread() -> Iterator[None]:
 def running(request: pytest.FixtureRequest) -> Iterator[Comparison]:
     """The first comparison of a case, whose hosts live until the test is over."""
     case, device = request.param
-    with closing(import_module(RUNS[case]).comparisons(Request(devices=(device,), quick=True))) as found:
+    with closing(import_module(RUNS[case]).comparisons(BenchArgs(devices=(device,), quick=True))) as found:
         try:
             comparison = next(found)
         except ConfigError as error:

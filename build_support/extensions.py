@@ -34,7 +34,7 @@ def prepare_cuda(decision: cuda.CudaDecision) -> str:
 
 
 def modules(decision: cuda.CudaDecision) -> list[Extension]:
-    """``esper._C`` and ``esper._host`` always, ``esper._C_cuda`` where ``decision`` says so."""
+    """``esper._C`` and ``esper._runtime`` always, ``esper._C_cuda`` where ``decision`` says so."""
     import pybind11
     from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
@@ -52,10 +52,10 @@ def modules(decision: cuda.CudaDecision) -> list[Extension]:
         ),
         # pybind11 and nothing of torch: this module owns threads and handles, never tensors.
         Extension(
-            "esper._host",
-            _sources("csrc/host/*.cpp"),
+            "esper._runtime",
+            _sources("csrc/runtime/*.cpp"),
             include_dirs=[pybind11.get_include()],
-            depends=_sources("csrc/host/*.h"),
+            depends=_sources("csrc/runtime/*.h"),
             extra_compile_args=CXX_FLAGS,
             language="c++",
         ),
@@ -103,7 +103,7 @@ def build_command(decision: cuda.CudaDecision, architectures: str | None) -> typ
 
 def remove_stale(folder: Path, building: set[str]) -> None:
     """Delete compiled modules that this build does not make: they would be loaded with kernels of another build."""
-    for name in ("_C", "_C_cuda", "_host"):
+    for name in ("_C", "_C_cuda", "_runtime"):
         if f"esper.{name}" not in building:
             for path in folder.glob(f"{name}.*so"):
                 path.unlink()

@@ -25,9 +25,9 @@ from esper.config_types import describe_fields as describe_fields
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
-MOST_PROBLEMS = 5
+MAX_PROBLEMS = 5
 """Max problems listed in one error."""
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Max characters shown of a refused value."""
 
 
@@ -322,8 +322,8 @@ class TrainingConfig(Section):
             return cls.model_validate(tables)
         except ValidationError as error:
             wrong = [_explain(cls, problem) for problem in error.errors()]
-            more = [f"and {len(wrong) - MOST_PROBLEMS} problems more"] if len(wrong) > MOST_PROBLEMS else []
-            raise ConfigError("\n".join(wrong[:MOST_PROBLEMS] + more)) from None
+            more = [f"and {len(wrong) - MAX_PROBLEMS} problems more"] if len(wrong) > MAX_PROBLEMS else []
+            raise ConfigError("\n".join(wrong[:MAX_PROBLEMS] + more)) from None
 
     def with_values(self, **sections: dict[str, Any]) -> TrainingConfig:
         """Returns a copy with some values replaced: ``config.with_values(run={"seed": 3})``. Raises ConfigError."""
@@ -391,4 +391,4 @@ def _shown(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer with too many digits, or too deep nesting
         return f"this {type(value).__name__}"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

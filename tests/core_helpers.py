@@ -27,9 +27,9 @@ from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from esper.telemetry.event import Event
-from esper.training.env_state import ParallelEnvState
-from esper.training.host_step import train_epoch
-from esper.training.totals import make_totals
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.step import train_epoch
 
 Actions = Mapping[int, NDArray[np.int64]]
 
@@ -103,7 +103,7 @@ class Rig:
     def episode(self, index: int = 0) -> Episode:
         return self.env.episodes[index]
 
-    def training(self, index: int = 0) -> ParallelEnvState:
+    def training(self, index: int = 0) -> HostTraining:
         return self.env.training[index]
 
     def slot(self, name: str, index: int = 0) -> SeedSlot:
@@ -139,18 +139,18 @@ def rig(
         made.env.close()
 
 
-def make_training(config: TrainingConfig | None = None, index: int = 0, seed: int = 0) -> ParallelEnvState:
+def make_training(config: TrainingConfig | None = None, index: int = 0, seed: int = 0) -> HostTraining:
     """One host in training, reset, without an env around it."""
     task = digits()
-    training = ParallelEnvState(
-        index, task, resolve(config or tiny_config(), task), make_totals(1, torch.device("cpu"))[0]
+    training = HostTraining(
+        index, task, resolve(config or tiny_config(), task), make_metrics(1, torch.device("cpu"))[0]
     )
     training.reset(seed, 0)
     return training
 
 
 def plant(
-    training: ParallelEnvState,
+    training: HostTraining,
     name: str,
     blueprint: str = "conv_light",
     style: str = "LINEAR_ADD",
@@ -171,12 +171,12 @@ def plant(
     return slot
 
 
-def train(training: ParallelEnvState, epochs: int = 1) -> None:
+def train(training: HostTraining, epochs: int = 1) -> None:
     for _ in range(epochs):
         train_epoch(training)
 
 
-def tensors_of(training: ParallelEnvState, seeds: tuple[str, ...] = ()) -> dict[str, Tensor]:
+def tensors_of(training: HostTraining, seeds: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Copies of host parameters, buffers and momentum, and of those of the seeds in the named slots."""
     found = {f"host.{name}": tensor for name, tensor in training.host.state_dict().items()}
     groups = [training.host_group, *(training.seed_groups[name] for name in seeds)]
@@ -195,29 +195,29 @@ def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None
         assert torch.equal(tensor, second[name]), name
 
 
-def all_finite(training: ParallelEnvState) -> bool:
+def all_finite(training: HostTraining) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(training).values())
 
 
-def _fill_first_weight(value: float) -> Callable[[ParallelEnvState], None]:
-    def damage(training: ParallelEnvState) -> None:
+def _fill_first_weight(value: float) -> Callable[[HostTraining], None]:
+    def damage(training: HostTraining) -> None:
         with torch.no_grad():
             next(training.host.parameters()).flatten()[0] = value
 
     return damage
 
 
-def _break_running_mean(training: ParallelEnvState) -> None:
+def _break_running_mean(training: HostTraining) -> None:
     mean = next(buffer for name, buffer in training.host.named_buffers() if name.endswith("running_mean"))
     mean[0] = float("nan")
 
 
-def _break_momentum(training: ParallelEnvState) -> None:
+def _break_momentum(training: HostTraining) -> None:
     state = next(iter(training.host_group.optimizer.state.values()))
     state["momentum_buffer"].fill_(float("inf"))
 
 
-DAMAGE: dict[str, Callable[[ParallelEnvState], None]] = {
+DAMAGE: dict[str, Callable[[HostTraining], None]] = {
     "NaN weight": _fill_first_weight(float("nan")),
     "infinite weight": _fill_first_weight(float("inf")),
     "NaN running mean": _break_running_mean,

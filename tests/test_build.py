@@ -115,21 +115,21 @@ def test_every_kernel_is_compiled_in_both_standards_for_both_architectures(
 
 
 def test_stale_modules_are_deleted(tmp_path: Path) -> None:
-    for name in ("_C.abi3.so", "_C_cuda.abi3.so", "_host.cpython-311-x86_64-linux-gnu.so", "other.so"):
+    for name in ("_C.abi3.so", "_C_cuda.abi3.so", "_runtime.cpython-311-x86_64-linux-gnu.so", "other.so"):
         (tmp_path / name).touch()
-    extensions.remove_stale(tmp_path, {"esper._C", "esper._host"})
+    extensions.remove_stale(tmp_path, {"esper._C", "esper._runtime"})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "_C.abi3.so",
-        "_host.cpython-311-x86_64-linux-gnu.so",
+        "_runtime.cpython-311-x86_64-linux-gnu.so",
         "other.so",
     ]
 
 
 def test_modules_follow_the_decision() -> None:
     without = extensions.modules(cuda.CudaDecision(False, "no"))
-    assert [module.name for module in without] == ["esper._C", "esper._host"]
+    assert [module.name for module in without] == ["esper._C", "esper._runtime"]
     sources = {source for module in without for source in module.sources}
-    assert sources >= {"csrc/library.cpp", "csrc/cpu/grad_stats.cpp", "csrc/host/module.cpp"}
+    assert sources >= {"csrc/library.cpp", "csrc/cpu/grad_stats.cpp", "csrc/runtime/module.cpp"}
     assert "csrc/grad_stats.h" in without[0].depends
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from esper.attribution import shapley
 from esper.attribution.paired import Paired, paired
 from esper.seeds.slot import SeedSlot
-from esper.training.evaluate import Configuration
+from esper.training.validate import Configuration
 
 ALL_ON = "all on"
 ALL_OFF = "all off"
@@ -23,12 +23,12 @@ COMMITTED = "committed"
 
 PAIRED_SEEDS = (3, 4)
 """Numbers of blended seeds whose pairs are measured: with two, the pair is all on; with more there are too many."""
-MOST_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
+MAX_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
 
 
-def most_configurations(slots: int) -> int:
+def max_configurations(slots: int) -> int:
     """Max configurations of a plan: three fixed ones, each slot off, each alone or on trial, and the pairs."""
-    return 3 + 2 * slots + MOST_PAIRS
+    return 3 + 2 * slots + MAX_PAIRS
 
 
 class CounterfactualHelper:

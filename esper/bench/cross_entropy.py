@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.bench.memory import peak_bytes
-from esper.bench.request import Request, SizeForm
+from esper.bench.request import BenchArgs, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
 
@@ -30,7 +30,7 @@ def public_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
     return loss, correct, correct.sum()
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
         for rows, classes in request.sizes or DEFAULT_SIZES:

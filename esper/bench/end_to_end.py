@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from esper.bench.plain import PlainTraining, plain_cnn
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
@@ -66,7 +66,7 @@ def run_rounds(envs: int, epochs: int, device: str, samples: int | None) -> Roun
     return times
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields images per second, then env steps per second of the same runs; a step is one epoch of one host."""
     task = load_task("digits")
     for device in request.devices:

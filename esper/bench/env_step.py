@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison
 from esper.bench.sinks import TimedHub, full_telemetry
 from esper.bench.synthetic import growth_env, image_task
@@ -70,14 +70,14 @@ class Steps:
         return sum(self.env.phase_seconds.get(phase, 0.0) for phase in HOSTS)
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields the whole share, which has a bar, then its parts from the same steps."""
     for device in request.devices:
         for size in request.sizes or DEFAULT_SIZES:
             yield from _at(size, device, request)
 
 
-def _at(size: Size, device: str, request: Request) -> Iterator[Comparison]:
+def _at(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
     envs, batch, width = size
     samples = batch if request.quick else max(1, FULL // batch) * batch
     validation = {"validation": batch} if request.quick else {}

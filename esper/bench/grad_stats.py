@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import grad_stats
 
@@ -53,7 +53,7 @@ def public_statistics(
     return torch.stack([value.double() for value in rows])
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
         yield from _on(device, request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES), request.seed)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from esper.bench.request import Request
+    from esper.bench.request import BenchArgs
     from esper.bench.runner import Result
 
 # Command -> module with NAME, SIZE and comparisons(request). Imported only when it runs: --help must not load torch.
@@ -87,12 +87,12 @@ def main(
     from rich.console import Console
 
     from esper.bench import table
-    from esper.bench.request import Request, parse_size
+    from esper.bench.request import BenchArgs, parse_size
     from esper.config import ConfigError
     from esper.files.system_info import summary_lines
 
     try:
-        request = Request(tuple(parse_size(size) for size in sizes), devices(device), sweep, quick)
+        request = BenchArgs(tuple(parse_size(size) for size in sizes), devices(device), sweep, quick)
         modules = load(cases, request)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
@@ -126,7 +126,7 @@ def devices(name: str) -> tuple[str, ...]:
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
-def load(cases: tuple[str, ...], request: Request) -> dict[str, Any]:
+def load(cases: tuple[str, ...], request: BenchArgs) -> dict[str, Any]:
     """Returns the modules of ``cases`` by name (all if empty). Raises ConfigError for sizes that one does not take."""
     import importlib
 
@@ -142,7 +142,7 @@ def load(cases: tuple[str, ...], request: Request) -> dict[str, Any]:
 
 def measure_all(
     modules: dict[str, Any],
-    request: Request,
+    request: BenchArgs,
     rounds: int,
     seconds: float,
     named: bool,
@@ -177,7 +177,7 @@ def measure_all(
     return results
 
 
-def trace_all(cases: list[str], request: Request, path: Path) -> None:
+def trace_all(cases: list[str], request: BenchArgs, path: Path) -> None:
     """Traces one turn of Esper's side in the first comparison of each case, warmed up, after all measurements."""
     from contextlib import closing
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import NormReluPool
 
@@ -58,7 +58,7 @@ def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields each block and all together. The bar is for one CPU thread."""
     for device in request.devices:
         yield from _on(device, request.sizes or BLOCKS, BATCH if device == "cpu" else CUDA_BATCH)

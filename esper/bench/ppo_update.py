@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import flat_baseline
 from esper.config import ConfigError, TrainingConfig
@@ -36,7 +36,7 @@ NEVER = 1e6
 """A KL divergence that is never reached."""
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields the update at each size. Raises ConfigError if sb3-contrib is not installed."""
     for device in request.devices:
         for envs, steps in request.sizes or DEFAULT_SIZES:

@@ -41,7 +41,7 @@ def written(size: Size) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchArgs:
     """What to measure of a case."""
 
     sizes: tuple[Size, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-LEAST_TURNS = 3
+MIN_TURNS = 3
 """Min turns of each side, however long they take."""
 
 _LONG_SECONDS = 0.5
@@ -130,7 +130,7 @@ def measure(
 ) -> Result:
     """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
 
-    The sides alternate in going first. It stops early after ``most_seconds``, but not before ``LEAST_TURNS`` turns of
+    The sides alternate in going first. It stops early after ``most_seconds``, but not before ``MIN_TURNS`` turns of
     each.
     """
     start = time.perf_counter()
@@ -138,7 +138,7 @@ def measure(
     sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
-        if number >= LEAST_TURNS and time.perf_counter() - start > most_seconds:
+        if number >= MIN_TURNS and time.perf_counter() - start > most_seconds:
             break
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             found[side].append(sides[side]())

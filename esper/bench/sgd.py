@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from esper.bench.request import Request, SizeForm
+from esper.bench.request import BenchArgs, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.ops import SGD, grad_stats, sgd_step
 
@@ -26,13 +26,13 @@ def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
     return made
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields all comparisons. Both sides use the clip coefficients of the same `grad_stats`."""
     for device in request.devices:
         yield from _on(device, request)
 
 
-def _on(device: str, request: Request) -> Iterator[Comparison]:
+def _on(device: str, request: BenchArgs) -> Iterator[Comparison]:
     for count, elements in request.sizes or DEFAULT_SIZES:
         own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
         other = [

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.bench.request import Request, SizeForm
+from esper.bench.request import BenchArgs, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops import normalisation_table, stage_images
@@ -40,7 +40,7 @@ def torchvision_pipeline(side: int) -> Any:
     )
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields all comparisons. Those on the CPU need torchvision."""
     for device in request.devices:
         for batch, side in request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES):

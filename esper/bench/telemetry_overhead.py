@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison
 from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import flat_baseline
@@ -31,7 +31,7 @@ _BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields the episode with telemetry against without, then the share of time in the sinks, which is less noisy."""
     for device in request.devices:
         for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):

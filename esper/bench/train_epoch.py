@@ -9,7 +9,7 @@ from operator import mul
 from esper.bench.idle import device_idle
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import Peak, measure_apart
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.rollout.threads import one_thread
@@ -47,7 +47,7 @@ def samples_of(size: Size, device: str, quick: bool) -> int:
     return max(1 if quick else _LEAST_BATCHES, 0 if quick else wanted // batch) * batch
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
     for device in request.devices:
         sizes = request.sizes or (SWEEP if request.sweep else DEFAULT_SIZES[device])
@@ -57,7 +57,7 @@ def comparisons(request: Request) -> Iterator[Comparison]:
             yield from _memory(device, MEMORY_ENVS[:2] if request.quick else MEMORY_ENVS)
 
 
-def _speed(size: Size, device: str, request: Request) -> Iterator[Comparison]:
+def _speed(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
     envs, batch, width = size
     samples = samples_of(size, device, request.quick)
     data = split(samples, request.seed, device)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from esper.attribution.counterfactual import CounterfactualHelper
-from esper.bench.request import Request, Size, SizeForm
+from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import VALIDATION, growth_env, image_task
 from esper.rollout.threads import one_thread
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.training.env_state import ParallelEnvState
-from esper.training.evaluate import evaluate
+from esper.training.host_training import HostTraining
+from esper.training.validate import evaluate
 
 NAME = "validate"
 SIZE = SizeForm(("samples", "width"), f"{VALIDATION}x8")
@@ -26,7 +26,7 @@ _BAR_SIZE = (VALIDATION, 8)
 _QUICK = 100
 
 
-def blend(training: ParallelEnvState) -> None:
+def blend(training: HostTraining) -> None:
     """Puts seeds in BLENDING into all ``BLENDED`` slots, halfway to full alpha."""
     for name in BLENDED:
         slot = training.slot_by_name[name]
@@ -35,7 +35,7 @@ def blend(training: ParallelEnvState) -> None:
         slot.advance("benchmark")
 
 
-def comparisons(request: Request) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields the tree against one configuration, and against each configuration evaluated separately."""
     for device in request.devices:
         for samples, width in request.sizes or DEFAULT_SIZES:

@@ -104,8 +104,8 @@ def is_expected(error: Exception) -> bool:
     fixes it.
     """
     from esper.data.shared_batches import SharedBatchError, worker_died
-    from esper.training.lanes import DeviceFailed, LaneError
-    from esper.training.memory import ran_out
+    from esper.training.execution.workers import DeviceFailed, LaneError
+    from esper.training.micro_batching import ran_out
 
     return (
         isinstance(error, LaneError | DeviceFailed | SharedBatchError | OSError) or worker_died(error) or ran_out(error)

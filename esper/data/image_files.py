@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.config import ConfigError
-from esper.data.entry import DataOptions
+from esper.data.registry import DataOptions
 from esper.hosts.torchvision_shim import import_torchvision
 
 Dataset = Any

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.data.entry import DataOptions, TaskEntry
 from esper.data.image_files import Images, ImageSource, read_images
+from esper.data.registry import DataOptions, TaskEntry
 from esper.data.task import Augmentation, Split, Task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host

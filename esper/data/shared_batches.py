@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from esper.data.draws import drawing_from, epoch_seed
+from esper.data.rng import drawing_from, epoch_seed
 from esper.data.task import PAD
 from esper.telemetry.span import Spans
 

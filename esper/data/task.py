@@ -20,7 +20,7 @@ Sample = tuple[Tensor, Tensor]
 
 SAMPLE = 3
 
-MOST_CHANNELS = 32
+MAX_CHANNELS = 32
 """Max channels of images stored as bytes."""
 
 PAD = -100
@@ -111,9 +111,9 @@ class Split:
                 f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
                 f"channels need float32 {wanted}, see esper.ops.normalisation_table"
             )
-        if not min(self.x.shape) > 0 or wanted[0] > MOST_CHANNELS:
+        if not min(self.x.shape) > 0 or wanted[0] > MAX_CHANNELS:
             raise ConfigError(
-                f"{name}: uint8 images need 1 to {MOST_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
+                f"{name}: uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
             )
         for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
             if not tensor.is_contiguous():

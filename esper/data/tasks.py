@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from esper.config import ConfigError
 from esper.data import chars, digits, images, tinystories
-from esper.data.entry import DataOptions, TaskEntry
+from esper.data.registry import DataOptions, TaskEntry
 from esper.data.task import Task
 from esper.data.user_task import FORM, is_user_task, load_user_task, refuse_untrusted
 from esper.hosts.host import Host

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from esper.config import ConfigError
-from esper.data.entry import DataOptions
+from esper.data.registry import DataOptions
 from esper.data.story_tokens import write_tokens
 from esper.data.task import Split, Task
 from esper.data.text import cut_by_position, evenly_spaced, windows

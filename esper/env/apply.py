@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from esper.env.world import World
+from esper.env.context import RunContext
 from esper.seeds.alpha import AlphaCurve
 from esper.seeds.blend import STYLES
 from esper.seeds.gate import GATES, GateResult, evaluate_gate, germination_gate
@@ -15,15 +15,15 @@ from esper.seeds.slot import GerminationFailed, SeedSlot
 from esper.seeds.stage import ADVANCES, SeedStage
 from esper.spaces.action import Action, Op
 from esper.telemetry.event import ActionTaken, GateEvaluated
-from esper.training.env_state import ParallelEnvState
 from esper.training.governor import Governor
+from esper.training.host_training import HostTraining
 
 
 class Growing(Protocol):
     """The parts of an episode that actions and gates use."""
 
-    training: ParallelEnvState
-    world: World
+    training: HostTraining
+    world: RunContext
     slots: list[SeedSlot]
     governor: Governor
 

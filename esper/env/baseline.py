@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.data.task import Task
-from esper.training.device_lanes import AnyLanes, place_of
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.evaluate import evaluate
-from esper.training.memory import Parts
+from esper.training.execution.multi_gpu import AnyLanes, device_index
+from esper.training.execution.tiers import prepare_hosts
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.micro_batching import Parts
 from esper.training.placement import HostCopy, copies_to_pin
-from esper.training.tiers import prepare_hosts
-from esper.training.totals import make_totals
+from esper.training.validate import evaluate
 
 Floats = NDArray[np.float64]
 
@@ -63,17 +63,17 @@ def measure_baseline(
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None
     indices = range(FIRST_INDEX, FIRST_INDEX + count)
-    places = {index: tasks[place_of(index, len(tasks))] for index in indices}
-    envs = [ParallelEnvState(i, task, config, make_totals(1, task.device)[0]) for i, task in places.items()]
-    curves = {env.index: np.zeros((2, horizon + 1)) for env in envs}
+    places = {index: tasks[device_index(index, len(tasks))] for index in indices}
+    envs = [HostTraining(i, task, config, make_metrics(1, task.device)[0]) for i, task in places.items()]
+    curves = {training.index: np.zeros((2, horizon + 1)) for training in envs}
 
-    def validate(env: ParallelEnvState) -> None:
-        result = evaluate(env, env.task.validation, [(0.0,) * len(env.slots)])
-        curves[env.index][:, env.epoch] = float(result.accuracy[0]), float(result.loss[0])
+    def validate(training: HostTraining) -> None:
+        result = evaluate(training, training.task.validation, [(0.0,) * len(training.slots)])
+        curves[training.index][:, training.epoch] = float(result.accuracy[0]), float(result.loss[0])
 
     prepare_hosts(config.run, envs, lanes)
-    for env in envs:
-        env.reset(run_seed, episode=0)
+    for training in envs:
+        training.reset(run_seed, episode=0)
     pinned = copies_to_pin(config.run, envs, kept=(HostCopy.EPOCH_START,))
     trainer = HostTrainer(tasks[0], envs, lanes, parts, pinned)
     try:

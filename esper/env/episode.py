@@ -15,30 +15,30 @@ from torch import Tensor
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
 from esper.env.apply import Outcome, apply_action, automatic_gates
-from esper.env.signals import Measurement, SignalTracker
-from esper.env.world import World
+from esper.env.context import RunContext
+from esper.env.history import Measurement, ValidationHistory
 from esper.ops import grad_stats
 from esper.spaces.action import Action, Op
 from esper.telemetry.event import Event, GovernorRollback, SeedCut, StageChanged
-from esper.training.env_state import HOST, ParallelEnvState
-from esper.training.evaluate import Evaluation, evaluate
 from esper.training.governor import Governor
 from esper.training.host_state import host_state, load_host_state
+from esper.training.host_training import HOST, HostTraining
+from esper.training.metrics import EpochMetrics
 from esper.training.snapshot import ValidationRecord
-from esper.training.totals import EpochTotals
+from esper.training.validate import Evaluation, evaluate
 
 
 class Episode:
     """The state of one env and the phases of its steps."""
 
-    def __init__(self, training: ParallelEnvState, world: World) -> None:
+    def __init__(self, training: HostTraining, world: RunContext) -> None:
         self.training = training
         self.world = world
         self.slots = [training.slot_by_name[name] for name in world.spec.slots]
         """Slots in row-major order, as in actions and observations."""
         self.governor = Governor(world.config.governor, training.durations, training.task.classes, world.pinned)
         self.counterfactual = CounterfactualHelper()
-        self.signals = SignalTracker()
+        self.signals = ValidationHistory()
         self.done = True
 
     # Lanes use these to report errors.
@@ -142,7 +142,7 @@ class Episode:
             )
         )
 
-    def read(self, packed: Tensor, totals: EpochTotals) -> None:
+    def read(self, packed: Tensor, totals: EpochMetrics) -> None:
         """Reads the transferred epoch: ``packed`` float64 and the env's ``totals``, both on the CPU."""
         head, configurations = 1 + len(self.slots), len(self.counterfactual.configurations)
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
@@ -318,5 +318,5 @@ def _transfer_block(episodes: list[Episode]) -> None:
     first = 0
     for episode in episodes:
         last = first + len(episode.packed)
-        episode.read(packed[first:last], EpochTotals(totals, episode.training.totals.place))
+        episode.read(packed[first:last], EpochMetrics(totals, episode.training.totals.place))
         first = last

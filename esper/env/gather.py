@@ -17,7 +17,7 @@ from esper.seeds.gate import GateResult
 from esper.seeds.slot import SeedSlot
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import HISTORY
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 
 
 def gather(episodes: Sequence[Episode]) -> Fleet:
@@ -70,7 +70,7 @@ def _slot(slot: SeedSlot, gate: GateResult | None, spec: ActionSpec) -> dict[str
     }
 
 
-def largest_sizes(training: ParallelEnvState, spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
+def largest_sizes(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
     """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
 
     The gated style is the largest, so a blueprint that is affordable is so in any style.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
-from esper.data.entry import DataOptions
+from esper.data.registry import DataOptions
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
@@ -17,9 +17,9 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
 from esper.telemetry.event import Event
-from esper.training import workspaces
-from esper.training.device_lanes import devices_of
-from esper.training.memory import Parts
+from esper.training.execution import workspaces
+from esper.training.execution.multi_gpu import devices_of
+from esper.training.micro_batching import Parts
 
 
 @dataclass(frozen=True)

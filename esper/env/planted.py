@@ -21,7 +21,7 @@ from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult, cop
 from esper.seeds.blueprints import choose
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, ActionSpec, Op
-from esper.training.randomness import Purpose, derive_seed
+from esper.training.rng import RngStream, derive_seed
 
 NAME = "planted"
 N_ENVS, EPISODE_LENGTH = 64, 50
@@ -165,7 +165,7 @@ class PlantedVectorEnv(SlotVectorEnv):
             return
         scale = np.array([law.noise, *[law.paired_noise] * (2 * places)])
         for env in np.flatnonzero(starting):
-            seed = derive_seed(self.run_seed, int(env), int(self.episode_numbers[env]), Purpose.NOISE)
+            seed = derive_seed(self.run_seed, int(env), int(self.episode_numbers[env]), RngStream.NOISE)
             draw = np.random.default_rng(seed)
             self.noise[env] = draw.standard_normal(self.noise.shape[1:]) * scale
             self.growth.worth[env] = np.array(law.worth) + law.worth_std * draw.standard_normal(np.shape(law.worth))

@@ -30,8 +30,8 @@ from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
 from esper.telemetry.span import Spans
+from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
-from esper.training.tiers import Tier
 
 Float32s = NDArray[np.float32]
 Actions = NDArray[np.int64]

@@ -13,41 +13,41 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from esper.attribution.counterfactual import most_configurations
+from esper.attribution.counterfactual import max_configurations
 from esper.config import TrainingConfig
-from esper.data.fit import check_hosts
+from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline, measure_baseline
+from esper.env.context import RunContext
 from esper.env.device_time import TrainingTime
 from esper.env.episode import Episode, transfer
 from esper.env.fleet import Fleet, Floats, Rules
 from esper.env.gather import gather, largest_sizes
 from esper.env.slot_env import Actions, Float32s, SlotVectorEnv, StepResult
-from esper.env.world import World
 from esper.ops import _native
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import Action, ActionSpec
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, Event, StepsNotCaptured
-from esper.training.device_lanes import place_of
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.evaluate import committed_configuration, evaluate
-from esper.training.memory import Parts
+from esper.training.execution.multi_gpu import device_index
+from esper.training.execution.tiers import make_lanes, prepare_hosts
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.micro_batching import Parts
 from esper.training.placement import copies_to_pin
 from esper.training.precision import casting, concrete, image_dtype
-from esper.training.randomness import seeded
-from esper.training.tiers import make_lanes, prepare_hosts
-from esper.training.totals import make_totals
+from esper.training.rng import seeded
+from esper.training.validate import committed_configuration, evaluate
 
 
 def ignore(_event: object) -> None:
     pass
 
 
-def _hosts(tasks: Sequence[Task], config: TrainingConfig, count: int, configurations: int) -> list[ParallelEnvState]:
+def _hosts(tasks: Sequence[Task], config: TrainingConfig, count: int, configurations: int) -> list[HostTraining]:
     """So many, on the devices of ``tasks`` in turn; each device has one block of totals for all of its hosts."""
     blocks = [
-        make_totals(
+        make_metrics(
             len(range(place, count, len(tasks))),
             task.device,
             configurations,
@@ -56,8 +56,8 @@ def _hosts(tasks: Sequence[Task], config: TrainingConfig, count: int, configurat
         )
         for place, task in enumerate(tasks)
     ]
-    places = [(place_of(i, len(tasks)), i // len(tasks)) for i in range(count)]
-    return [ParallelEnvState(i, tasks[p], config, blocks[p][row]) for i, (p, row) in enumerate(places)]
+    places = [(device_index(i, len(tasks)), i // len(tasks)) for i in range(count)]
+    return [HostTraining(i, tasks[p], config, blocks[p][row]) for i, (p, row) in enumerate(places)]
 
 
 class GrowthVectorEnv(SlotVectorEnv):
@@ -98,7 +98,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         with seeded(0), casting(precision, task.device):
             sites = check_hosts(task, image_dtype(precision)).sites
         self.tasks = (task, *elsewhere)[:n_envs]
-        self.training = _hosts(self.tasks, config, n_envs, most_configurations(len(sites)))
+        self.training = _hosts(self.tasks, config, n_envs, max_configurations(len(sites)))
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
         names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
@@ -164,7 +164,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             host_parameters=training.host_parameters,
             largest=largest_sizes(training, self.action_spec, self.blueprints),
         )
-        world = World(self.config, self.action_spec, self.blueprints, b, self._tell, self.pinned)
+        world = RunContext(self.config, self.action_spec, self.blueprints, b, self._tell, self.pinned)
         self.episodes = [Episode(training, world) for training in self.training]
 
     def copies_held(self) -> list[Counter[str]]:
@@ -237,7 +237,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         """Accuracy of each committed network (fossils only) on the test split, pp [E]. For reports only."""
         accuracy = np.zeros(self.num_envs)
 
-        def measure(training: ParallelEnvState) -> None:
+        def measure(training: HostTraining) -> None:
             result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[training.index] = float(result.accuracy[0])
 

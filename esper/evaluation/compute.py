@@ -25,10 +25,10 @@ from esper.seeds.blend import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState
-from esper.training.evaluate import Configuration, evaluate
-from esper.training.host_step import add_gradients, begin_epoch
-from esper.training.totals import make_totals
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.step import add_gradients, begin_epoch
+from esper.training.validate import Configuration, evaluate
 
 INCUBATING, LEARNING, FROZEN = "incubating", "learning", "frozen"
 
@@ -154,9 +154,9 @@ class ComputeMeter:
             a_sample *= (1 + len(env.calibration) / len(task.validation)) / 2
         return training.get_total_flops() / len(x), a_sample
 
-    def _stand_in(self, kind: Kind) -> ParallelEnvState:
+    def _stand_in(self, kind: Kind) -> HostTraining:
         """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
-        env = ParallelEnvState(0, self.task, self.config, make_totals(1, self.task.device)[0])
+        env = HostTraining(0, self.task, self.config, make_metrics(1, self.task.device)[0])
         env.reset(0, 0)
         for slot, occupant in zip(env.slots, kind.occupants, strict=True):
             if occupant is None:

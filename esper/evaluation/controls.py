@@ -22,7 +22,7 @@ from esper.hosts.sizes import nearest_in_size
 from esper.hosts.static import StaticHost
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
-from esper.training.randomness import seeded
+from esper.training.rng import seeded
 
 
 class ControlSide(Side):

@@ -24,7 +24,7 @@ from esper.hosts.sizes import at_width
 from esper.rollout.policies import make_player
 from esper.rollout.rollout import Player
 from esper.telemetry.event import ArmPlayed
-from esper.training.randomness import seeded
+from esper.training.rng import seeded
 
 ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
 

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.attribution.counterfactual import most_configurations
+from esper.attribution.counterfactual import max_configurations
 from esper.config import TrainingConfig
 from esper.data.task import Task
 from esper.env.baseline import Baseline
+from esper.env.context import RunContext
 from esper.env.episode import Episode, transfer
-from esper.env.world import World
 from esper.evaluation.arm_runner import HostResult
 from esper.evaluation.compute import ComputeMeter
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.spaces.action import Action, ActionSpec, Op
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.evaluate import evaluate
+from esper.training.execution.tiers import make_lanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
 from esper.training.placement import copies_to_pin
-from esper.training.randomness import seeded
-from esper.training.tiers import make_lanes
-from esper.training.totals import make_totals
+from esper.training.rng import seeded
+from esper.training.validate import evaluate
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,19 @@ def train_fixed(
     task, config = hosts[0].task, hosts[0].config
     with seeded(0):
         sites = len(task.build_host().sites)
-    totals = make_totals(
+    totals = make_metrics(
         len(hosts),
         task.device,
-        configurations=most_configurations(sites),
+        configurations=max_configurations(sites),
         samples=len(task.validation),
         language=task.validation.y.dim() == 2,
     )
-    training = [ParallelEnvState(i, host.task, host.config, totals[i]) for i, host in enumerate(hosts)]
+    training = [HostTraining(i, host.task, host.config, totals[i]) for i, host in enumerate(hosts)]
     unknown = Baseline((), (), 1.0, 0)  # not used here: there are no rewards and no reports
     pinned = copies_to_pin(config.run, training)
     episodes = [
-        Episode(env, World(env.config, spec, blueprints, unknown, lambda _event: None, pinned)) for env in training
+        Episode(training, RunContext(training.config, spec, blueprints, unknown, lambda _event: None, pinned))
+        for training in training
     ]
     meters = [ComputeMeter(host.task, host.config, blueprints) for host in hosts]
     with make_lanes(config.run, task.device) as lanes:
@@ -68,9 +69,9 @@ def train_fixed(
             trainer.close()
         accuracy = np.zeros(len(hosts))
 
-        def measure(env: ParallelEnvState) -> None:
-            found = evaluate(env, env.task.test, [(0.0,) * len(env.slots)])
-            accuracy[env.index] = float(found.accuracy[0])
+        def measure(training: HostTraining) -> None:
+            found = evaluate(training, training.task.test, [(0.0,) * len(training.slots)])
+            accuracy[training.index] = float(found.accuracy[0])
 
         lanes.run(measure, training)
     return [

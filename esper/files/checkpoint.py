@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointFile:
     """The newest usable checkpoint of a run."""
 
     state: State
@@ -100,7 +100,7 @@ def read(path: Path) -> State:
     return found.state
 
 
-def newest(folder: Path) -> Found:
+def newest(folder: Path) -> CheckpointFile:
     """Returns the newest intact checkpoint in ``folder``.
 
     If the folder contains the run's config, the checkpoint must have been written with it.
@@ -118,7 +118,7 @@ def newest(folder: Path) -> Found:
                     f"{file} was written by a run with a different configuration than {folder / CONFIG}: one of the "
                     "two was modified or copied from another run"
                 )
-            return Found(state, file, tuple(refused))
+            return CheckpointFile(state, file, tuple(refused))
         except ConfigError as error:
             refused.append(str(error))
     raise ConfigError("; ".join(refused))

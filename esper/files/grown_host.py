@@ -25,8 +25,8 @@ from esper.hosts.host import Host
 from esper.seeds.blend import STYLES, Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.slot import SeedSlot, SlotSite
-from esper.training.env_state import ParallelEnvState
-from esper.training.randomness import seeded
+from esper.training.host_training import HostTraining
+from esper.training.rng import seeded
 
 FORMAT = 2
 
@@ -46,7 +46,7 @@ class HostFiles:
         return self.stem.with_name(self.stem.name + ".json")
 
 
-def committed_network(training: ParallelEnvState) -> GrownHost:
+def committed_network(training: HostTraining) -> GrownHost:
     """Returns a copy of the env's host with its fossils as an independent network, in eval mode.
 
     Living seeds are left out.
@@ -86,7 +86,7 @@ def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, 
     return GrownHost(host, seeds, kept, task)
 
 
-def save_host(training: ParallelEnvState, stem: Path, facts: dict[str, Any]) -> HostFiles:
+def save_host(training: HostTraining, stem: Path, facts: dict[str, Any]) -> HostFiles:
     """Saves the committed network of an env; see :func:`export`."""
     return export(committed_network(training), stem, facts)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from esper import _host
+from esper import _runtime
 from esper.config import ConfigError
 from esper.ops import _native
-from esper.training import driver, workspaces
-from esper.training.offers import offers
+from esper.training.execution import driver, workspaces
+from esper.training.execution.capabilities import offers
 
 PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
 
@@ -26,8 +26,8 @@ def describe_environment() -> dict[str, Any]:
         "packages": {name: metadata.version(name) for name in PACKAGES},
         "system": platform.platform(),
         "cpu": cpu_name(),
-        "cores": _host.physical_cores(),
-        "instruction_sets": [name for name, there in sorted(_host.cpu_features().items()) if there],
+        "cores": _runtime.physical_cores(),
+        "instruction_sets": [name for name, there in sorted(_runtime.cpu_features().items()) if there],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "cuda": torch.version.cuda,
         "driver": None if serves is None else f"CUDA {driver.written(serves)}",

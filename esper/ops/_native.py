@@ -133,7 +133,7 @@ def cuda_loaded() -> bool:
 
 def _host_report() -> ModuleReport:
     """Imports the pybind11 module only to report whether that works; nothing of it is used here."""
-    name = "esper._host"
+    name = "esper._runtime"
     path = _find(name)
     if path is None:
         return ModuleReport(name, None, "not built")
@@ -145,7 +145,7 @@ def _host_report() -> ModuleReport:
 
 
 def modules() -> list[ModuleReport]:
-    """Reports all compiled modules, loaded or not: ``esper._C``, ``esper._C_cuda``, ``esper._host``."""
+    """Reports all compiled modules, loaded or not: ``esper._C``, ``esper._C_cuda``, ``esper._runtime``."""
     return [_CPU, _CUDA, _host_report()]
 
 

@@ -12,7 +12,7 @@ from esper.report.text import escape, number
 ROW = 22
 LETTER = 8.2
 """Approximate width of a letter, in SVG units."""
-MOST_BARS = 50
+MAX_BARS = 50
 LEAST = 1e-9
 """Min value at the top of the y axis, so that it has room for ticks."""
 
@@ -63,7 +63,7 @@ def interval_chart(ids: Ids, plot: Plot, rows: Sequence[Interval]) -> str:
     return picture(ids.new(), plot.title, plot.description, bottom + BOTTOM, body)
 
 
-def grouped(values: Sequence[dict[str, float]], most: int = MOST_BARS) -> list[tuple[int, int, dict[str, float]]]:
+def grouped(values: Sequence[dict[str, float]], most: int = MAX_BARS) -> list[tuple[int, int, dict[str, float]]]:
     """Averages neighbouring bars until there are at most ``most``; returns (first, last, parts), counted from 1."""
     size = -(-len(values) // most) or 1
     found = []

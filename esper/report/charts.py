@@ -9,7 +9,7 @@ from esper.report.svg import WIDTH, Frame, Ids, Scale, drawable, hint, picture, 
 from esper.report.text import number
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 270, 52, 10, 28, 44
-MOST_HINTS = 150
+MAX_HINTS = 150
 """Max points of a line that have their own hints."""
 
 
@@ -108,7 +108,7 @@ def _line(frame: Frame, plot: Plot, line: Line) -> list[str]:
             pen_down = False
     points = line.rows()
     parts = [tag("path", d="".join(path), class_=f"line {line.style}")] if path else []
-    if len(points) > MOST_HINTS:
+    if len(points) > MAX_HINTS:
         return parts
     for x, y in points:
         words = f"{line.name}, {plot.x_label} {number(x, 0 if plot.whole else 2)}: {number(y, plot.digits, plot.unit)}"

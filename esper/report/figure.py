@@ -9,24 +9,24 @@ from esper.report.charts import Line
 from esper.report.svg import drawable
 from esper.report.text import escape, number
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "", style: str = "") -> str:
     """Returns a table whose first column names the rows; cells are text, right-aligned if they are numbers.
 
-    At most MOST_ROWS rows are shown; "" without rows.
+    At most MAX_ROWS rows are shown; "" without rows.
     """
     every = [list(row) for row in rows]
     if not every:
         return ""
-    shown = every[:MOST_ROWS]
+    shown = every[:MAX_ROWS]
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(_cell(cell) for cell in row[1:]) + "</tr>"
         for row in shown
     )
-    note = f"<p class=note>The first {MOST_ROWS} of {len(every):,} rows.</p>" if len(every) > len(shown) else ""
+    note = f"<p class=note>The first {MAX_ROWS} of {len(every):,} rows.</p>" if len(every) > len(shown) else ""
     named = f"<caption>{escape(caption)}</caption>" if caption else ""
     kind = f' class="{style}"' if style else ""
     whole = f"<table{kind}>{named}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -50,10 +50,10 @@ def lines_legend(lines: Sequence[Line]) -> str:
 
 
 def lines_table(x_label: str, lines: Sequence[Line], digits: int = 2, x_digits: int = 0) -> str:
-    """Returns the values of all lines, by x; thinned if there are more than MOST_ROWS."""
+    """Returns the values of all lines, by x; thinned if there are more than MAX_ROWS."""
     values = [dict(zip(line.x, line.y, strict=True)) for line in lines]
     places = sorted({x for found in values for x in found if drawable(x)})
-    every = -(-len(places) // MOST_ROWS) or 1
+    every = -(-len(places) // MAX_ROWS) or 1
     rows = [
         [number(x, x_digits), *(number(found[x], digits) if x in found else "" for found in values)]
         for x in places[::every]

@@ -12,13 +12,13 @@ from esper.report.curves import NORMAL, by_epoch, episodes, epochs_of, shown_rou
 from esper.report.figure import figure, figures, legend, lines_legend, lines_table, note, section, table
 from esper.report.read import Run
 from esper.report.svg import Ids
-from esper.report.swim_lanes import MOST_SLOTS, STAGES, Life, lane_chart, lives, slots_of
+from esper.report.swim_lanes import MAX_SLOTS, STAGES, Life, lane_chart, lives, slots_of
 from esper.report.text import escape, number
 from esper.telemetry.event import EpisodeCompleted, EpochCompleted, StageChanged
 
-MOST_LIVES = 240
+MAX_LIVES = 240
 """Max hosts whose lanes are drawn, over all runs."""
-MOST_INTERVALS = 40
+MAX_INTERVALS = 40
 
 
 def lives_section(ids: Ids, runs: Sequence[Run]) -> str:
@@ -27,7 +27,7 @@ def lives_section(ids: Ids, runs: Sequence[Run]) -> str:
     for run in runs:
         if len(runs) > 1:
             parts.append(f"<h3>{escape(run.name)}</h3>")
-        parts.append(_lanes(ids, run, MOST_LIVES // len(runs)))
+        parts.append(_lanes(ids, run, MAX_LIVES // len(runs)))
         parts.append(blueprint_table(run))
     return section("slots", "Slot lifecycles", *parts)
 
@@ -57,8 +57,8 @@ def _lanes(ids: Ids, run: Run, most: int) -> str:
     words = "Each lane is a slot and each bar a seed; colours are stages. Hover over a bar for its details."
     if drawn < len(every):
         words += f" Only the newest {drawn:,} of {len(every):,} hosts are drawn."
-    if len(slots) > MOST_SLOTS:
-        words += f" Only the first {MOST_SLOTS} of {len(slots)} slots are drawn."
+    if len(slots) > MAX_SLOTS:
+        words += f" Only the first {MAX_SLOTS} of {len(slots)} slots are drawn."
     return f"{note(words)}<div class=rounds>{''.join(parts)}</div>"
 
 
@@ -204,7 +204,7 @@ def _interval(name: str, value: float, error: float | None, colour: int) -> Inte
 
 
 def _intervals(ids: Ids, title: str, words: str, rows: Sequence[Interval]) -> str:
-    shown = rows[:MOST_INTERVALS]
+    shown = rows[:MAX_INTERVALS]
     if len(rows) > len(shown):
         words += f" Only the first {len(shown)} of {len(rows)} are drawn."
     plot = Plot(title, "; ".join(row.words("pp") for row in shown), "accuracy, pp", "", "pp")

@@ -21,7 +21,7 @@ STAGES = {
     "EMBARGOED": "embargoed: the slot rests",
     "RESETTING": "resetting: the slot is almost free again",
 }
-MOST_SLOTS = 24
+MAX_SLOTS = 24
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def slots_of(run: Run) -> list[str]:
 
 def lane_chart(ids: Ids, life: Life, slots: Sequence[str], length: int, title: str) -> str:
     """Draws one host: one lane per slot, epochs from left to right."""
-    shown = list(slots)[:MOST_SLOTS]
+    shown = list(slots)[:MAX_SLOTS]
     bottom = TOP + len(shown) * (LANE + GAP)
     scale = Scale(0, max(length, life.end, 1), LEFT, WIDTH - RIGHT)
     body = []

@@ -30,8 +30,8 @@ from esper.telemetry.sinks.console import accuracies, duration
 
 HEADS = 13
 LAST_EVENTS = 5
-MOST_BLUEPRINTS = 8
-MOST_HOSTS = 16
+MAX_BLUEPRINTS = 8
+MAX_HOSTS = 16
 LONGEST_LINE = 500
 LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 
@@ -184,13 +184,13 @@ def _slots(run: Run, width: int | None) -> list[str]:
     counted = ", ".join(f"{stages[s]} {s.lower()}" for s in LIVING if stages[s]) or "no seeds"
     rows = [
         [f"host {e.env}", *(_cell(slot, e.stages.get(slot, ""), planted.get((e.env, slot))) for slot in slots)]
-        for e in epochs[:MOST_HOSTS]
+        for e in epochs[:MAX_HOSTS]
     ]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None and HEADS + sum(wide) + 2 * len(wide) > width:
         wide = [0] * len(wide)
     lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)) for row in rows]
-    more = len(epochs) - MOST_HOSTS
+    more = len(epochs) - MAX_HOSTS
     note = [f"and {more} more hosts"] if more > 0 else []
     return [f"round {epochs[0].episode + 1}: {counted}", *lines, *note]
 
@@ -204,16 +204,16 @@ def _blueprints(run: Run) -> list[str]:
     """Describes the fate of the most planted blueprints, over all rounds."""
     rows = run.blueprints.rows()
     lines = []
-    for row in rows[:MOST_BLUEPRINTS]:
+    for row in rows[:MAX_BLUEPRINTS]:
         worth = row.contribution_kept
         kept = "" if worth is None else f" (contribution {number(worth, sign=True)} pp)"
         lines.append(
             f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {row.fossilized:,} kept{kept}, "
             f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
         )
-    more = len(rows) - MOST_BLUEPRINTS
+    more = len(rows) - MAX_BLUEPRINTS
     lines += [f"and {more} more blueprints"] if more > 0 else []
-    if any(row.contribution_kept is not None for row in rows[:MOST_BLUEPRINTS]):
+    if any(row.contribution_kept is not None for row in rows[:MAX_BLUEPRINTS]):
         lines.append("contribution: accuracy with the seed minus accuracy without it when it was kept, mean")
     return lines
 

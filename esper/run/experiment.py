@@ -37,8 +37,8 @@ from esper.telemetry.event import (
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
 from esper.telemetry.sinks.jsonl import being_written
-from esper.training import workspaces
-from esper.training.device_lanes import devices_of
+from esper.training.execution import workspaces
+from esper.training.execution.multi_gpu import devices_of
 
 
 class Experiment:
@@ -86,7 +86,7 @@ class Experiment:
         config: TrainingConfig,
         folder: Path,
         callbacks: Sequence[Sink],
-        found: checkpoint.Found | None,
+        found: checkpoint.CheckpointFile | None,
         task: Task | None,
     ) -> None:
         check_devices(config.run.device)
@@ -176,7 +176,7 @@ class Experiment:
             self.rounds.practise(self._emit)
             self._keep()
 
-    def _go_on_from(self, found: checkpoint.Found) -> None:
+    def _go_on_from(self, found: checkpoint.CheckpointFile) -> None:
         """Loads the whole checkpoint before anything in the folder is changed."""
         self.rounds.whole = False  # an interrupt must not save a half-loaded state, or one that precedes the log cut
         try:

@@ -7,45 +7,45 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 
 
-def network_tensors(env: ParallelEnvState, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def network_tensors(training: HostTraining, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the host and of the seeds in ``slots``, with their optimizers' momentum."""
     slots = tuple(slots)
-    yield from _tensors("host", env.host)
+    yield from _tensors("host", training.host)
     for slot in slots:
-        seed = env.slot_by_name[slot].seed
+        seed = training.slot_by_name[slot].seed
         assert seed is not None
         yield from _tensors(slot, seed)
-    for group in (env.host_group, *(env.seed_groups[slot] for slot in slots)):
+    for group in (training.host_group, *(training.seed_groups[slot] for slot in slots)):
         for index, parameter in enumerate(group.parameters):
             momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 yield f"{group.name}.momentum.{index}", momentum
 
 
-def all_tensors(env: ParallelEnvState) -> Iterator[tuple[str, Tensor]]:
+def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:
     """Whatever training writes and later epochs read: networks, whether a seed is still finite, buffers of shadows."""
-    yield from network_tensors(env, (slot.name for slot in env.slots if slot.seed is not None))
-    for slot in env.slots:
+    yield from network_tensors(training, (slot.name for slot in training.slots if slot.seed is not None))
+    for slot in training.slots:
         if slot.finite is not None:
             yield f"{slot.name} is finite", slot.finite
-    for name, shadow in env.shadows.items():
+    for name, shadow in training.shadows.items():
         for index, buffer in enumerate(shadow.tensors()):
             yield f"{name}.shadow.{index}", buffer
 
 
-def all_generators(env: ParallelEnvState) -> dict[str, torch.Generator]:
+def all_generators(training: HostTraining) -> dict[str, torch.Generator]:
     """Those that are drawn from again; that of a removed seed is not."""
-    return {"order": env.order, "dropout": env.dropout} | {
+    return {"order": training.order, "dropout": training.dropout} | {
         f"{name}.shadow": generator
-        for name, generator in env.shadow_dropout.items()
-        if env.slot_by_name[name].seed is not None
+        for name, generator in training.shadow_dropout.items()
+        if training.slot_by_name[name].seed is not None
     }
 
 
-class Copies:
+class TensorSnapshot:
     """Copies of tensors, in storage that is filled again.
 
     Args:

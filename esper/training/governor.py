@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from esper.config import Durations, GovernorConfig
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 from esper.training.placement import HostCopy
 from esper.training.snapshot import Snapshot, ValidationRecord
 
@@ -128,15 +128,17 @@ class Governor:
             min(self.losses) + config.divergence_margin * self.chance,
         )
 
-    def snapshot_if_due(self, env: ParallelEnvState, record: ValidationRecord, fossilized: bool) -> bool:
+    def snapshot_if_due(self, training: HostTraining, record: ValidationRecord, fossilized: bool) -> bool:
         """After a check without an anomaly: take a snapshot when one is due or a seed has just fossilized."""
         due = (
-            fossilized or self._captured == 0 or env.epoch - self._generations[0].epoch >= self.durations.snapshot_every
+            fossilized
+            or self._captured == 0
+            or training.epoch - self._generations[0].epoch >= self.durations.snapshot_every
         )
         if self.anomaly_pending or not due:
             return False
         self._make_room()
-        self._generations[0].capture(env, record)
+        self._generations[0].capture(training, record)
         self._captured = min(2, self._captured + 1)
         return True
 
@@ -159,17 +161,19 @@ class Governor:
             total[snapshot.place] += snapshot.bytes
         return total
 
-    def roll_back(self, env: ParallelEnvState) -> Snapshot:
+    def roll_back(self, training: HostTraining) -> Snapshot:
         """Restore the newest snapshot, or the older one when the last rollback was less than ``snapshot_every`` ago."""
-        recent = self._rolled_back_at is not None and env.epoch - self._rolled_back_at <= self.durations.snapshot_every
+        recent = (
+            self._rolled_back_at is not None and training.epoch - self._rolled_back_at <= self.durations.snapshot_every
+        )
         if recent and self._captured == 2:
             # What was restored last led straight to this panic: it is not trusted again.
             self._generations.reverse()
             self._captured = 1
         snapshot = self._generations[0]
-        snapshot.restore(env)
+        snapshot.restore(training)
         self.rollbacks += 1
-        self._rolled_back_at = env.epoch
+        self._rolled_back_at = training.epoch
         self.anomalies = 0
         self.start_from(snapshot.record.loss)
         return snapshot

@@ -15,48 +15,48 @@ from esper.seeds.gate import SeedMeasurements
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
 from esper.training.contents import all_generators, all_tensors, fill, network_tensors
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 
 State = dict[str, Any]
 """Nested dicts and lists of CPU tensors, numbers, strings and None."""
 
 
-def host_state(env: ParallelEnvState) -> State:
+def host_state(training: HostTraining) -> State:
     """Returns a copy of the state needed to resume the episode."""
     return {
-        "run_seed": env.run_seed,
-        "episode": env.episode,
-        "epoch": env.epoch,
-        "germinations": env.germinations,
-        "slots": {slot.name: _slot_state(slot) for slot in env.slots},
-        "shadows": list(env.shadows),
-        "tensors": {name: tensor.detach().cpu().clone() for name, tensor in all_tensors(env)},
-        "scale": env.arithmetic.state_dict(),
-        "generators": {name: generator.get_state() for name, generator in all_generators(env).items()},
+        "run_seed": training.run_seed,
+        "episode": training.episode,
+        "epoch": training.epoch,
+        "germinations": training.germinations,
+        "slots": {slot.name: _slot_state(slot) for slot in training.slots},
+        "shadows": list(training.shadows),
+        "tensors": {name: tensor.detach().cpu().clone() for name, tensor in all_tensors(training)},
+        "scale": training.arithmetic.state_dict(),
+        "generators": {name: generator.get_state() for name, generator in all_generators(training).items()},
     }
 
 
-def load_host_state(env: ParallelEnvState, state: State, blueprints: BlueprintRegistry) -> None:
+def load_host_state(training: HostTraining, state: State, blueprints: BlueprintRegistry) -> None:
     """Resumes from ``state``, bit-identical to the env in which it was taken.
 
     The host is reset to the start of its episode and its seeds are planted again, which rebuilds the topology; then
     every value is overwritten. Raises ValueError if the tensors do not match those of ``state``.
     """
-    env.reset(state["run_seed"], state["episode"])
-    fill(network_tensors(env, ()), state["tensors"])  # seeds are probed with these weights
-    for slot in env.slots:
-        _load_slot(env, slot, state["slots"][slot.name], blueprints)
-    env.epoch, env.germinations = state["epoch"], state["germinations"]
+    training.reset(state["run_seed"], state["episode"])
+    fill(network_tensors(training, ()), state["tensors"])  # seeds are probed with these weights
+    for slot in training.slots:
+        _load_slot(training, slot, state["slots"][slot.name], blueprints)
+    training.epoch, training.germinations = state["epoch"], state["germinations"]
     for name in state["shadows"]:
-        env.shadow_of(env.slot_by_name[name])
-    live = dict(all_tensors(env))
+        training.shadow_of(training.slot_by_name[name])
+    live = dict(all_tensors(training))
     if live.keys() != state["tensors"].keys():
-        raise ValueError(f"env {env.index}: its tensors are {sorted(live)}; saved are {sorted(state['tensors'])}")
+        raise ValueError(f"env {training.index}: its tensors are {sorted(live)}; saved are {sorted(state['tensors'])}")
     fill(live.items(), state["tensors"])
-    env.arithmetic.load_state_dict(state["scale"])
-    for name, generator in all_generators(env).items():
+    training.arithmetic.load_state_dict(state["scale"])
+    for name, generator in all_generators(training).items():
         generator.set_state(state["generators"][name])
-    env.changes.clear()  # the original germinations were already reported
+    training.changes.clear()  # the original germinations were already reported
 
 
 def _slot_state(slot: SeedSlot) -> State:
@@ -79,11 +79,11 @@ def _slot_state(slot: SeedSlot) -> State:
     }
 
 
-def _load_slot(env: ParallelEnvState, slot: SeedSlot, state: State, blueprints: BlueprintRegistry) -> None:
+def _load_slot(training: HostTraining, slot: SeedSlot, state: State, blueprints: BlueprintRegistry) -> None:
     seed = state["seed"]
     if seed is not None:
-        blueprint = blueprints.get(env.host.topology, seed["blueprint"])
-        env.germinate(slot, blueprint, STYLES[seed["style"]], seed["tempo"], seed["target"])
+        blueprint = blueprints.get(training.host.topology, seed["blueprint"])
+        training.germinate(slot, blueprint, STYLES[seed["style"]], seed["tempo"], seed["target"])
     slot.stage, slot.epochs_in_stage = SeedStage[state["stage"]], state["epochs_in_stage"]
     slot.age, slot.fading = state["age"], state["fading"]
     slot.alpha = AlphaController(**{**state["alpha"], "curve": AlphaCurve(state["alpha"]["curve"])})

@@ -8,7 +8,7 @@ from enum import Enum
 
 from esper.config import RunConfig
 from esper.training.contents import network_tensors
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 
 MIB = 2**20
 
@@ -40,7 +40,7 @@ def pinned_copies(
 
 def copies_to_pin(
     run: RunConfig,
-    envs: Sequence[ParallelEnvState],
+    envs: Sequence[HostTraining],
     seed_parameters: int = 0,
     kept: Sequence[HostCopy] = tuple(HostCopy),
 ) -> tuple[HostCopy, ...]:

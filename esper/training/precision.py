@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper._host import cpu_features
+from esper._runtime import cpu_features
 from esper.config import ConfigError, Precision
 
 AMPERE = (8, 0)

@@ -9,8 +9,8 @@ import torch
 
 from esper.seeds.gate import SeedMeasurements
 from esper.seeds.stage import SeedStage
-from esper.training.contents import Copies, network_tensors
-from esper.training.env_state import ParallelEnvState
+from esper.training.contents import TensorSnapshot, network_tensors
+from esper.training.host_training import HostTraining
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Snapshot:
         self.fossils: tuple[str, ...] = ()
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
         self._measured: dict[str, SeedMeasurements] = {}
-        self._copies = Copies(pinned)
+        self._copies = TensorSnapshot(pinned)
 
-    def capture(self, env: ParallelEnvState, record: ValidationRecord) -> None:
+    def capture(self, training: HostTraining, record: ValidationRecord) -> None:
         """Copy the env's present state; tensors of an earlier capture are overwritten in place."""
-        self.epoch, self.record = env.epoch, record
-        self.fossils = tuple(slot.name for slot in env.fossils())
-        self._measured = {slot.name: replace(slot.measured) for slot in env.fossils()}
-        self._copies.capture(network_tensors(env, self.fossils))
+        self.epoch, self.record = training.epoch, record
+        self.fossils = tuple(slot.name for slot in training.fossils())
+        self._measured = {slot.name: replace(slot.measured) for slot in training.fossils()}
+        self._copies.capture(network_tensors(training, self.fossils))
 
     def take_over(self, other: Snapshot) -> None:
         """Become a copy of ``other``, which may then be overwritten."""
@@ -54,27 +54,27 @@ class Snapshot:
         self._measured = {name: replace(measured) for name, measured in other._measured.items()}
         self._copies.capture(other._copies.tensors.items())
 
-    def restore(self, env: ParallelEnvState) -> None:
+    def restore(self, training: HostTraining) -> None:
         """Put everything back, bit for bit; prune living seeds, and fossils that the snapshot does not know.
 
         Clocks, schedules and generators do not rewind. The scale of losses in float16 is as at first.
         """
-        for slot in env.slots:
+        for slot in training.slots:
             if slot.stage is SeedStage.FOSSILIZED and slot.name not in self.fossils:
                 slot.revoke_fossil()
             elif slot.living:
                 slot.cut("rollback")
-        env.forget_removed_seeds()
-        env.host_group.optimizer.zero_grad(set_to_none=True)
-        env.arithmetic.reset()
+        training.forget_removed_seeds()
+        training.host_group.optimizer.zero_grad(set_to_none=True)
+        training.arithmetic.reset()
         for name in self.fossils:
-            env.seed_groups[name].optimizer.zero_grad(set_to_none=True)
+            training.seed_groups[name].optimizer.zero_grad(set_to_none=True)
             # What the bad epoch measured of a fossil is not true of the restored one.
-            measured, since = self._measured[name], env.epoch - self.epoch
+            measured, since = self._measured[name], training.epoch - self.epoch
             if measured.contribution is not None:
                 measured = replace(measured, epochs_since_measured=measured.epochs_since_measured + since)
-            env.slot_by_name[name].measured = replace(measured)
-        self._copies.restore(network_tensors(env, self.fossils))
+            training.slot_by_name[name].measured = replace(measured)
+        self._copies.restore(network_tensors(training, self.fossils))
 
     def state_dict(self) -> dict[str, Any]:
         """The snapshot as plain values and CPU tensors; copies."""

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, most_configurations
+from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, max_configurations
 from esper.seeds.alpha import AlphaController
 from esper.seeds.slot import SeedSlot, SlotSite
 from esper.seeds.stage import SeedStage
-from esper.training.evaluate import Configuration, committed_configuration, evaluate
+from esper.training.validate import Configuration, committed_configuration, evaluate
 from tests.core_helpers import DAMAGE, digits, make_training, plant, rig, same_bits, tensors_of, train
 
 S = SeedStage
@@ -249,10 +249,10 @@ def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> N
 def test_no_plan_is_longer_than_what_room_is_made_for(stages: list[SeedStage]) -> None:
     """All envs' totals lie in one block that is made once; a plan that did not fit would end the run."""
     made = slots(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
-    assert len(CounterfactualHelper().plan(made, costly=True)) <= most_configurations(len(made))
+    assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(len(made))
 
 
 def test_the_largest_plan_fills_the_room() -> None:
     """But for the configuration without seeds, which is the committed one as well where nothing is a fossil."""
     plan = CounterfactualHelper().plan(slots(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
-    assert len(plan) == most_configurations(4) - 1
+    assert len(plan) == max_configurations(4) - 1

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from esper.bench import runner
 from esper.bench.main import CASES, main
-from esper.bench.request import Request, parse_size
+from esper.bench.request import BenchArgs, parse_size
 from esper.config import ConfigError
 
 FIELDS = {"case", "size", "device", "baseline", "ratio", "ratio_low", "ratio_high", "bar", "unit", "value"}
@@ -114,5 +114,5 @@ def test_a_case_without_its_baseline_is_left_out_among_others(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "sb3_contrib", None)
     console = Console(record=True, width=200)
     modules = {"ppo-update": import_module(CASES["ppo-update"])}
-    assert measure_all(modules, Request(((2, 3),)), 1, 1.0, False, console, lambda results: None) == []
+    assert measure_all(modules, BenchArgs(((2, 3),)), 1, 1.0, False, console, lambda results: None) == []
     assert "ppo-update was skipped: the baseline is sb3-contrib" in console.export_text()

@@ -14,18 +14,18 @@ from esper.bench import end_to_end, env_step, plain, process_memory, train_epoch
 from esper.bench.idle import idle_share
 from esper.bench.main import RUNS
 from esper.bench.plain import PlainTraining, plain_cnn
-from esper.bench.request import Request
+from esper.bench.request import BenchArgs
 from esper.bench.runner import Comparison, measure
 from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import growth_env, image_task, split
 from esper.data import digits
 from esper.hosts.cnn import CNNHost
-from esper.training.evaluate import evaluate
+from esper.training.validate import evaluate
 from tests.telemetry.sample_events import completed, cut
 
 
 def first_of(case: str, **request: object) -> Iterator[Comparison]:
-    with closing(import_module(RUNS[case]).comparisons(Request(**request))) as found:  # type: ignore[arg-type]
+    with closing(import_module(RUNS[case]).comparisons(BenchArgs(**request))) as found:  # type: ignore[arg-type]
         yield next(found)
 
 
@@ -196,7 +196,7 @@ def test_rates_are_those_of_the_rounds() -> None:
 
 
 def test_both_rows_of_a_run_are_of_the_same_turns() -> None:
-    with closing(end_to_end.comparisons(Request(quick=True))) as found:
+    with closing(end_to_end.comparisons(BenchArgs(quick=True))) as found:
         images = measure(next(found), rounds=2)
         steps = measure(next(found), rounds=2)
     assert images.turns == steps.turns == 2

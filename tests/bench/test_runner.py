@@ -78,8 +78,8 @@ def test_a_long_comparison_gets_three_turns_and_a_single_warm_up(clock: Clock) -
         clock.now += 10
 
     result = measure(Comparison("c", "s", "cpu", "b", run, clock.taking(10), None), rounds=15, most_seconds=30)
-    assert result.turns == runner.LEAST_TURNS
-    assert len(calls) == 1 + runner.LEAST_TURNS
+    assert result.turns == runner.MIN_TURNS
+    assert len(calls) == 1 + runner.MIN_TURNS
 
 
 def test_what_is_the_same_every_time_is_asked_once() -> None:

@@ -17,8 +17,8 @@ from esper.files import checkpoint
 from esper.files import run_folder as folder
 from esper.report.read import open_run
 from esper.telemetry.event import MicroBatchHalved
-from esper.training import epochs
-from esper.training.env_state import ParallelEnvState
+from esper.training import host_trainer as epochs
+from esper.training.host_training import HostTraining
 from tests.cli.child import CHILD
 from tests.cli.conftest import Esper, Finished
 from tests.run.run_helpers import kinds, learned_state
@@ -91,7 +91,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     """Env 1 has no room for batches in fewer parts."""
     train = epochs.train_epoch
 
-    def limited(env: ParallelEnvState, cancelled: Any) -> None:
+    def limited(env: HostTraining, cancelled: Any) -> None:
         if env.index == 1 and env.micro_batches < parts:
             raise RuntimeError(FULL)
         train(env, cancelled)
@@ -179,7 +179,7 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
 
 
 def stop_in_round_two(train: Any) -> Any:
-    def stopping(env: ParallelEnvState, cancelled: Any) -> None:
+    def stopping(env: HostTraining, cancelled: Any) -> None:
         if env.episode == 1 and env.index == 0:
             raise KeyboardInterrupt
         train(env, cancelled)

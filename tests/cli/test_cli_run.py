@@ -192,13 +192,13 @@ def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.finding("H2")
 def test_the_header_and_the_log_tell_the_tier(esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.training.compiled.BACKEND", "eager")
+    monkeypatch.setattr("esper.training.execution.compiled.BACKEND", "eager")
     compiled = ("--set", "run.tier=compiled", "--rounds", "1")
     assert "steps: compiled, float32" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
     assert next(read_events("mine/events.jsonl"))["tier"] == "compiled"
     assert "steps: eager, float32" in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
 
-    monkeypatch.setattr("esper.training.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
+    monkeypatch.setattr("esper.training.execution.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
     found = esper("run", *TINY, *compiled, "--out", "broken")
     assert found.code == 0
     assert "steps: eager, float32; the configured tier cannot be used: it has bugs" in found.out.splitlines()

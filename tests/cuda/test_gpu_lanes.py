@@ -15,12 +15,12 @@ from esper.config import TrainingConfig
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.stage import SeedStage
-from esper.training import host_step
-from esper.training.capture import WAITS
-from esper.training.env_state import ParallelEnvState
-from esper.training.gpu import Gpu
-from esper.training.gpu_lanes import GpuLanes
-from esper.training.lanes import LaneError, Lanes
+from esper.training import step as host_step
+from esper.training.execution.gpu import Gpu
+from esper.training.execution.graph_cache import WAITS
+from esper.training.execution.streams import StreamLanes
+from esper.training.execution.workers import LaneError, WorkerLanes
+from esper.training.host_training import HostTraining
 from tests.run.run_helpers import Does, same_run, stop, within_round
 from tests.training.growing import KINDS, Dropping, Growing, Kind, assert_same, validate
 
@@ -48,13 +48,13 @@ def deterministic() -> Iterator[None]:
 
 
 def growing(kind: str, n: int = 2, capture: bool = True, registry: BlueprintRegistry = BLUEPRINTS) -> Growing:
-    made = Growing(KINDS[kind], GpuLanes(Gpu(torch.device("cuda")), capture), n, "cuda", registry)
+    made = Growing(KINDS[kind], StreamLanes(Gpu(torch.device("cuda")), capture), n, "cuda", registry)
     made.reset()
     return made
 
 
-def lanes_of(made: Growing) -> GpuLanes:
-    assert isinstance(made.lanes, GpuLanes)
+def lanes_of(made: Growing) -> StreamLanes:
+    assert isinstance(made.lanes, StreamLanes)
     return made.lanes
 
 
@@ -87,7 +87,7 @@ def test_a_few_captured_epochs() -> None:
 @pytest.mark.parametrize("kind", ["float images", "ste", "bytes", "text"])
 def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> None:
     found = []
-    for world in (Growing(KINDS[kind], Lanes(1)), growing(kind, capture=False)):
+    for world in (Growing(KINDS[kind], WorkerLanes(1)), growing(kind, capture=False)):
         with world as made:
             made.reset()
             slots = [slot.name for slot in made.envs[0].slots]
@@ -145,7 +145,7 @@ class HeldUp(Growing):
         self.delays()
 
     def validate(self) -> None:
-        def late(env: ParallelEnvState) -> None:
+        def late(env: HostTraining) -> None:
             self.delays()
             validate(env)
             self.delays()
@@ -158,17 +158,17 @@ class HeldUp(Growing):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_many_lanes_with_delays_equal_one_stream(capture: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS["bytes"]
-    with Growing(kind, GpuLanes(OneStream(torch.device("cuda")), capture=False), 6, "cuda") as plain:
+    with Growing(kind, StreamLanes(OneStream(torch.device("cuda")), capture=False), 6, "cuda") as plain:
         expected = plain.episodes(2, 4, seed)
     delays, inner = Delays(seed), host_step.train_step
 
-    def train_step(env: ParallelEnvState, *rest: object) -> None:
+    def train_step(env: HostTraining, *rest: object) -> None:
         delays()
         inner(env, *rest)  # type: ignore[arg-type]
         delays()
 
-    monkeypatch.setattr("esper.training.gpu_lanes.train_step", train_step)
-    with HeldUp(kind, GpuLanes(Gpu(torch.device("cuda")), capture), 6, "cuda") as made:
+    monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
+    with HeldUp(kind, StreamLanes(Gpu(torch.device("cuda")), capture), 6, "cuda") as made:
         made.delays = delays
         assert_same(made.episodes(2, 4, seed), expected)
         assert (captured(made) > 6) is capture
@@ -347,7 +347,7 @@ def test_a_host_without_gradients_trains_and_is_captured() -> None:
 def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = host_step.train_step
 
-    def train_step(env: ParallelEnvState, *rest: object) -> None:
+    def train_step(env: HostTraining, *rest: object) -> None:
         if env.index == 1 and env.batch == 2:
             raise ZeroDivisionError("by zero")
         inner(env, *rest)  # type: ignore[arg-type]
@@ -357,7 +357,7 @@ def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
         expected = [{name: tensor.cpu() for name, tensor in env.host.state_dict().items()} for env in plain.envs]
     with growing("bytes", n=3) as made:
         with monkeypatch.context() as patch:
-            patch.setattr("esper.training.gpu_lanes.train_step", train_step)
+            patch.setattr("esper.training.execution.streams.train_step", train_step)
             with pytest.raises(LaneError, match="env 1, epoch 0, batch 2: ZeroDivisionError: by zero"):
                 made.trainer.epoch(made.envs)
         for index in (0, 2):
@@ -369,7 +369,7 @@ def test_an_error_in_a_lane_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
 def test_float16_is_queued_and_says_why() -> None:
     kind = Kind(KINDS["float images"].task, precision="float16")
-    with Growing(kind, GpuLanes(Gpu(torch.device("cuda"))), 1, "cuda") as made:
+    with Growing(kind, StreamLanes(Gpu(torch.device("cuda"))), 1, "cuda") as made:
         made.reset()
         made.epoch()
         (reason,) = lanes_of(made).reasons()
@@ -391,7 +391,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_as_if_it_had_not(tmp_path: Path
     """The resumed run captures anew what the other one had captured long ago."""
     Experiment(run_config(), tmp_path / "whole", []).run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.training.gpu_lanes.WARM_UP", 2)
+        patch.setattr("esper.training.execution.streams.WARM_UP", 2)
         sink = Does(within_round(2), stop)
         Experiment(run_config(), tmp_path / "cut", [sink]).run()
         assert sink.did

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.evaluate import evaluate
-from esper.training.gpu import Gpu
-from esper.training.gpu_lanes import GpuLanes
-from esper.training.host_step import train_epoch
+from esper.training.execution.gpu import Gpu
+from esper.training.execution.streams import StreamLanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.step import train_epoch
+from esper.training.validate import evaluate
 from tests.training.growing import configurations_of
 from tests.training.kernels_used import assert_nothing_falls_back, calls_of, channels_last_env
 
 pytestmark = pytest.mark.cuda
 
 
-def validate(env: ParallelEnvState) -> None:
+def validate(env: HostTraining) -> None:
     evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
 
 
@@ -37,7 +37,7 @@ def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest
     """Steps and validation are recorded from the same kernels, and nothing is left to be queued by Python."""
     monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
     env = channels_last_env("cuda", samples_per_epoch=256)
-    with GpuLanes(Gpu(torch.device("cuda"))) as lanes:
+    with StreamLanes(Gpu(torch.device("cuda"))) as lanes:
         trainer = HostTrainer(env.task, [env], lanes)
 
         def work() -> None:

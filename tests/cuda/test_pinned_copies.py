@@ -8,12 +8,12 @@ import torch
 from esper.config import Durations, TrainingConfig
 from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.contents import Copies
+from esper.training.contents import TensorSnapshot
 from esper.training.epoch_start import EpochStart
 from esper.training.governor import Governor
-from esper.training.host_step import train_epoch
 from esper.training.placement import HostCopy
 from esper.training.snapshot import ValidationRecord
+from esper.training.step import train_epoch
 from tests.core_helpers import same_bits, tensors_of, wait_actions
 from tests.training.kernels_used import channels_last_env
 
@@ -32,7 +32,7 @@ def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() ->
     images = torch.randn(4, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
     count = torch.arange(5, device="cuda")
     live, expected = [("images", images), ("count", count)], images.cpu()
-    copies = Copies(pinned=True)
+    copies = TensorSnapshot(pinned=True)
     copies.capture(live)  # the memory is there from now on
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -56,7 +56,7 @@ def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() ->
 
 def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
     numbers = torch.zeros(1_000_000, device="cuda")
-    copies = Copies(pinned=True)
+    copies = TensorSnapshot(pinned=True)
     copies.capture([("numbers", numbers)])
     torch.cuda.synchronize()
     busy()

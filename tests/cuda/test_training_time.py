@@ -10,8 +10,8 @@ import torch
 from esper.config import TrainingConfig
 from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
 from tests.core_helpers import wait_actions
 
 pytestmark = pytest.mark.cuda
@@ -22,7 +22,7 @@ def test_the_phase_of_training_lasts_as_long_as_the_gpu_trains(monkeypatch: pyte
     inner, elapsed = HostTrainer.epoch, list[float]()
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def epoch(trainer: HostTrainer, active: Sequence[ParallelEnvState]) -> None:
+    def epoch(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:
         torch.cuda.set_sync_debug_mode("error")
         try:
             began.record()

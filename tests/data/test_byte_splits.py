@@ -15,11 +15,11 @@ from esper.data.task import Augmentation, Split
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ops import normalisation_table
 from esper.run.experiment import Experiment
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.feed import Feed
-from esper.training.lanes import Lanes
-from esper.training.totals import make_totals
+from esper.training.batches import BatchLoader
+from esper.training.execution.workers import WorkerLanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
 from tests.core_helpers import plant, same_bits, tensors_of, tiny_config
 from tests.run.run_helpers import Does, same_results, same_run, stop, within_round
 from tests.training.byte_images import byte_digits
@@ -142,13 +142,13 @@ def test_augmentation_of_what_is_no_bytes_is_refused() -> None:
 # Batches
 
 
-def feed_of(split: Split, batch: int, augmentation: Augmentation, seed: int = 5, episode: int = 0) -> Feed:
-    feed = Feed(split, batch, 36, augmentation, torch.float32)
+def feed_of(split: Split, batch: int, augmentation: Augmentation, seed: int = 5, episode: int = 0) -> BatchLoader:
+    feed = BatchLoader(split, batch, 36, augmentation, torch.float32)
     feed.restart(seed, episode)
     return feed
 
 
-def batches_of(feed: Feed, epoch: int, order: int = 1) -> dict[int, Tensor]:
+def batches_of(feed: BatchLoader, epoch: int, order: int = 1) -> dict[int, Tensor]:
     """The image of each sample of an epoch, by its row in the split."""
     feed.begin(epoch, torch.Generator().manual_seed(order))
     found: dict[int, Tensor] = {}
@@ -206,10 +206,10 @@ def test_images_are_really_mirrored_and_cropped_each_in_its_own_way() -> None:
     assert len(places) > 5
 
 
-def trained(task_values: dict[str, object], lanes: int, batch: int = 32) -> list[ParallelEnvState]:
+def trained(task_values: dict[str, object], lanes: int, batch: int = 32) -> list[HostTraining]:
     task = byte_digits(**task_values)
     envs = [training_of(task, index=index, task={"batch_size": batch}) for index in range(3)]
-    with Lanes(lanes) as pool:
+    with WorkerLanes(lanes) as pool:
         trainer = HostTrainer(task, envs, pool)
         for _ in range(2):
             trainer.epoch(envs)
@@ -236,10 +236,10 @@ def test_streamed_images_train_the_hosts_that_bytes_in_memory_do() -> None:
     found = []
     for task in (byte_digits(), replace(byte_digits(), train=Rows(), workers=0)):
         config = training_of(byte_digits()).config
-        env = ParallelEnvState(0, task, config, make_totals(1, CPU)[0])
+        env = HostTraining(0, task, config, make_metrics(1, CPU)[0])
         env.reset(0, 0)
         plant(env, "r0c0")
-        with Lanes(1) as pool:
+        with WorkerLanes(1) as pool:
             trainer = HostTrainer(task, [env], pool)
             trainer.epoch([env])
             trainer.close()

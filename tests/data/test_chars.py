@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from esper.data.chars import LENGTH, UNKNOWN, Characters, build_host, load, read_parts, read_text
-from esper.data.entry import DataOptions
+from esper.data.registry import DataOptions
 from esper.data.task import PAD, Split, Task
 from esper.data.tasks import load_task
 from esper.data.text import cut_by_position, evenly_spaced, windows

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from esper.config import ConfigError, TrainingConfig
-from esper.data.entry import DataOptions
 from esper.data.image_files import ImageSource, read_images
 from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
+from esper.data.registry import DataOptions
 from esper.data.task import Split, resolve
 from esper.data.tasks import TASKS, build_host, load_task
 from esper.env.vector_env import GrowthVectorEnv

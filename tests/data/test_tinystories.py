@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.config import ConfigError
-from esper.data.entry import DataOptions
+from esper.data.registry import DataOptions
 from esper.data.story_tokens import END, write_tokens
 from esper.data.task import Task
 from esper.data.tasks import TASKS, load_task

@@ -12,7 +12,7 @@ from esper.env import device_time, vector_env
 from esper.env.device_time import TrainingTime
 from esper.telemetry import span
 from esper.telemetry.span import Spans
-from esper.training.epochs import HostTrainer
+from esper.training.host_trainer import HostTrainer
 from tests.core_helpers import Rig, rig
 
 CPU, FIRST, SECOND = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))

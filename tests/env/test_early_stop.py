@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.control.random import RandomController
+from esper.env.history import Measurement, ValidationHistory
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
-from esper.env.signals import Measurement, SignalTracker
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ppo.agent import PPOAgent
@@ -116,7 +116,7 @@ def test_an_anomalous_loss_is_the_governors_to_judge_first() -> None:
 
 
 def test_a_plateau_is_seen_by_the_best_so_far() -> None:
-    signals = SignalTracker()
+    signals = ValidationHistory()
     risen = []
     for accuracy in (10.0, 30.0, 20.0, 30.25, 29.0, 31.0):
         signals.record(Measurement(1.0, 1.0, 1.0, accuracy, 1.0, 1.0, 1.0, 1.0))

@@ -19,7 +19,7 @@ from esper.rewards.modes import MODES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 from tests.core_helpers import DAMAGE, Rig, all_finite, digits, rig, same_bits, tensors_of
 
 S = SeedStage
@@ -27,7 +27,7 @@ NAN = float("nan")
 VICTIM, OTHERS = 1, (0, 2)
 
 
-def state_of(training: ParallelEnvState) -> dict[str, Tensor]:
+def state_of(training: HostTraining) -> dict[str, Tensor]:
     """Weights, buffers and momentum of host and seeds, and the generators."""
     return {
         **tensors_of(training, tuple(training.seed_groups)),
@@ -36,7 +36,7 @@ def state_of(training: ParallelEnvState) -> dict[str, Tensor]:
     }
 
 
-def last_norm(training: ParallelEnvState) -> nn.BatchNorm2d:
+def last_norm(training: HostTraining) -> nn.BatchNorm2d:
     return [module for module in training.host.modules() if isinstance(module, nn.BatchNorm2d)][-1]
 
 
@@ -66,7 +66,7 @@ class Pair:
         self.penalties.append(float(self.hurt.info["reward_terms"]["governor"][VICTIM]))
 
     @property
-    def victim(self) -> ParallelEnvState:
+    def victim(self) -> HostTraining:
         return self.hurt.training(VICTIM)
 
     def rollbacks(self) -> list[GovernorRollback]:
@@ -98,7 +98,7 @@ def grown_pair(horizon: int = 14, fossil: bool = False, **sections: dict[str, An
         yield both
 
 
-def next_rows(training: ParallelEnvState, batch: int) -> Tensor:
+def next_rows(training: HostTraining, batch: int) -> Tensor:
     """The training samples of batch number ``batch`` of the coming epoch."""
     size = training.config.task.batch_size
     assert size is not None
@@ -107,14 +107,14 @@ def next_rows(training: ParallelEnvState, batch: int) -> Tensor:
     return torch.randperm(len(training.task.train), generator=order)[batch * size : (batch + 1) * size]
 
 
-def poison_second_batch(training: ParallelEnvState) -> None:
+def poison_second_batch(training: HostTraining) -> None:
     x = training.task.train.x.clone()
     x[next_rows(training, 1)[3], 0, 2, 2] = NAN
     assert training.feed is not None
     training.feed.split = Split(x, training.task.train.y)
 
 
-def poison_validation(training: ParallelEnvState) -> None:
+def poison_validation(training: HostTraining) -> None:
     x = training.task.validation.x.clone()
     x[17, 0, 2, 2] = NAN
     task = copy.copy(training.task)
@@ -122,20 +122,20 @@ def poison_validation(training: ParallelEnvState) -> None:
     training.task = task
 
 
-def overflow_in_the_forward_pass(training: ParallelEnvState) -> None:
+def overflow_in_the_forward_pass(training: HostTraining) -> None:
     """Every weight is finite; their product with the features is not."""
     with torch.no_grad():
         training.host_group.parameters[-2].fill_(3e38)
 
 
-def overflow_in_evaluation(training: ParallelEnvState) -> None:
+def overflow_in_evaluation(training: HostTraining) -> None:
     """All is finite, training too: its normalisation does not read the running variance."""
     variance = last_norm(training).running_var
     assert variance is not None
     variance.fill_(-1e6)
 
 
-FAULTS: dict[str, Callable[[ParallelEnvState], None]] = {
+FAULTS: dict[str, Callable[[HostTraining], None]] = {
     **DAMAGE,
     "NaN in one training batch": poison_second_batch,
     "NaN in the validation data": poison_validation,
@@ -259,7 +259,7 @@ def test_the_second_panic_within_snapshot_every_restores_the_older_generation(ga
         assert world.value("validation_accuracy") == pytest.approx(measured.committed / 100)
 
 
-def blow_up(training: ParallelEnvState) -> None:
+def blow_up(training: HostTraining) -> None:
     """Logits a hundred times too large: a loss that is finite and far too high."""
     with torch.no_grad():
         training.host_group.parameters[-2].mul_(1e4)

@@ -13,16 +13,16 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import Event, StageChanged
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
+from esper.training.seed_pool import SeedPool
 from esper.training.shadow import ShadowBuffers
-from esper.training.storage import SeedStorage
 from tests.core_helpers import digits, flat_baseline, rig, tiny_config, wait_actions
 from tests.training.live_tensors import STATM, Live, live_tensors, resident_mib
 
 HORIZON = 12
 
 
-def storage_of(training: ParallelEnvState) -> dict[str, int]:
+def storage_of(training: HostTraining) -> dict[str, int]:
     """Where the host's parameters, buffers and momentum lie."""
     found: dict[str, Tensor] = dict(training.host.named_parameters())
     found |= dict(training.host.named_buffers())
@@ -84,7 +84,7 @@ class Changing:
         self.stages: dict[str, int] = {}
         self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
         for training in self.env.training:
-            training.storage = SeedStorage(most=0)  # nothing is kept of seeds that were removed
+            training.storage = SeedPool(most=0)  # nothing is kept of seeds that were removed
             for slot in training.slots:  # what is kept of each slot is made before anything is counted
                 training.storage.shadows[slot.name] = ShadowBuffers(training.host)
         self.player = RandomController(self.env.action_spec, self.env.layout, 2)

@@ -8,9 +8,9 @@ import torch
 
 from esper.seeds.stage import SeedStage
 from esper.telemetry.event import ActionTaken, GateEvaluated, StageChanged
-from esper.training import host_step
-from esper.training.env_state import ParallelEnvState
-from esper.training.host_step import train_step
+from esper.training import step as host_step
+from esper.training.host_training import HostTraining
+from esper.training.step import train_step
 from tests.core_helpers import Rig, rig
 
 S = SeedStage
@@ -43,7 +43,7 @@ def test_a_seeds_life_by_actions() -> None:
 def before_training(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
     """Call ``look`` before the first training step of every epoch, when all is ready for it."""
 
-    def look_and_train(training: ParallelEnvState, *rest: Any) -> None:
+    def look_and_train(training: HostTraining, *rest: Any) -> None:
         if training.batch == 0:
             look()
         train_step(training, *rest)

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.env.episode import Episode
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.lanes import Lanes
+from esper.training.execution.workers import WorkerLanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
 from tests.core_helpers import Rig, plant, rig
 
 READS = {
@@ -82,7 +82,7 @@ class Syncs(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def run_here(_lanes: Lanes, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
+def run_here(_lanes: WorkerLanes, work: Callable[[Any], None], envs: Iterable[Any]) -> None:
     """`Lanes.run` in the calling thread: modes of torch belong to a thread."""
     for env in envs:
         work(env)
@@ -91,7 +91,7 @@ def run_here(_lanes: Lanes, work: Callable[[Any], None], envs: Iterable[Any]) ->
 @contextmanager
 def busy(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """Hosts in step, each with an incubating, a blended and a fossilized seed."""
-    monkeypatch.setattr(Lanes, "run", run_here)
+    monkeypatch.setattr(WorkerLanes, "run", run_here)
     with rig(n_envs=n_envs) as world:
         for env in range(n_envs):
             plant(world.training(env), "r0c0", "norm", stage=SeedStage.FOSSILIZED)
@@ -144,7 +144,7 @@ def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     """The tests above can fail: the loss of every env's epoch, looked at where it lies."""
     epoch, validate = HostTrainer.epoch, Episode.validate
 
-    def curious_training(trainer: HostTrainer, active: Sequence[ParallelEnvState]) -> None:
+    def curious_training(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:
         epoch(trainer, active)
         assert all(training.totals.training[0].item() >= 0 for training in active)
 

@@ -19,7 +19,7 @@ from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter,
 from esper.rollout.rollout import play_round
 from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.training.epochs import HostTrainer
+from esper.training.host_trainer import HostTrainer
 from tests.core_helpers import EASY_GATES
 
 SAMPLES, VALIDATED = 128, 400

@@ -22,7 +22,7 @@ from esper.evaluation.comparison import Comparison, Outcome
 from esper.evaluation.controls import StaticSide
 from esper.hosts.graft import graft
 from esper.hosts.grown import KeptSeed
-from esper.training.randomness import seeded
+from esper.training.rng import seeded
 from tests.core_helpers import EASY_GATES
 
 OPS = ("GERMINATE", "ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")

@@ -23,8 +23,8 @@ from esper.report.read import open_run
 from esper.report.terminal import short_form
 from esper.seeds.stage import SeedStage
 from esper.spaces.action import ActionSpec
-from esper.training.env_state import ParallelEnvState
-from esper.training.totals import make_totals
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
 from tests.core_helpers import plant, tiny_config
 from tests.run.run_helpers import play, tiny
 
@@ -228,7 +228,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A host of digits that was saved with a fossil."""
     task = load_task("digits")
     config = resolve(tiny_config(), task)
-    training = ParallelEnvState(0, task, config, make_totals(1, torch.device("cpu"))[0])
+    training = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
     training.reset(0, 0)
     plant(training, "r0c0", "conv_light", stage=SeedStage.FOSSILIZED)
     stem = tmp_path_factory.mktemp("hosts") / "host"

@@ -21,8 +21,8 @@ from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, Event
-from esper.training.env_state import ParallelEnvState
-from esper.training.totals import make_totals
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
 
 GROW = """
 [[action]]
@@ -158,7 +158,7 @@ def test_loading_touches_no_generator_of_the_process(grown: Path) -> None:
 def test_a_stem_may_have_dots(tmp_path: Path) -> None:
     task = load_task("digits")
     config = TrainingConfig.parse({"task": {"samples_per_epoch": 128, "batch_size": 64}, "env": {"episode_length": 4}})
-    env = ParallelEnvState(0, task, config, make_totals(1, torch.device("cpu"))[0])
+    env = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
     env.reset(0, 0)
     assert all(slot.stage is SeedStage.DORMANT for slot in env.slots)
     for version in ("best.v1", "best.v2"):

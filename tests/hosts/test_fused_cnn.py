@@ -23,8 +23,8 @@ from esper.hosts.graft import graft
 from esper.ops import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.stage import SeedStage as S
-from esper.training.evaluate import evaluate
 from esper.training.snapshot import Snapshot, ValidationRecord
+from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of

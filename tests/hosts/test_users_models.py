@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.data.fit import check_hosts
+from esper.data.host_checks import check_hosts
 from esper.hosts.graft import GraftedHost
-from esper.training.randomness import Draws, own_dropout
+from esper.training.rng import RngHandle, own_dropout
 from tests.core_helpers import EASY_GATES
 from tests.run.test_grow import SCHEDULE
 
@@ -146,7 +146,7 @@ def test_layers_that_were_frozen_in_eval_mode_stay_so() -> None:
     dropping = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout(0.5), nn.Flatten())
     dropping[1].eval()
     host = esper.graft(dropping, {"r0c0": "0"})
-    own_dropout(host, Draws(torch.Generator()))
+    own_dropout(host, RngHandle(torch.Generator()))
     x = torch.randn(3, 1, 4, 4)
     assert torch.equal(host.train()(x), host.eval()(x))
     whole = esper.graft(copy.deepcopy(model).eval(), {"r0c0": "0"}).train()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import esper
-from esper import _host
+from esper import _runtime
 from esper.ops import _native
 
 MISSING = _native.ModuleReport("esper._C_cuda", None, "not built: no toolkit")
@@ -17,8 +17,8 @@ MISSING = _native.ModuleReport("esper._C_cuda", None, "not built: no toolkit")
 
 def test_cpu_and_host_modules_are_loaded() -> None:
     reports = {report.name: report for report in _native.modules()}
-    assert list(reports) == ["esper._C", "esper._C_cuda", "esper._host"]
-    for name in ("esper._C", "esper._host"):
+    assert list(reports) == ["esper._C", "esper._C_cuda", "esper._runtime"]
+    for name in ("esper._C", "esper._runtime"):
         assert reports[name].loaded
         assert reports[name].path is not None
         assert reports[name].path.is_file()
@@ -118,17 +118,17 @@ def test_a_broken_cpu_module_tells_the_linkers_complaint(tmp_path: Path) -> None
 
 
 def test_operators_load_without_the_other_modules(tmp_path: Path) -> None:
-    _copy_of_package(tmp_path, without="_host")
+    _copy_of_package(tmp_path, without="_runtime")
     done = _import_ops(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path))
 
 
 def test_host_report_is_consistent() -> None:
-    assert 1 <= _host.physical_cores() <= _host.usable_cpus()
-    features = _host.cpu_features()
+    assert 1 <= _runtime.physical_cores() <= _runtime.usable_cpus()
+    features = _runtime.cpu_features()
     # torch names the best instruction set it uses; it cannot be better than what the CPU has.
     if "AVX512" in torch.backends.cpu.get_cpu_capability():
         assert features["avx512f"]
         assert features["avx2"]
-    assert set(_host.build_configuration()) == {"compiler", "cxx", "pybind11"}
+    assert set(_runtime.build_configuration()) == {"compiler", "cxx", "pybind11"}

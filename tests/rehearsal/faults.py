@@ -30,7 +30,7 @@ class Fault:
 FAULTS = (
     Fault(
         "lanes are not waited for",
-        "esper/training/gpu.py",
+        "esper/training/execution/gpu.py",
         "current.wait_stream(stream)",
         "stream.query()",
         "rates_alphas",
@@ -46,14 +46,14 @@ FAULTS = (
     ),
     Fault(
         "all graphs are launched on the first lane's stream",
-        "esper/training/gpu.py",
+        "esper/training/execution/gpu.py",
         "[stream.cuda_stream for stream in streams]",
         "[streams[0].cuda_stream for _ in streams]",
         "rates_alphas",
     ),
     Fault(
         "a capture waits for the device",
-        "esper/training/gpu.py",
+        "esper/training/execution/gpu.py",
         'capture_error_mode="thread_local")',
         'capture_error_mode="thread_local"); self.synchronize()',
         "a_few_captured_epochs",

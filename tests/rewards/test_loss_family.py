@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
 from esper.env.baseline import Baseline
-from esper.env.signals import Measurement, SignalTracker
+from esper.env.history import Measurement, ValidationHistory
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
 from esper.seeds.stage import SeedStage
@@ -126,7 +126,7 @@ def test_what_the_tracker_calls_a_fall_of_the_loss_is_paid_and_not_charged(
     first: float, second: float, mode: str
 ) -> None:
     assume(abs(first - second) > 1e-6)
-    tracker = SignalTracker()
+    tracker = ValidationHistory()
     paid = []
     for loss in (first, second):
         now = measured(loss)
@@ -141,7 +141,7 @@ def test_what_the_tracker_calls_a_fall_of_the_loss_is_paid_and_not_charged(
 @given(on=losses, off=losses)
 def test_seeds_that_lower_the_tracked_loss_raise_the_potential(on: float, off: float) -> None:
     assume(abs(on - off) > 1e-6)
-    tracker = SignalTracker()
+    tracker = ValidationHistory()
     tracker.record(measured(off))
     tracker.record(replace(measured(on), all_off_loss=off))
     paid = float(pay(state(loss=on, all_off_loss=off), "loss_shaped", False)["loss_contribution_potential"])

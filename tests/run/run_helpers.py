@@ -20,7 +20,7 @@ from esper.telemetry import event as events
 from esper.telemetry.event import EpochCompleted, Event, RoundCompleted, stable_record
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import read_events
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 
 CLOCKS = {"seconds", "epochs_per_second", "images_per_second"}
 
@@ -84,13 +84,13 @@ class Does(Recorder):
 def births(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(run seed, env, episode) of every host that begins an episode from now on."""
     born: list[tuple[int, int, int]] = []
-    reset = ParallelEnvState.reset
+    reset = HostTraining.reset
 
-    def watching(training: ParallelEnvState, run_seed: int, episode: int) -> None:
+    def watching(training: HostTraining, run_seed: int, episode: int) -> None:
         born.append((run_seed, training.index, episode))
         reset(training, run_seed, episode)
 
-    monkeypatch.setattr(ParallelEnvState, "reset", watching)
+    monkeypatch.setattr(HostTraining, "reset", watching)
     return born
 
 

@@ -35,8 +35,8 @@ from esper.telemetry.event import (
     record,
 )
 from esper.telemetry.sinks.jsonl import read_events
-from esper.training.host_step import train_epoch
-from esper.training.randomness import seeded
+from esper.training.rng import seeded
+from esper.training.step import train_epoch
 from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
 
 FILES = {
@@ -349,7 +349,7 @@ def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, mo
             raise ArithmeticError("no more")
         train_epoch(env, cancelled)
 
-    monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.host_trainer.train_epoch", breaks)
     with pytest.raises(RuntimeError, match=r"env \d, epoch 1, batch \d+: ArithmeticError: no more"):
         Experiment(tiny(), tmp_path / "r").run()
     names = [fields["event"] for fields in read_events(tmp_path / "r" / "events.jsonl")]

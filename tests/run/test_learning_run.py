@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from esper.control.controller import NoGrowth
-from esper.data.entry import DataOptions
+from esper.data.registry import DataOptions
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
@@ -32,8 +32,8 @@ from esper.telemetry.event import (
     RunCompleted,
 )
 from esper.telemetry.span import PHASES
-from esper.training.env_state import ParallelEnvState
-from esper.training.host_step import train_epoch
+from esper.training.host_training import HostTraining
+from esper.training.step import train_epoch
 from tests.core_helpers import DAMAGE
 from tests.run.run_helpers import (
     Does,
@@ -229,13 +229,13 @@ def test_telemetry_changes_no_learned_bit(learned: Learned, tmp_path: Path) -> N
 def test_a_rollback_is_counted_and_disturbs_no_other_host(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(training: ParallelEnvState, cancelled: Callable[[], bool]) -> None:
+    def breaks(training: HostTraining, cancelled: Callable[[], bool]) -> None:
         train_epoch(training, cancelled)
         if (training.run_seed, training.index, training.episode, training.epoch) == (7, 1, 0, hurt):
             DAMAGE["NaN weight"](training)
 
     hurt = 2
-    monkeypatch.setattr("esper.training.epochs.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.host_trainer.train_epoch", breaks)
     summary, recorder = play(learning(evaluation_pairs=3), tmp_path / "r")
     assert [event.rollbacks for event in of_kind(recorder, RoundCompleted)] == [1, 0, 0]
     assert [row["rollbacks"] for row in metrics(summary.folder)] == ["1", "0", "0"]

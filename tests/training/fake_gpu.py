@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
-from esper._host import StopFlag
-from esper.training.capture import buffers_of
-from esper.training.env_state import ParallelEnvState
-from esper.training.gpu import Gpu
-from esper.training.gpu_lanes import GpuLanes
+from esper._runtime import StopFlag
+from esper.training.execution.gpu import Gpu
+from esper.training.execution.graph_cache import buffers_of
+from esper.training.execution.streams import StreamLanes
+from esper.training.host_training import HostTraining
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FakeGpu:
     """Has the methods of Gpu. What it is told to go wrong, goes wrong."""
 
     def __init__(self) -> None:
-        self.envs: list[ParallelEnvState] = []
+        self.envs: list[HostTraining] = []
         self.captured: list[FakeCaptured] = []
         self.pools: list[object] = []
         self.calls: list[str] = []
@@ -187,5 +187,5 @@ class FakeGpu:
                 slot.alpha.alpha, slot.incubation_target = alpha, target
 
 
-def fake_lanes(gpu: FakeGpu, capture: bool = True) -> GpuLanes:
-    return GpuLanes(cast(Gpu, gpu), capture)
+def fake_lanes(gpu: FakeGpu, capture: bool = True) -> StreamLanes:
+    return StreamLanes(cast(Gpu, gpu), capture)

@@ -23,12 +23,12 @@ from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.evaluate import Configuration, evaluate
-from esper.training.gpu_lanes import GpuLanes
-from esper.training.lanes import Lanes
-from esper.training.totals import make_totals
+from esper.training.execution.streams import StreamLanes
+from esper.training.execution.workers import WorkerLanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
+from esper.training.validate import Configuration, evaluate
 
 BATCHES, BATCH = 6, 8
 """Of an epoch: three steps warm a step up, and the others are launched."""
@@ -125,7 +125,7 @@ class Growing:
     def __init__(
         self,
         kind: Kind,
-        lanes: Lanes | GpuLanes,
+        lanes: WorkerLanes | StreamLanes,
         n: int = 2,
         device: torch.device | str = "cpu",
         registry: BlueprintRegistry = BLUEPRINTS,
@@ -136,9 +136,9 @@ class Growing:
         self.config = resolve(_config(kind, n, task), self.task)
         language = self.task.validation.y.dim() == 2
         sites = len(self.task.build_host().sites)
-        totals = make_totals(n, self.task.device, 2 + sites, len(self.task.validation), language)
-        self.envs = [ParallelEnvState(i, self.task, self.config, totals[i]) for i in range(n)]
-        if isinstance(lanes, GpuLanes):
+        totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), language)
+        self.envs = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
+        if isinstance(lanes, StreamLanes):
             for env in self.envs:
                 assert env.feed is not None
                 env.feed.by_cursor = True
@@ -219,7 +219,7 @@ def _config(kind: Kind, n: int, task: dict[str, Any]) -> TrainingConfig:
     )
 
 
-def _act(env: ParallelEnvState, slot: SeedSlot, dice: random.Random, registry: BlueprintRegistry) -> None:
+def _act(env: HostTraining, slot: SeedSlot, dice: random.Random, registry: BlueprintRegistry) -> None:
     roll, blueprint, style = dice.random(), dice.choice(NAMES[env.host.topology]), dice.choice(list(STYLES))
     match slot.stage:
         case SeedStage.DORMANT if roll < 0.5:
@@ -238,7 +238,7 @@ def _act(env: ParallelEnvState, slot: SeedSlot, dice: random.Random, registry: B
             pass
 
 
-def configurations_of(env: ParallelEnvState) -> list[Configuration]:
+def configurations_of(env: HostTraining) -> list[Configuration]:
     """All off, all on, and each seed off by itself."""
     on = tuple(
         slot.alpha.alpha if slot.blended else slot.incubation_target if slot.incubating else 0.0 for slot in env.slots
@@ -247,11 +247,11 @@ def configurations_of(env: ParallelEnvState) -> list[Configuration]:
     return list(dict.fromkeys([(0.0,) * len(on), on, *single]))
 
 
-def validate(env: ParallelEnvState) -> None:
+def validate(env: HostTraining) -> None:
     evaluate(env, env.task.validation, configurations_of(env), None, env.totals)
 
 
-def record(env: ParallelEnvState) -> Record:
+def record(env: HostTraining) -> Record:
     """Copies of all that an epoch leaves behind, in a fixed order."""
     count = len(configurations_of(env))
     found = {f"host.{name}": tensor for name, tensor in env.host.state_dict().items()}

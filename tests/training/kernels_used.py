@@ -14,8 +14,8 @@ from esper.config import TrainingConfig
 from esper.data.task import Augmentation, resolve
 from esper.ops import NormReluPool
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState
-from esper.training.totals import make_totals
+from esper.training.host_training import HostTraining
+from esper.training.metrics import make_metrics
 from tests.core_helpers import plant
 from tests.training.byte_images import byte_digits
 
@@ -64,15 +64,15 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def channels_last_env(device: str, index: int = 0, **task: Any) -> ParallelEnvState:
+def channels_last_env(device: str, index: int = 0, **task: Any) -> HostTraining:
     """A host of two blocks, 8 and 16 wide, on images of bytes that are cropped and mirrored; a blended seed in one slot
     and one that incubates in another."""
     images = replace(byte_digits(), augmentation=Augmentation(crop=1, flip=True)).to(torch.device(device))
     sizes = {"samples_per_epoch": 128, "batch_size": 32, **task}
     config = resolve(TrainingConfig.parse({"task": sizes, "env": {"n_envs": 1, "episode_length": 8}}), images)
     sites = len(images.build_host().sites)
-    totals = make_totals(1, images.device, 2 + sites, len(images.validation))
-    env = ParallelEnvState(index, images, config, totals[0])
+    totals = make_metrics(1, images.device, 2 + sites, len(images.validation))
+    env = HostTraining(index, images, config, totals[0])
     env.reset(0, 0)
     plant(env, "r0c0", "conv_light", stage=SeedStage.HOLDING)
     plant(env, "r1c1", "norm", stage=SeedStage.TRAINING)
@@ -86,7 +86,7 @@ def calls_of(work: Callable[[], object]) -> Calls:
     return calls
 
 
-def assert_nothing_falls_back(env: ParallelEnvState, calls: Calls, device: str) -> None:
+def assert_nothing_falls_back(env: HostTraining, calls: Calls, device: str) -> None:
     """Every kernel was used, on the device, and nothing that could stand in for one; the host is all channels_last."""
     assert set(calls.esper) >= KERNELS, KERNELS - set(calls.esper)
     assert all(calls.esper[name] <= {device} for name in KERNELS), calls.esper

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.seeds.stage import SeedStage
-from esper.training import host_step
-from esper.training.env_state import ParallelEnvState
+from esper.training import step as host_step
+from esper.training.host_training import HostTraining
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
 
 
-def batches_of(training: ParallelEnvState, monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
+def batches_of(training: HostTraining, monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     """The batches of two epochs."""
     epochs: list[list[Tensor]] = []
 

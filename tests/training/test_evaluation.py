@@ -22,11 +22,11 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.seeds.slot import SlotSite
 from esper.seeds.stage import SeedStage as S
-from esper.training.env_state import ParallelEnvState
-from esper.training.evaluate import evaluate
-from esper.training.host_step import train_epoch
-from esper.training.lanes import Lanes
-from esper.training.totals import FIELDS, EpochTotals, make_totals
+from esper.training.execution.workers import WorkerLanes
+from esper.training.host_training import HostTraining
+from esper.training.metrics import FIELDS, EpochMetrics, make_metrics
+from esper.training.step import train_epoch
+from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import language, of, training_of
@@ -82,7 +82,7 @@ def test_validation_runs_in_inference_mode_and_in_the_precision_of_training(dtyp
 # What is read
 
 
-def by_hand(env: ParallelEnvState, configuration: tuple[float, ...]) -> Tensor:
+def by_hand(env: HostTraining, configuration: tuple[float, ...]) -> Tensor:
     """Logits of the validation split."""
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ TASKS = {"images": digits, "bytes": byte_digits, "texts": language}
 def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
     task: Task = TASKS[kind]()
     count, language_task = 6, task.validation.y.dim() == 2
-    totals = make_totals(3, CPU, count, len(task.validation), language_task)
+    totals = make_metrics(3, CPU, count, len(task.validation), language_task)
     env = training_of(task)
     env.totals = totals[1]
     name = "mlp" if language_task else "conv_light"
@@ -115,7 +115,7 @@ def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
     plan = CounterfactualHelper().plan(env.slots, costly=True)
     assert len(plan) > 1
     evaluate(env, task.validation, plan, totals=env.totals)
-    read = EpochTotals(env.totals.accumulators.read(), 1)
+    read = EpochMetrics(env.totals.accumulators.read(), 1)
     y = task.validation.y
     for row, configuration in enumerate(plan):
         logits = by_hand(env, configuration)
@@ -131,7 +131,7 @@ def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
         assert not bool(read.accumulators.block[other].any())
         assert not bool(read.accumulators.correct[other].any())
     env.totals.zero_training()
-    assert float(EpochTotals(read.accumulators, 1).training[2]) > 0  # a copy, not a view
+    assert float(EpochMetrics(read.accumulators, 1).training[2]) > 0  # a copy, not a view
 
 
 @pytest.mark.finding("C1")
@@ -156,10 +156,10 @@ def test_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
 STAGES = (None, S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED)
 
 
-def fleet(count: int = len(STAGES), task: Task | None = None) -> list[ParallelEnvState]:
+def fleet(count: int = len(STAGES), task: Task | None = None) -> list[HostTraining]:
     """Envs over one block of totals, one of each stage, and all with a fossil."""
     task = task or digits()
-    totals = make_totals(count, CPU, 12, len(task.validation))
+    totals = make_metrics(count, CPU, 12, len(task.validation))
     envs = []
     for index in range(count):
         env = training_of(task, index=index)
@@ -172,12 +172,12 @@ def fleet(count: int = len(STAGES), task: Task | None = None) -> list[ParallelEn
     return envs
 
 
-def epoch(env: ParallelEnvState) -> None:
+def epoch(env: HostTraining) -> None:
     train_epoch(env)
     evaluate(env, env.task.validation, CounterfactualHelper().plan(env.slots, costly=True), totals=env.totals)
 
 
-def bits_of(envs: list[ParallelEnvState]) -> dict[str, Tensor]:
+def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
     accumulators = envs[0].totals.accumulators
     found = {"block": accumulators.block.clone(), "correct": accumulators.correct.clone()}
     for env in envs:
@@ -193,7 +193,7 @@ def test_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
     found = []
     for lanes in (1, 2, 3, 7):
         envs = fleet(task=TASKS[kind]())
-        with Lanes(lanes) as pool:
+        with WorkerLanes(lanes) as pool:
             for _ in range(2):
                 pool.run(epoch, envs)
         found.append(bits_of(envs))
@@ -211,7 +211,7 @@ def test_any_number_of_lanes_gives_the_bits_of_one(kind: str) -> None:
 def test_a_row_changes_when_its_env_runs_and_at_no_other_time(rounds: list[list[int]], lanes: int) -> None:
     torch.set_num_threads(1)
     envs, alone = fleet(5), fleet(5)
-    with Lanes(lanes) as pool:
+    with WorkerLanes(lanes) as pool:
         for active in rounds:
             before = envs[0].totals.accumulators.read()
             pool.run(epoch, [envs[index] for index in active])
@@ -245,7 +245,7 @@ class Writes(TorchDispatchMode):
 
 
 @contextmanager
-def memory_of(env: ParallelEnvState) -> Iterator[set[int]]:
+def memory_of(env: HostTraining) -> Iterator[set[int]]:
     """The storages that belong to an env: weights, buffers, momentum, alphas, rate, totals and batches."""
     assert env.feed is not None
     tensors = [*env.host.state_dict().values(), env.alphas, env.rate, env.totals.training, env.feed.x, env.feed.order]

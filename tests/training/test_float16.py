@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.stage import SeedStage as S
 from esper.telemetry.event import GovernorRollback, SeedCut
-from esper.training.env_state import ParallelEnvState
-from esper.training.evaluate import evaluate
-from esper.training.host_step import begin_epoch, train_epoch, train_step
-from esper.training.lanes import LaneError, Lanes
+from esper.training.execution.workers import LaneError, WorkerLanes
+from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord
+from esper.training.step import begin_epoch, train_epoch, train_step
+from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
 from tests.training.test_cut import Overflow
 from tests.training.test_foreign_hosts import training_of
@@ -26,13 +26,13 @@ HUGE = 2.0**120
 """At this scale every gradient of a loss overflows float16, and stays finite in float32."""
 
 
-def scaler_of(env: ParallelEnvState) -> torch.amp.GradScaler:
+def scaler_of(env: HostTraining) -> torch.amp.GradScaler:
     scaler = env.arithmetic._scaler
     assert scaler is not None
     return scaler
 
 
-def set_scale(env: ParallelEnvState, scale: float) -> None:
+def set_scale(env: HostTraining, scale: float) -> None:
     scaler_of(env).load_state_dict({**scaler_of(env).state_dict(), "scale": scale})
 
 
@@ -150,7 +150,7 @@ def test_every_env_has_a_scale_of_its_own() -> None:
         for index, scale in scales.items():
             set_scale(envs[index], scale)
         assert len({id(scaler_of(env)) for env in envs}) == 3
-        with Lanes(lanes) as pool:
+        with WorkerLanes(lanes) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
         return [(tensors_of(env), scaler_of(env).get_scale()) for env in envs]
@@ -219,7 +219,7 @@ def test_an_env_is_used_again_after_a_step_that_broke(monkeypatch: pytest.Monkey
 
     with rig(1, 4, **FP16) as world, rig(1, 4, **FP16) as other:
         with monkeypatch.context() as patch:
-            patch.setattr("esper.training.host_step.grad_stats", breaks)
+            patch.setattr("esper.training.step.grad_stats", breaks)
             with pytest.raises(LaneError, match="lost"):
                 world.step()
         for one in (world, other):

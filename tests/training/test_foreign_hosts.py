@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.config import ConfigError
-from esper.data.fit import check_hosts
+from esper.data.host_checks import check_hosts
 from esper.data.task import PAD, Split, Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.seeds.slot import SlotSite
 from esper.seeds.stage import SeedStage as S
-from esper.training.env_state import ParallelEnvState
-from esper.training.evaluate import evaluate
+from esper.training.host_training import HostTraining
 from esper.training.loss import measured_loss
-from esper.training.totals import make_totals
+from esper.training.metrics import make_metrics
+from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
 
 
@@ -64,9 +64,9 @@ def of(build_host: Callable[[], Host]) -> Task:
     return Task("mine", 10, build_host, base.train, base.validation, base.test)
 
 
-def training_of(task: Task, /, index: int = 0, **sections: Any) -> ParallelEnvState:
+def training_of(task: Task, /, index: int = 0, **sections: Any) -> HostTraining:
     config = resolve(tiny_config(**sections), task)
-    made = ParallelEnvState(index, task, config, make_totals(1, torch.device("cpu"))[0])
+    made = HostTraining(index, task, config, make_metrics(1, torch.device("cpu"))[0])
     made.reset(0, 0)
     return made
 

@@ -12,7 +12,7 @@ from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.slot import GerminationFailed, SeedSlot
 from esper.seeds.stage import IllegalTransition, SeedStage
 from esper.telemetry.event import ActionTaken
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, train
 
 S = SeedStage
@@ -58,7 +58,7 @@ BROKEN = {
 }
 
 
-def state_of(training: ParallelEnvState, slot: SeedSlot) -> dict[str, Any]:
+def state_of(training: HostTraining, slot: SeedSlot) -> dict[str, Any]:
     fields = {name: value for name, value in vars(slot).items() if name not in ("alpha", "measured")}
     return {
         **fields,

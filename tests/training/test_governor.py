@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from esper.config import Durations, GovernorConfig, TrainingConfig
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState
 from esper.training.governor import Governor, Panic
+from esper.training.host_training import HostTraining
 from esper.training.snapshot import ValidationRecord
 from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
 
@@ -131,7 +131,7 @@ def test_every_loss_is_judged_and_none_that_is_kept_is_broken(losses: list[float
     assert all(math.isfinite(loss) for loss in governor.losses)
 
 
-def world(every: int = 5) -> tuple[Governor, ParallelEnvState]:
+def world(every: int = 5) -> tuple[Governor, HostTraining]:
     config = tiny_config(horizon=150, governor={"snapshot_every": every}, task={"schedule": "constant"})
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10)
@@ -139,14 +139,14 @@ def world(every: int = 5) -> tuple[Governor, ParallelEnvState]:
     return governor, training
 
 
-def poison(training: ParallelEnvState) -> None:
+def poison(training: HostTraining) -> None:
     with torch.no_grad():
         for tensor in training.host.state_dict().values():
             if tensor.is_floating_point():
                 tensor.fill_(float("nan"))
 
 
-def epoch(governor: Governor, training: ParallelEnvState, loss: float = 1.0, fossilized: bool = False) -> bool:
+def epoch(governor: Governor, training: HostTraining, loss: float = 1.0, fossilized: bool = False) -> bool:
     train(training)
     return governor.check(loss, 0) is None and governor.snapshot_if_due(training, RECORD, fossilized)
 
@@ -215,7 +215,7 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
     assert set(training.seed_groups) == {"r0c0"}
 
 
-def two_generations(every: int = 5) -> tuple[Governor, ParallelEnvState, list[dict[str, torch.Tensor]]]:
+def two_generations(every: int = 5) -> tuple[Governor, HostTraining, list[dict[str, torch.Tensor]]]:
     """Snapshots at epochs 5 and 10; the state at each."""
     governor, training = world(every)
     kept = []

@@ -9,8 +9,8 @@ from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SeedSlot
 from esper.seeds.stage import SeedStage
-from esper.training.evaluate import evaluate
-from esper.training.host_step import begin_epoch, blending, train_step
+from esper.training.step import begin_epoch, blending, train_step
+from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage

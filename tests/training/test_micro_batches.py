@@ -17,10 +17,10 @@ from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.slot import SlotSite
 from esper.seeds.stage import SeedStage as S
-from esper.training import randomness
-from esper.training.env_state import ParallelEnvState
-from esper.training.host_step import begin_epoch, train_step
-from esper.training.randomness import OwnedDropout
+from esper.training import rng as randomness
+from esper.training.host_training import HostTraining
+from esper.training.rng import OwnedDropout
+from esper.training.step import begin_epoch, train_step
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 from tests.training.test_foreign_hosts import language, texts, training_of
 
@@ -51,7 +51,7 @@ def close(first: dict[str, Tensor], second: dict[str, Tensor], relative: float =
         assert float((a - b).norm()) <= relative * float(b.norm()), kind
 
 
-def all_of(env: ParallelEnvState, seeds: tuple[str, ...]) -> dict[str, Tensor]:
+def all_of(env: HostTraining, seeds: tuple[str, ...]) -> dict[str, Tensor]:
     """Weights, momentum, totals and gradient statistics."""
     found = tensors_of(env, seeds)
     found["totals"] = env.totals.training[:3].clone()  # how many calls there were is no result
@@ -60,7 +60,7 @@ def all_of(env: ParallelEnvState, seeds: tuple[str, ...]) -> dict[str, Tensor]:
     return found
 
 
-def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> ParallelEnvState:
+def grown(task: Task, parts: int, incubation: str, stage: S = S.TRAINING) -> HostTraining:
     env = training_of(task, task={**CONSTANT, "micro_batches": parts}, env={"incubation": incubation})
     plant(env, "r0c0", stage=stage, target=0.7)
     plant(env, "r0c1", "bottleneck", "GATED_GATE", S.HOLDING)

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.ops import NormReluPool
-from esper.training.evaluate import evaluate
-from esper.training.host_step import train_epoch
+from esper.training.step import train_epoch
+from esper.training.validate import evaluate
 from tests.training.growing import configurations_of
 from tests.training.kernels_used import FALLBACKS, assert_nothing_falls_back, calls_of, channels_last_env
 

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 import esper
-from esper.data.fit import check_hosts
+from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ops import SGD
 from esper.seeds.stage import SeedStage as S
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 from tests.core_helpers import digits, plant, tiny_config, train
 from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
 
-def momenta(env: ParallelEnvState) -> list[torch.Tensor]:
+def momenta(env: HostTraining) -> list[torch.Tensor]:
     state = env.host_group.optimizer.state
     return [state[parameter]["momentum_buffer"] for parameter in env.host_group.parameters]
 

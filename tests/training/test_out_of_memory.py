@@ -15,11 +15,11 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.stage import SeedStage as S
 from esper.telemetry.event import Event, MicroBatchHalved
-from esper.training.contents import Copies
-from esper.training.env_state import ParallelEnvState
-from esper.training.gpu_lanes import GpuLanes
-from esper.training.lanes import LaneError, Lanes
-from esper.training.memory import OutOfMemory, Parts, Shortage, ran_out
+from esper.training.contents import TensorSnapshot
+from esper.training.execution.streams import StreamLanes
+from esper.training.execution.workers import LaneError, WorkerLanes
+from esper.training.host_training import HostTraining
+from esper.training.micro_batching import OutOfMemory, Parts, Shortage, ran_out
 from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same
@@ -32,7 +32,7 @@ REGISTRY = BlueprintRegistry(
 
 
 def shrink(
-    env: ParallelEnvState,
+    env: HostTraining,
     room: int,
     from_batch: int = 0,
     error: Callable[[], Exception] | None = None,
@@ -47,11 +47,11 @@ def shrink(
     env.host.segments[1].register_forward_pre_hook(check)  # type: ignore[operator, union-attr]
 
 
-def course(lanes: Lanes | GpuLanes, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
+def course(lanes: WorkerLanes | StreamLanes, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
     """Envs with a seed that incubates, on a CPU with dropout, and one that is blended; ``hurt`` acts before the third
     epoch, in which incubation begins."""
     made = Growing(KINDS[kind], lanes, registry=REGISTRY)
-    if isinstance(lanes, GpuLanes):
+    if isinstance(lanes, StreamLanes):
         lanes.gpu.envs = made.envs  # type: ignore[attr-defined]
     made.reset()
     made.epoch()
@@ -59,7 +59,7 @@ def course(lanes: Lanes | GpuLanes, hurt: Callable[[Growing], Any], kind: str = 
         made.plant(env, "r1c1", S.HOLDING)
     made.epoch()
     for env in range(2):
-        made.plant(env, "r0c0", S.TRAINING, "dropping" if isinstance(lanes, Lanes) else "conv_light")
+        made.plant(env, "r0c0", S.TRAINING, "dropping" if isinstance(lanes, WorkerLanes) else "conv_light")
     hurt(made)
     return made
 
@@ -81,10 +81,10 @@ def from_here_on(made: Growing) -> None:
 def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
-    hurt = course(Lanes(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
+    hurt = course(WorkerLanes(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
     events: list[Event] = []
     hurt.trainer.parts.tell = events.append
-    expected = finished(course(Lanes(1), from_here_on, kind=kind))
+    expected = finished(course(WorkerLanes(1), from_here_on, kind=kind))
     assert_same(finished(hurt), expected)
     (event,) = events
     assert isinstance(event, MicroBatchHalved)
@@ -96,9 +96,9 @@ def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
 @pytest.mark.parametrize("fitting", [0, 5, 20])
 def test_no_memory_for_remembering_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one env part of the copies are there, and those of the others are whole: none of it is mixed up."""
-    capture, failed = Copies.capture, []
+    capture, failed = TensorSnapshot.capture, []
 
-    def too_large(copies: Copies, live: Iterable[tuple[str, Tensor]]) -> None:
+    def too_large(copies: TensorSnapshot, live: Iterable[tuple[str, Tensor]]) -> None:
         found = list(live)
         if copies is hurt.trainer._starts[1]._copies and not failed:
             failed.append(True)
@@ -106,9 +106,9 @@ def test_no_memory_for_remembering_how_the_epoch_began(fitting: int, monkeypatch
             raise RuntimeError(FULL)
         capture(copies, found)
 
-    hurt = course(Lanes(2), lambda _made: None)
-    monkeypatch.setattr(Copies, "capture", too_large)
-    assert_same(finished(hurt), finished(course(Lanes(1), from_here_on)))
+    hurt = course(WorkerLanes(2), lambda _made: None)
+    monkeypatch.setattr(TensorSnapshot, "capture", too_large)
+    assert_same(finished(hurt), finished(course(WorkerLanes(1), from_here_on)))
     assert failed
     assert not any(start._copies.tensors for start in hurt.trainer._starts.values()), "nothing is done a third time"
 
@@ -131,7 +131,7 @@ def test_captured_work_of_whole_batches_is_dropped() -> None:
 
 @pytest.mark.finding("M12")
 def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
-    with course(Lanes(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
+    with course(WorkerLanes(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
         events: list[Event] = []
         made.trainer.parts.tell = events.append
         with pytest.raises(OutOfMemory, match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate") as caught:
@@ -144,7 +144,7 @@ def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
 
 
 def test_a_batch_that_cannot_be_cut_smaller_is_not_tried_again() -> None:
-    with Growing(KINDS["float images"], Lanes(1), 1, micro_batches=BATCH) as made:
+    with Growing(KINDS["float images"], WorkerLanes(1), 1, micro_batches=BATCH) as made:
         made.reset()
         shrink(made.envs[0], 0)
         with pytest.raises(OutOfMemory, match="env 0, epoch 0, batch 0"):
@@ -157,7 +157,7 @@ def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
         shrink(made.envs[0], BATCH // 2)
         shrink(made.envs[1], 0, error=lambda: ValueError("broken"))
 
-    with course(Lanes(1), hurt) as made, pytest.raises(LaneError) as caught:
+    with course(WorkerLanes(1), hurt) as made, pytest.raises(LaneError) as caught:
         made.trainer.epoch(made.envs)
     assert not isinstance(caught.value, OutOfMemory)
     assert not made.trainer.parts.doubled

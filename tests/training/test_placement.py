@@ -15,10 +15,10 @@ import torch
 
 from esper.config import ConfigError, RunConfig, TrainingConfig
 from esper.seeds.stage import SeedStage
-from esper.training.contents import Copies
-from esper.training.env_state import ParallelEnvState
+from esper.training.contents import TensorSnapshot
 from esper.training.epoch_start import EpochStart
 from esper.training.governor import Governor
+from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
 from esper.training.snapshot import ValidationRecord
 from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, tiny_config, train
@@ -59,7 +59,7 @@ def test_more_room_never_pins_more() -> None:
         assert (3 - len(fewer)) * size * hosts <= limit * MIB
 
 
-def on_gpus(*devices: str) -> list[ParallelEnvState]:
+def on_gpus(*devices: str) -> list[HostTraining]:
     """Hosts that say they are there, 8 KiB a copy: 1,024 float32 values with their momentum."""
     weight = torch.nn.Linear(32, 32, bias=False)
     optimizer = SimpleNamespace(state={weight.weight: {"momentum_buffer": torch.zeros(32, 32)}})
@@ -67,7 +67,7 @@ def on_gpus(*devices: str) -> list[ParallelEnvState]:
     made = [
         SimpleNamespace(device=torch.device(name), host=weight, host_group=group, seed_groups={}) for name in devices
     ]
-    return cast(list[ParallelEnvState], made)
+    return cast(list[HostTraining], made)
 
 
 def test_the_limit_is_for_the_hosts_of_each_gpu_with_their_seeds() -> None:
@@ -252,7 +252,7 @@ def test_what_is_held_is_counted_by_host() -> None:
 def test_copies_keep_the_layout_of_what_they_are_of() -> None:
     images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     for pinned in (False, True):
-        copies = Copies(pinned)
+        copies = TensorSnapshot(pinned)
         copies.capture([("images", images)])
         assert copies.tensors["images"].stride() == images.stride()
         assert torch.equal(copies.tensors["images"], images)

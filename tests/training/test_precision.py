@@ -21,11 +21,11 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SlotSite
 from esper.seeds.stage import SeedStage as S
 from esper.training import precision
-from esper.training.env_state import ParallelEnvState
-from esper.training.evaluate import evaluate
-from esper.training.host_step import begin_epoch, blending, train_epoch, train_step
-from esper.training.lanes import Lanes
+from esper.training.execution.workers import WorkerLanes
+from esper.training.host_training import HostTraining
 from esper.training.precision import concrete
+from esper.training.step import begin_epoch, blending, train_epoch, train_step
+from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import grafted, language, of, training_of
@@ -64,7 +64,7 @@ CASES = [(task, name) for task in TASKS for name in BLUEPRINTS.names(TOPOLOGY.ge
 
 
 @contextmanager
-def watched(env: ParallelEnvState) -> Iterator[list[tuple[str, torch.dtype, torch.dtype]]]:
+def watched(env: HostTraining) -> Iterator[list[tuple[str, torch.dtype, torch.dtype]]]:
     """(slot, dtype of the features that go in, dtype of the delta) of every pass through a seed."""
     seen: list[tuple[str, torch.dtype, torch.dtype]] = []
     hooks = []
@@ -319,7 +319,7 @@ def test_bfloat16_is_the_same_bits_for_any_number_of_lanes() -> None:
         for env in envs:
             plant(env, "r0c1", stage=S.BLENDING, target=0.7)
             plant(env, "r1c0")
-        with Lanes(lanes) as pool:
+        with WorkerLanes(lanes) as pool:
             for _ in range(2):
                 pool.run(train_epoch, envs)
         found.append([tensors_of(env, ("r0c1", "r1c0")) for env in envs])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.stage import SeedStage
-from esper.training.env_state import ParallelEnvState
+from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train
 
@@ -19,7 +19,7 @@ S = SeedStage
 RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
 
 
-def with_fossil() -> ParallelEnvState:
+def with_fossil() -> HostTraining:
     training = make_training()
     plant(training, "r0c0", style="GATED_GATE", stage=S.FOSSILIZED)
     train(training, 2)

@@ -18,10 +18,10 @@ from esper.config import ConfigError
 from esper.data.shared_batches import SharedBatchError
 from esper.data.task import Split, Task, resolve
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.env_state import ParallelEnvState
-from esper.training.epochs import HostTrainer
-from esper.training.lanes import Lanes
-from esper.training.totals import EpochTotals, make_totals
+from esper.training.execution.workers import WorkerLanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import EpochMetrics, make_metrics
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
 from tests.env.test_transfers import run_here
 
@@ -49,13 +49,13 @@ def streamed(workers: int = 1, torn: int | None = None) -> Task:
 
 
 @contextmanager
-def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[ParallelEnvState]]]:
+def trainer_of(task: Task, envs: int) -> Iterator[tuple[HostTrainer, list[HostTraining]]]:
     config = resolve(tiny_config(envs), task)
-    rows = make_totals(envs, torch.device("cpu"))
-    made = [ParallelEnvState(i, task, config, rows[i]) for i in range(envs)]
+    rows = make_metrics(envs, torch.device("cpu"))
+    made = [HostTraining(i, task, config, rows[i]) for i in range(envs)]
     for env in made:
         env.reset(0, 0)
-    with Lanes(1) as lanes:
+    with WorkerLanes(1) as lanes:
         trainer = HostTrainer(task, made, lanes)
         try:
             yield trainer, made
@@ -102,10 +102,10 @@ def test_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pyte
 
     with trainer_of(streamed(0), 3) as (trainer, envs):
         for owner, name in (
-            (EpochTotals, "zero_training"),
-            (EpochTotals, "add_training"),
-            (ParallelEnvState, "set_learning_rate"),
-            (ParallelEnvState, "set_alphas"),
+            (EpochMetrics, "zero_training"),
+            (EpochMetrics, "add_training"),
+            (HostTraining, "set_learning_rate"),
+            (HostTraining, "set_alphas"),
         ):
             noted(owner, name)
         trainer.epoch(envs)
@@ -115,7 +115,7 @@ def test_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pyte
 
 @pytest.mark.trap(33)
 def test_a_batch_that_streams_in_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lanes, "run", run_here)  # modes of torch belong to a thread
+    monkeypatch.setattr(WorkerLanes, "run", run_here)  # modes of torch belong to a thread
     copies: list[bool] = []
 
     class Copies(TorchFunctionMode):

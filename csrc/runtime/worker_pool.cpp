@@ -1,0 +1,334 @@
+#include "worker_pool.h"
+
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "cpus.h"
+#include "interpreter.h"
+#include "work_queue.h"
+
+namespace py = pybind11;
+
+namespace esper::host {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kSecondsAtExit = 5;  // that tasks which still run when Python ends get to finish
+
+PyObject* cancelled_error = nullptr;  // these two live as long as the process
+PyObject* all_threads = nullptr;      // a WeakSet
+
+// Which pool this thread works for.
+thread_local const PoolState* employer = nullptr;
+
+// Objects are plain pointers in here, let go by clear() with the GIL held: a thread that ends the hard way, with the
+// process, must not touch them.
+struct PythonBatch : Batch {
+    PythonBatch(const std::vector<py::object>& given, const std::vector<double>& costs)
+        : Batch(costs), errors(given.size(), nullptr), seconds(given.size(), 0) {
+        for (const py::object& task : given) tasks.push_back(py::object(task).release().ptr());
+    }
+
+    void clear() {
+        for (PyObject*& task : tasks) Py_CLEAR(task);
+        for (PyObject*& error : errors) Py_CLEAR(error);
+    }
+
+    std::vector<PyObject*> tasks, errors;
+    std::vector<double> seconds;
+};
+
+}  // namespace
+
+struct PoolState {
+    explicit PoolState(size_t count) : cpus(count) {}
+
+    void arrive() {
+        const std::lock_guard lock(mutex);
+        ++arrived;
+        arrival.notify_all();
+    }
+    bool wait_for_arrivals(size_t count) {
+        std::unique_lock lock(mutex);
+        return arrival.wait_for(lock, Outside::kPatience, [&] { return arrived == count; });
+    }
+    // A copy of this in a forked child has no threads, and locks that may be held for ever.
+    bool from_another_process() const { return process != getpid(); }
+
+    WorkQueue queue;
+    const pid_t process = getpid();
+
+    // Set by the pool, read by its workers before they arrive; the GIL guards them.
+    PyObject* start = nullptr;
+    PyObject* start_error = nullptr;
+    std::vector<std::vector<int>> cpus;  // a worker empties its row where it cannot be pinned
+
+    std::mutex mutex;
+    std::condition_variable arrival;
+    size_t arrived = 0;
+};
+
+namespace {
+
+using Shared = std::shared_ptr<PoolState>;
+
+// Every pool that is not gone, for the end of the process; the GIL guards it.
+std::vector<std::weak_ptr<PoolState>>& all_pools() {
+    static auto* const pools = new std::vector<std::weak_ptr<PoolState>>;
+    return *pools;
+}
+
+Shared make_state(size_t count) {
+    // In a forked child, destroying a condition variable would wait for threads that are not there.
+    return {new PoolState(count), [](PoolState* state) {
+                if (!state->from_another_process()) delete state;
+            }};
+}
+
+void begin_work(PoolState& state, long index) {
+    employer = &state;
+    auto& cpus = state.cpus[static_cast<size_t>(index)];
+    if (!stay_on(cpus)) cpus.clear();
+    PyObject* const start = state.start;
+    if (start == nullptr || start == Py_None) return;
+    Py_INCREF(start);
+    PyObject* const result = PyObject_CallFunction(start, "l", index);
+    Py_DECREF(start);
+    if (result != nullptr) {
+        Py_DECREF(result);
+    } else if (PyObject* const error = take_exception(); state.start_error == nullptr) {
+        state.start_error = error;
+    } else {
+        Py_DECREF(error);
+    }
+}
+
+void do_task(PythonBatch& batch, size_t task) {
+    const auto begin = Clock::now();
+    PyObject* const callable = std::exchange(batch.tasks[task], nullptr);
+    PyObject* const result = PyObject_CallNoArgs(callable);
+    if (result == nullptr) batch.errors[task] = take_exception();
+    Py_XDECREF(result);
+    Py_DECREF(callable);
+    batch.seconds[task] = std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// The life of a worker: the target of a Python thread, so that it has one thread state, one name and one
+// `threading.current_thread()` for all of it. `self` is a capsule with the state, and holds it until this returns.
+// Plain Python C API, without objects that have destructors: see enter_python.
+PyObject* work(PyObject* self, PyObject* index) {
+    auto& state = **static_cast<Shared*>(PyCapsule_GetPointer(self, nullptr));
+    begin_work(state, PyLong_AsLong(index));
+    state.arrive();
+    PyThreadState* thread = PyEval_SaveThread();
+    for (Job job = state.queue.take(); job.batch; job = state.queue.take()) {
+        auto& batch = static_cast<PythonBatch&>(*job.batch);
+        enter_python(thread);
+        do_task(batch, job.task);
+        thread = PyEval_SaveThread();
+        if (state.queue.finish(job)) {
+            enter_python(thread);
+            batch.clear();
+            thread = PyEval_SaveThread();
+        }
+    }
+    enter_python(thread);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef work_definition = {"work", &work, METH_O, nullptr};
+
+py::object target(const Shared& state) {
+    const py::capsule holder(new Shared(state), [](void* shared) { delete static_cast<Shared*>(shared); });
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&work_definition, holder.ptr()));
+}
+
+// Before Python ends: nobody may be left who would want to come back to it. Tasks that still run get a moment.
+void close_all() {
+    for (const auto& pool : all_pools()) {
+        if (const Shared state = pool.lock(); state && !state->from_another_process()) state->queue.close();
+    }
+    const auto deadline = Clock::now() + std::chrono::duration<double>(kSecondsAtExit);
+    for (const py::handle thread : py::list(py::reinterpret_borrow<py::object>(all_threads))) {
+        const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+        thread.attr("join")(std::max(0.0, left));
+    }
+}
+
+void check_tasks(const std::vector<py::object>& tasks, const std::vector<double>& costs) {
+    if (tasks.size() != costs.size()) {
+        throw py::value_error("as many costs as tasks, please: there are " + std::to_string(tasks.size()) +
+                              " tasks and " + std::to_string(costs.size()) + " costs");
+    }
+    for (size_t i = 0; i < tasks.size(); ++i) {
+        if (PyCallable_Check(tasks[i].ptr()) == 0) {
+            throw py::type_error("task " + std::to_string(i) +
+                                 " cannot be called: " + py::repr(tasks[i]).cast<std::string>());
+        }
+        if (std::isnan(costs[i])) throw py::value_error("the cost of task " + std::to_string(i) + " is not a number");
+    }
+}
+
+py::list collect(PythonBatch& batch) {
+    py::list results;
+    for (size_t i = 0; i < batch.tasks.size(); ++i) {
+        py::object outcome = py::none();
+        if (!batch.started(i)) outcome = py::handle(cancelled_error)("cancelled before it was started");
+        if (batch.errors[i] != nullptr) outcome = py::reinterpret_borrow<py::object>(batch.errors[i]);
+        results.append(py::make_tuple(outcome, batch.seconds[i]));
+    }
+    return results;
+}
+
+}  // namespace
+
+WorkerPool::WorkerPool(int count, py::object start, bool pin, const std::string& name) {
+    if (count < 0) throw py::value_error("a pool has 1 or more workers, or 0 for one on each physical core");
+    auto places = cores();
+    const size_t workers = count > 0 ? static_cast<size_t>(count) : static_cast<size_t>(physical_cores());
+    state_ = make_state(workers);
+    if (pin && workers <= places.size()) {
+        places.resize(workers);
+        state_->cpus = std::move(places);
+    }
+    auto& pools = all_pools();
+    pools.erase(std::remove_if(pools.begin(), pools.end(), [](const auto& pool) { return pool.expired(); }),
+                pools.end());
+    pools.push_back(state_);
+    try {
+        start_threads(name, start);
+    } catch (...) {
+        state_->queue.close();
+        Py_CLEAR(state_->start);
+        throw;
+    }
+}
+
+WorkerPool::~WorkerPool() {
+    if (!state_->from_another_process()) state_->queue.close();
+}
+
+void WorkerPool::start_threads(const std::string& name, const py::object& start) {
+    const py::object make = py::module_::import("threading").attr("Thread");
+    state_->start = py::object(start).release().ptr();
+    for (size_t i = 0; i < count(); ++i) {
+        const py::object thread = make(py::arg("target") = target(state_), py::arg("args") = py::make_tuple(i),
+                                       py::arg("name") = name + "-" + std::to_string(i), py::arg("daemon") = true);
+        thread.attr("start")();
+        py::handle(all_threads).attr("add")(thread);
+        threads_.append(thread);
+    }
+    Outside waiting;
+    while (!state_->wait_for_arrivals(count()) && waiting.interruptions() == 0) continue;
+    waiting.come_back();
+    Py_CLEAR(state_->start);
+    waiting.raise();
+    if (PyObject* const error = std::exchange(state_->start_error, nullptr); error != nullptr) {
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+        Py_DECREF(error);
+        throw py::error_already_set();
+    }
+}
+
+void WorkerPool::refuse_other_processes() const {
+    if (state_->from_another_process()) {
+        throw std::runtime_error("this worker pool was made before the process forked; its workers are in the parent");
+    }
+}
+
+py::list WorkerPool::run(const std::vector<py::object>& tasks, const std::vector<double>& costs) {
+    refuse_other_processes();
+    check_tasks(tasks, costs);
+    if (employer == state_.get()) {
+        throw std::runtime_error("a task may not call run of the pool that it runs on: it would wait for itself");
+    }
+    const auto batch = std::make_shared<PythonBatch>(tasks, costs);
+    Turn turn = Turn::kLater;
+    bool abandoned = false;
+    Outside waiting;
+    while (turn == Turn::kLater && waiting.interruptions() == 0) turn = state_->queue.begin(batch, Outside::kPatience);
+    while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, Outside::kPatience)) {
+        const int interruptions = waiting.interruptions();
+        if (interruptions == 1) state_->queue.cancel(*batch);
+        if (interruptions > 1) abandoned = state_->queue.abandon(*batch);  // the second time it is meant
+    }
+    waiting.come_back();
+    const py::list results = turn == Turn::kNow && !abandoned ? collect(*batch) : py::list();
+    if (!abandoned) batch->clear();
+    waiting.raise();
+    if (turn == Turn::kNever) throw std::runtime_error("this worker pool is closed");
+    return results;
+}
+
+void WorkerPool::cancel() {
+    refuse_other_processes();
+    state_->queue.cancel();
+}
+
+bool WorkerPool::cancelled() const {
+    return state_->queue.cancelled();
+}
+
+void WorkerPool::close() {
+    if (state_->from_another_process()) return;
+    if (employer == state_.get()) throw std::runtime_error("a task may not close the pool that it runs on");
+    state_->queue.close();
+    for (const py::handle thread : threads_) thread.attr("join")();
+}
+
+bool WorkerPool::closed() const {
+    return state_->queue.closed();
+}
+
+size_t WorkerPool::count() const {
+    return state_->cpus.size();
+}
+
+std::vector<std::vector<int>> WorkerPool::cpus() const {
+    return state_->cpus;
+}
+
+void bind_worker_pool(py::module_& m) {
+    cancelled_error = PyErr_NewExceptionWithDoc("esper._runtime.Cancelled", "Not done, because somebody cancelled it.",
+                                                PyExc_RuntimeError, nullptr);
+    if (cancelled_error == nullptr) throw py::error_already_set();
+    m.attr("Cancelled") = py::handle(cancelled_error);
+    all_threads = py::module_::import("weakref").attr("WeakSet")().release().ptr();
+    py::module_::import("atexit").attr("register")(py::cpp_function(&close_all));
+
+    py::class_<WorkerPool>(m, "WorkerPool", R"(Persistent threads, one for each physical core by default.
+
+count: how many; 0 is one for each physical core.
+start: called once on each thread with the worker's number; the constructor raises what it raises.
+pin: keep each worker on a physical core of its own. With more workers than cores none is pinned.
+name: of the threads, before their numbers.)")
+        .def(py::init<int, py::object, bool, const std::string&>(), py::arg("count") = 0, py::arg("start") = py::none(),
+             py::arg("pin") = true, py::arg("name") = "worker")
+        .def("run", &WorkerPool::run, py::arg("tasks"), py::arg("costs"),
+             R"(Call every task once, wholly on one worker, the costliest first, and wait for all of them.
+
+Returns (exception or None, seconds) of each, in the order given; a task that a cancellation kept from being started
+has Cancelled. Two threads that call this take turns. A signal handler that raises (Ctrl-C) cancels: running tasks
+finish, and then its exception is raised; raised a second time, it leaves at once and running tasks finish by themselves.
+Raises RuntimeError for a pool that is closed, and in a task of the same pool.)")
+        .def("cancel", &WorkerPool::cancel,
+             "Start no more tasks of the run at work, and tell those that run by `cancelled`. From any thread.")
+        .def_property_readonly("cancelled", &WorkerPool::cancelled, "Whether this run was cancelled; the next is not.")
+        .def("close", &WorkerPool::close, "Cancel, wait for running tasks, and end the threads. May be called again.")
+        .def_property_readonly("closed", &WorkerPool::closed, "Whether `close` was called.")
+        .def_property_readonly("count", &WorkerPool::count, "Workers.")
+        .def_property_readonly("cpus", &WorkerPool::cpus,
+                               "The CPUs that each worker stays on; empty for one that the system places.");
+}
+
+}  // namespace esper::host

@@ -1,0 +1,89 @@
+"""An env's batches from data in memory, in a new order each epoch, in buffers that every batch reuses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from esper.data.task import Augmentation, Split
+from esper.ops import stage_images
+from esper.training.upload import upload
+
+EPOCH_BITS = 32
+"""Number of bits of the epoch in the operator's epoch number, which is episode << EPOCH_BITS | epoch."""
+
+
+class BatchLoader:
+    """The training batches of one env, with buffers and a cursor at fixed addresses for captured steps.
+
+    Args:
+        split: the training samples.
+        batch_size: samples per batch.
+        samples: samples per epoch; an incomplete last batch is dropped.
+        augmentation: augmentation of images stored as bytes.
+        dtype: dtype of images staged from bytes; other inputs keep theirs.
+    """
+
+    def __init__(
+        self, split: Split, batch_size: int, samples: int, augmentation: Augmentation, dtype: torch.dtype
+    ) -> None:
+        self.split, self.batch_size, self.augmentation = split, batch_size, augmentation
+        self.batches = samples // batch_size
+        self.seed, self.episode = 0, 0
+        self.device = split.y.device
+        self.by_cursor = self.device.type != "cpu"
+        """True if batches follow one another from the cursor (not on a CPU); otherwise each is chosen by its number."""
+        self.order = torch.zeros(self.batches * batch_size, dtype=torch.int64, device=self.device)
+        self.cursor = torch.zeros(2, dtype=torch.int64, device=self.device)
+        """(epoch, position in ``order`` of the next batch's first sample), int64 [2]; steps read it on the device."""
+        self.x, self.y = split.empty(batch_size, dtype), split.y.new_empty((batch_size, *split.y.shape[1:]))
+
+    def restart(self, seed: int, episode: int) -> None:
+        """Starts an episode. Augmentation depends on ``seed`` (64 bits), ``episode``, epoch and sample.
+
+        A captured step has the seed as a constant, but not the episode.
+        """
+        self.seed, self.episode = seed >> 1, episode  # operators take 63 bits
+
+    def begin(self, epoch: int, generator: torch.Generator) -> None:
+        """Draws the order of an epoch from ``generator``, a CPU generator."""
+        self.epoch = self.episode << EPOCH_BITS | epoch
+        upload(torch.randperm(len(self.split), generator=generator)[: len(self.order)], self.order)
+        if self.by_cursor:
+            upload(torch.tensor([self.epoch, 0]), self.cursor)
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Returns inputs [B, ...] and targets of batch ``number``, valid until the next call.
+
+        With ``by_cursor``, it is always the next batch.
+        """
+        first = number * self.batch_size
+        if self.split.table is not None:
+            self._stage_images(self.split.table, first)
+        else:
+            rows = self._rows_at_cursor() if self.by_cursor else self.order[first : first + self.batch_size]
+            torch.index_select(self.split.x, 0, rows, out=self.x)
+            torch.index_select(self.split.y, 0, rows, out=self.y)
+        if self.by_cursor:
+            self.cursor[1].add_(self.batch_size)
+        return self.x, self.y
+
+    def _stage_images(self, table: Tensor, first: int) -> None:
+        stage_images(
+            self.split.x,
+            self.order,
+            table,
+            seed=self.seed,
+            epoch=0 if self.by_cursor else self.epoch,
+            first=0 if self.by_cursor else first,
+            cursor=self.cursor if self.by_cursor else None,
+            padding=self.augmentation.crop,
+            flip=self.augmentation.flip,
+            targets=self.split.y,
+            out=self.x,
+            targets_out=self.y,
+        )
+
+    def _rows_at_cursor(self) -> Tensor:
+        places = self.cursor[1] + torch.arange(self.batch_size, device=self.device)
+        return self.order.index_select(0, places)

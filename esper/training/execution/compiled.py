@@ -1,0 +1,236 @@
+"""The compiled tier: segments of hosts are compiled with ``torch.compile``; seeds, sites and the lifecycle are not.
+
+One compiled function serves the segments of all hosts, so that all envs share compiled code. It has several variants
+per segment, by mode, gradients, number format and number of threads. All variants of a run are compiled before its
+first step, because compiling in one thread changes how modules are called in all others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.data.task import Split
+from esper.hosts.graft import GraftedHost
+from esper.hosts.host import Host, Run, SegmentedHost, run_segment
+from esper.ops import _native
+from esper.training.execution.multi_gpu import OneDevice
+from esper.training.host_training import HostTraining
+from esper.training.rng import OwnedDropout, seeded
+from esper.training.shadow import ShadowBuffers
+from esper.training.validate import evaluate
+
+BACKEND = "inductor"
+"""Backend of torch.compile, which generates C++ for a CPU and Triton for a GPU."""
+
+MAX_VARIANTS = 200
+"""Max variants of all segments of all hosts in the process, which torch keeps in one list; torch's own limit is 8."""
+
+MAX_WORDS = 300
+"""Max characters of a reason; torch's messages about failed compilations fill pages."""
+
+
+class CompiledRun:
+    """``run_segment``, compiled without graph breaks; several lanes may call it at the same time.
+
+    Compiled code covers ranges of batch sizes. A batch size of 1 has its own code, and so, on a CPU, have sizes below
+    16, for which convolutions differ.
+
+    Dynamo's guard evaluation is not thread-safe: evaluated by two threads at once, guards give wrong results. It is
+    serialised by a lock; execution of compiled code is not.
+    """
+
+    def __init__(self, backend: str) -> None:
+        from torch._dynamo import lookup_backend  # takes a second to import
+
+        self._looking = threading.Lock()
+        self._compile_graph = lookup_backend(backend)
+        options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": self._graph}
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:
+            options["recompile_limit"] = MAX_VARIANTS
+        else:  # torch before 2.13: one limit for the whole process
+            limit = getattr(torch.compiler.config, "recompile_limit", MAX_VARIANTS)
+            torch.compiler.config.recompile_limit = max(limit, MAX_VARIANTS)
+        self._run: Run = torch.compile(run_segment, **options)
+
+    def __call__(self, segment: nn.Module, h: Tensor) -> Tensor:
+        with self._looking:
+            return self._run(segment, h)
+
+    def _graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """Compiles a graph with the backend and returns a callable that releases the lock during execution."""
+        compiled = self._compile_graph(graph, inputs)
+
+        def found(*arguments: Any) -> Any:
+            self._looking.release()
+            try:
+                return compiled(*arguments)
+            finally:
+                self._looking.acquire()
+
+        return found
+
+
+@cache
+def compiled_run(backend: str) -> CompiledRun:
+    """Returns the process's only instance per backend, so that all hosts share compiled code."""
+    return CompiledRun(backend)
+
+
+def obstacle(host: Host, draws: bool = False) -> str | None:
+    """Returns the reason why ``host`` cannot be compiled, or None if it can be tried.
+
+    ``draws``: whether the host draws from the process's random generators.
+    """
+    if isinstance(host, GraftedHost):
+        return "a grafted model is caught at its sites by hooks, and has no segments to compile by themselves"
+    if not isinstance(host, SegmentedHost):
+        return f"{type(host).__name__} is no SegmentedHost, and has no segments to compile by themselves"
+    if draws or any(isinstance(module, OwnedDropout) and module.p > 0 for module in host.modules()):
+        return "the host draws random numbers, and would draw others in compiled code"
+    return None
+
+
+def compile_host(
+    host: Host,
+    trained: Sequence[Tensor],
+    evaluated: Sequence[Tensor] = (),
+    casting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    backend: str | None = None,
+) -> str | None:
+    """Compiles the segments of ``host`` and tries them; its weights, buffers, gradients and mode do not change.
+
+    Args:
+        host: the host, in any mode.
+        trained: inputs [B, ...] for a forward and a backward pass in train mode, one for each batch size of the run.
+        evaluated: inputs [B, ...] for a forward pass in eval mode.
+        casting: makes the context that sets the number format of passes.
+        backend: backend of torch.compile; None: ``BACKEND``.
+
+    Returns:
+        None, or the reason why the host was not compiled.
+    """
+    reason = obstacle(host)
+    if reason is not None:
+        return reason
+    assert isinstance(host, SegmentedHost)
+    before, training = host.compiled, host.training
+    run = compiled_run(backend or BACKEND)
+    left_out = set(host.segments)
+
+    def noting(segment: nn.Module, h: Tensor) -> Tensor:
+        left_out.discard(segment)
+        return run(segment, h)
+
+    host.compiled = noting
+    try:
+        with seeded(0), ShadowBuffers(host).in_place():
+            _rehearse(host, trained, evaluated, casting)
+    except Exception as error:  # the network or the compiler may raise anything
+        host.compiled = before
+        return _reason_of(error)
+    finally:
+        host.train(training)
+    if left_out:
+        host.compiled = before
+        return f"{type(host).__name__} has a forward pass of its own, which does not call run() for every segment"
+    host.compiled = run
+    return None
+
+
+def compile_hosts(envs: Sequence[HostTraining], lanes: OneDevice) -> str | None:
+    """Compiles the hosts of ``envs``, all of one task and before their first episode, or returns why none is compiled.
+
+    Compiled code depends on the number of threads, so the hosts are compiled on a lane.
+
+    Raises:
+        RuntimeError: they cannot be compiled, and ``ESPER_REQUIRE_NATIVE`` is 1.
+    """
+    training = envs[0]
+    reasons = [obstacle(training.host, training.host_draws_globally)]
+    if reasons[0] is None:
+        lanes.run(lambda first: reasons.append(_compile_for(first)), [training])
+    if reasons[-1] is None:  # new seeds are probed between epochs, possibly with more threads
+        reasons.append(compile_host(training.host, (), [training.sample]))
+    if reasons[-1] is not None:
+        for other in envs:
+            if isinstance(other.host, SegmentedHost):
+                other.host.compiled = None
+        _native.refuse_fallback("hosts are not compiled", reasons[-1])
+        return reasons[-1]
+    for other in envs:
+        assert isinstance(other.host, SegmentedHost)
+        other.host.compiled = compiled_run(BACKEND)
+    return None
+
+
+def _compile_for(training: HostTraining) -> str | None:
+    """Compiles the env's host for the inputs of its training and validation passes; returns why not, or None."""
+    task, sizes, dtype = training.task, training.config.task, training.arithmetic.image_dtype
+    assert sizes.batch_size is not None
+
+    def trained(count: int) -> Tensor:
+        if isinstance(task.train, Split):
+            return task.train.inputs(0, count, dtype)
+        return task.calibration_inputs(count)
+
+    parts = {len(rows) for rows in torch.arange(sizes.batch_size).chunk(sizes.micro_batches)}
+    most = task.evaluation_batch
+    evaluated = [
+        split.inputs(0, count, dtype)
+        for split in (task.validation, task.test)
+        for count in {min(most, len(split) - start) for start in range(0, len(split), most)}
+    ]
+    reason = compile_host(training.host, [trained(count) for count in parts], evaluated, training.arithmetic.casting)
+    if reason is None and training.calibration is not None:
+        few = Split(task.validation.x[:2], task.validation.y[:2], task.validation.table)
+        try:
+            evaluate(training, few, [(0.0,) * len(training.slots)], calibrate=training.calibration)
+        except Exception as error:  # as in compile_host
+            return _reason_of(error)
+    return reason
+
+
+def _rehearse(
+    host: SegmentedHost,
+    trained: Iterable[Tensor],
+    evaluated: Iterable[Tensor],
+    casting: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Runs the kinds of passes of a run.
+
+    In training, features at sites have a gradient to the host's weights, or are the start of an incubating seed's pass.
+    """
+    host.train()
+    parameters = [parameter for parameter in host.parameters() if parameter.requires_grad]
+    for x in trained:
+        for begins in (False, True):
+            left: list[Tensor] = []
+
+            def at(_site: int, h: Tensor, left: list[Tensor] = left, begins: bool = begins) -> Tensor:
+                left.append(h)
+                return h.detach().requires_grad_() if begins else h
+
+            with casting():
+                left.append(host.walk(x, at))
+            outputs = [h.float().sum() for h in left if h.requires_grad]
+            if outputs and parameters:
+                torch.autograd.grad(torch.stack(outputs).sum(), parameters, allow_unused=True)
+    host.eval()
+    for x in evaluated:
+        with host.without_gradients(), casting():
+            host.walk(x, lambda _site, h: h)
+
+
+def _reason_of(error: Exception) -> str:
+    """Returns the type of an error and the start of its message, on one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = "; ".join(line for line in lines if line)
+    return f"{type(error).__name__}: {said if len(said) <= MAX_WORDS else said[:MAX_WORDS] + ' ...'}"

@@ -1,0 +1,121 @@
+"""Ownership of random numbers: every stream is derived from (run seed, env, episode, purpose)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.data.rng import GLOBAL_GENERATORS
+from esper.training.shadow import ShadowBuffers
+
+
+class RngStream(IntEnum):
+    """Purpose of a random stream; streams with different purposes are independent."""
+
+    HOST = 1
+    DATA = 2
+    SEED = 3
+    POLICY = 4
+    DROPOUT = 5
+    NOISE = 6
+    GLOBAL = 7
+    AUGMENTATION = 8
+
+
+def derive_seed(run_seed: int, env: int, episode: int, purpose: RngStream, *counters: int) -> int:
+    """Derives the 64-bit seed of one stream; ``counters`` separate streams further (a step, a germination)."""
+    sequence = np.random.SeedSequence([run_seed, env, episode, int(purpose), *counters])
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seeds torch's global generators (the CPU's and ``device``'s) for a block and restores them afterwards.
+
+    Modules draw their initial values from these, so that seeding makes a draw belong to its env. The generators are
+    process-wide, so a lock serialises runs in several threads. Lanes use it only for networks that require it.
+    """
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would seed all GPUs, which would not be restored.
+        torch.default_generator.manual_seed(seed)
+        for gpu in devices:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+class RngHandle:
+    """The generator for the dropout of one network, which a pass that must not advance it can replace."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    @contextmanager
+    def using(self, generator: torch.Generator) -> Iterator[None]:
+        own, self.generator = self.generator, generator
+        try:
+            yield
+        finally:
+            self.generator = own
+
+
+class OwnedDropout(nn.Module):
+    """Dropout that draws from its own generator instead of the process's.
+
+    ``shared_dims`` is the number of last dimensions that are dropped together: 0 for single elements, 2 for whole
+    channels of images [B, C, H, W].
+    """
+
+    def __init__(self, p: float, draws: RngHandle, shared_dims: int = 0) -> None:
+        super().__init__()
+        self.p = p
+        self.draws = draws
+        self.shared_dims = shared_dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = (*x.shape[: x.dim() - self.shared_dims], *(1,) * self.shared_dims)
+        kept = torch.empty(shape, dtype=x.dtype, device=x.device)
+        kept.bernoulli_(1 - self.p, generator=self.draws.generator)
+        return x * kept / (1 - self.p) if self.p < 1 else x * kept
+
+
+_DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def own_dropout(module: nn.Module, draws: RngHandle) -> None:
+    """Replaces the dropout layers below ``module``, so that concurrent lanes do not share random numbers.
+
+    A frozen layer (in eval mode inside a module in train mode) is kept and drops nothing.
+    """
+    for name, child in module.named_children():
+        if type(child) in _DROPOUTS and (child.training or not module.training):
+            setattr(module, name, OwnedDropout(child.p, draws, _DROPOUTS[type(child)]))  # type: ignore[arg-type]
+        else:
+            own_dropout(child, draws)
+
+
+def draws_globally(module: nn.Module, x: Tensor) -> bool:
+    """Returns whether a training pass of ``module`` draws from the process's generators, as ``F.dropout`` does.
+
+    It tries a pass on inputs ``x``; buffers and the mode do not change.
+    """
+
+    def state() -> list[Tensor]:
+        gpu = [torch.cuda.get_rng_state(x.device)] if x.device.type == "cuda" else []
+        return [torch.get_rng_state(), *gpu]
+
+    training = module.training
+    with seeded(0, x.device), torch.no_grad(), ShadowBuffers(module).in_place():
+        before = state()
+        module.train()(x)
+        moved = any(not torch.equal(old, new) for old, new in zip(before, state(), strict=True))
+    module.train(training)
+    return moved

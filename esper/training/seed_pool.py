@@ -1,0 +1,74 @@
+"""Reuses the memory of removed seeds for later ones of the same kind.
+
+Memory does not grow with the number of seeds, and work captured with one seed can be replayed with the next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import chain
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from esper.ops import SGD
+from esper.seeds.blend import Seed
+from esper.seeds.slot import SeedSlot
+from esper.training.shadow import ShadowBuffers
+
+
+@dataclass
+class ParameterGroup:
+    """Parameters with one owner: the host, or one seed."""
+
+    name: str
+    parameters: list[nn.Parameter]
+    optimizer: SGD
+    slot: SeedSlot | None
+
+
+class SeedPool:
+    """One env's pool of seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each slot."""
+
+    def __init__(self, most: int = 32) -> None:
+        self.most = most
+        self._seeds: OrderedDict[Hashable, Seed] = OrderedDict()
+        self.groups: WeakKeyDictionary[Seed, ParameterGroup] = WeakKeyDictionary()
+        self.shadows: dict[str, ShadowBuffers] = {}
+
+    def house(self, seed: Seed, kind: Hashable) -> Seed:
+        """Copies the new seed's values into a pooled seed of the same ``kind`` and returns that one.
+
+        The pooled seed keeps its optimizer. Returns ``seed`` itself if it is the first of its kind, or if the layouts
+        differ.
+        """
+        kept = self._seeds.pop(kind, None)
+        if kept is None or _layout(kept) != _layout(seed):
+            self._keep(kind, seed)
+            return seed
+        self._keep(kind, kept)
+        with torch.no_grad():
+            for old, new in zip(_tensors(kept), _tensors(seed), strict=True):
+                old.copy_(new)
+        for parameter, fresh in zip(kept.parameters(), seed.parameters(), strict=True):
+            parameter.requires_grad_(fresh.requires_grad)
+            parameter.grad = None
+        return kept
+
+    def _keep(self, kind: Hashable, seed: Seed) -> None:
+        self._seeds[kind] = seed
+        while len(self._seeds) > self.most:
+            self._seeds.popitem(last=False)
+
+
+def _tensors(seed: Seed) -> list[Tensor]:
+    return list(chain(seed.parameters(), seed.buffers()))
+
+
+def _layout(seed: Seed) -> list[object]:
+    """Returns what must be equal for one seed to replace another: the repr of its modules, and its tensors' layouts."""
+    tensors = chain(seed.named_parameters(), seed.named_buffers())
+    return [repr(seed), *((name, t.shape, t.stride(), t.dtype, t.device) for name, t in tensors)]

@@ -1,0 +1,204 @@
+"""Training steps and epochs of one host with its seeds.
+
+The host trains on its own loss. A seed in TRAINING is incubated: it sees detached features of the host and trains on
+its shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own
+pass (``env.incubation``). The host's output, gradients and buffers are bit-identical to those without the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from esper.hosts.host import At
+from esper.ops import GradStats, grad_stats, sgd_step
+from esper.seeds.blend import blend
+from esper.seeds.slot import SeedSlot
+from esper.seeds.stage import SeedStage
+from esper.training.execution.workers import Cancelled
+from esper.training.host_training import HostTraining
+from esper.training.loss import count_of, measured_loss
+from esper.training.precision import Arithmetic
+from esper.training.seed_pool import ParameterGroup
+
+EXPLODING = 10.0
+"""A gradient tensor with a norm above this multiple of the clip norm counts as exploding."""
+
+
+def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: False) -> None:
+    """Runs floor(samples / batch) steps over the env's permutation of the training set; results stay on the device.
+
+    Raises Cancelled between two steps once ``cancelled()`` is True.
+    """
+    assert training.feed is not None
+    groups = begin_epoch(training)
+    training.feed.begin(training.epoch, training.order)
+    for number in range(training.feed.batches):
+        if cancelled():
+            raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")
+        training.batch = number
+        x, y = training.feed.batch(number)
+        train_step(training, groups, x, y)
+    training.epoch += 1
+
+
+def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
+    """Prepares the first step of an epoch and returns the parameter groups that its steps update."""
+    training.host.train()
+    training.totals.zero_training()
+    training.set_learning_rate()
+    training.set_alphas()
+    training.begin_shadows()
+    groups = training.learning_groups()
+    training.collector.begin(tuple(group.name for group in groups))
+    return groups
+
+
+def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
+    """Trains one batch, x [B, ...] and y [B] or [B, T]: forward, backward, shadow losses, statistics, clipped step."""
+    for parameter in (parameter for group in groups for parameter in group.parameters):
+        parameter.grad = None
+    parts = training.micro_batches
+    whole = count_of(y) if parts > 1 else None
+    for training.part, (part_x, part_y) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)):
+        add_gradients(training, part_x, part_y, None if whole is None else count_of(part_y) / whole)
+    training.arithmetic.unscale(group.optimizer for group in groups)
+    stats = grad_stats(
+        ([p.grad for p in group.parameters] for group in groups),
+        max_norm=training.config.task.max_grad_norm,
+        exploding_norm=EXPLODING * training.config.task.max_grad_norm,
+        device=training.device,
+    )
+    excused = training.arithmetic.excuses(stats.clip_coef > 0)
+    training.collector.add(stats, excused)
+    step_groups(groups, stats, excused)
+    training.arithmetic.update()
+
+
+def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | None) -> None:
+    """Adds the gradients of the loss and the shadow losses of one part of a batch.
+
+    ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
+    """
+    features: dict[int, Tensor] = {}
+    with training.own_randomness(), training.arithmetic.casting():
+        logits = training.host.walk(x, blending(training, features), training.vacant)
+    measured = measured_loss(logits, y)
+    training.totals.add_training(measured.stats)
+    loss = measured.loss if share is None else measured.loss * share
+    if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
+        training.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
+    for site, h in features.items():
+        shadow_gradients(training, site, x, h, y, share)
+
+
+def blending(training: HostTraining, features: dict[int, Tensor] | None = None, judge: bool = True) -> At:
+    """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
+
+    The identity path stays open, so no stage cuts the gradient of the host. If ``features`` is given, an incubating
+    seed runs straight through (``ste``), or its detached input is stored in ``features`` by site number. ``judge`` is
+    as for :func:`delta_of`.
+    """
+
+    def at(site: int, h: Tensor) -> Tensor:
+        slot = training.slots[site]
+        if slot.incubating and features is not None:
+            if training.config.env.incubation == "ste":
+                return straight_through(training, slot, h)
+            features[site] = training.host.kept(h.detach())
+        elif slot.blended:
+            return blend(h, delta_of(slot, h, judge, training.arithmetic), training.alphas[0, site])
+        return h
+
+    return at
+
+
+def straight_through(training: HostTraining, slot: SeedSlot, h: Tensor) -> Tensor:
+    """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
+
+    That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
+    flows through the scale: at the limit d can turn, but gains nothing by growing. Orthogonal steps still grow the
+    norm, so above the limit a restoring gradient is added, proportional to the relative excess and to the gradient's
+    norm. In micro-batches these sizes are those of a part.
+    """
+    features = h.detach()
+    with training.draws_of(slot):
+        d = delta_of(slot, features)
+    d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
+    size = d.detach().norm()
+    ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
+    back = (ratio - 1).clamp(min=0) * d.detach() / size.clamp(min=1e-30)
+    d.register_hook(lambda gradient: gradient + gradient.norm() * back)  # type: ignore[no-untyped-call]
+    d = d * (features.to(d.dtype).pow(2).mean() / d.pow(2).mean().clamp(min=1e-30)).sqrt().clamp(max=1)
+    return h + (d - d.detach()).to(h.dtype)
+
+
+def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
+    """Returns d(h), in the shape [B, ...] of h; zero for a living seed once it has been non-finite.
+
+    The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
+    fossil is part of the host and is left to the governor.
+
+    ``judge``: whether non-finite values mark the seed. It is False after an incubating seed, which may have caused
+    them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
+    """
+    assert slot.seed is not None
+    assert slot.finite is not None
+    if slot.stage is SeedStage.FOSSILIZED:
+        return slot.seed(h)  # type: ignore[no-any-return]
+    entry, finite = h, slot.finite
+    if h.requires_grad and torch.is_grad_enabled():
+        entry = h.view_as(h)
+
+        def cut(gradient: Tensor) -> Tensor:
+            # The flag already includes this delta; add the gradient that flows back through the seed.
+            if judge:
+                found = _all_finite(gradient)
+                excused = None if arithmetic is None else arithmetic.excuses(found)
+                finite.logical_and_(found if excused is None else found | excused)
+            return torch.where(finite, gradient, 0.0)
+
+        entry.register_hook(cut)  # type: ignore[no-untyped-call]
+    delta = slot.seed(entry).to(h.dtype)  # h may have less range than the seed's output
+    if judge:
+        finite.logical_and_(_all_finite(delta.detach()))
+    return torch.where(finite, delta, 0.0)
+
+
+def _all_finite(values: Tensor) -> Tensor:
+    """Returns a bool scalar: whether the sum of ``values``, in float32 or wider, and so all of them are finite."""
+    return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
+
+
+def shadow_gradients(
+    training: HostTraining, site: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None = None
+) -> None:
+    """Adds the gradients of the shadow loss for the seed at ``site``; other incubating seeds are absent.
+
+    ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
+    """
+    slot = training.slots[site]
+    assert slot.seed is not None
+    parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
+    with training.apart(slot), training.arithmetic.casting():
+        grown = blend(h, delta_of(slot, h), training.alphas[1, site])
+        logits = training.host.resume(x, site, grown, blending(training, judge=False), training.vacant)
+    loss = measured_loss(logits, y).loss
+    loss = training.arithmetic.scaled(loss if share is None else loss * share)
+    loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+
+
+def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:
+    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked.
+
+    Seeds of groups that are ``excused`` (bool [G]) are not marked. The optimizers multiply gradients by the clip
+    coefficient, which is 0 if they are not finite, and read it from device memory, so that clipping needs neither a
+    pass of its own nor a sync.
+    """
+    sgd_step([group.optimizer for group in groups], stats.clip_coef)
+    sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]
+    for index, group in enumerate(groups):
+        if group.slot is not None and group.slot.finite is not None:
+            group.slot.finite.logical_and_(sound[index])

@@ -1,0 +1,209 @@
+"""Validation of one host in several configurations at once.
+
+A configuration is an alpha for each site, 0 if the seed is absent. Configurations form a tree: those that agree up to a
+site share the computation before it, so nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from esper.data.task import PAD, Split
+from esper.ops import ACCUMULATOR_FIELDS
+from esper.seeds.blend import blend
+from esper.seeds.slot import SeedSlot
+from esper.training.host_training import HostTraining
+from esper.training.metrics import EpochMetrics, make_metrics
+from esper.training.shadow import ShadowBuffers
+from esper.training.step import delta_of
+from esper.training.upload import upload
+
+Configuration = tuple[float, ...]
+
+LOSS_SUM, CORRECT, COUNT = (ACCUMULATOR_FIELDS.index(name) for name in ("loss_sum", "correct", "count"))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of K configurations on n samples, on the device."""
+
+    stats: Tensor
+    """Sums over the samples, float64 [K, 5], named by ``ACCUMULATOR_FIELDS``."""
+    correct: Tensor
+    """Number of correct targets in each sample, [K, n]: uint8 for classes, int16 for tokens."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Mean cross-entropy, float64 [K]."""
+        return self.stats[:, LOSS_SUM] / self.stats[:, COUNT]
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Accuracy, pp [K]; waits for the device."""
+        return np.asarray((100 * self.stats[:, CORRECT] / self.stats[:, COUNT]).cpu())
+
+
+def evaluate(
+    training: HostTraining,
+    split: Split,
+    configurations: list[Configuration],
+    calibrate: Tensor | None = None,
+    totals: EpochMetrics | None = None,
+) -> Evaluation:
+    """Evaluates the env's host on ``split`` in each distinct configuration, sharing common prefixes.
+
+    Alphas are arguments of this pass; no slot is changed. BatchNorm's statistics were gathered with the seeds on, which
+    overstates a seed's contribution when it is switched off. With inputs ``calibrate`` [n, ...], they are estimated on
+    these for each configuration separately, and nothing is shared. Results are written into ``totals``, which must have
+    room for these configurations and samples; None allocates new ones.
+    """
+    count = len(configurations)
+    own = totals or make_metrics(1, training.device, count, len(split), language=split.y.dim() == 2)[0]
+    own.zero_validation(count)
+    upload(torch.tensor(configurations).view(count, len(training.slots)), training.tried[:count])
+    if calibrate is None:
+        apart = training.config.env.incubation == "shadow"
+
+        def measure() -> None:
+            _measure(training, split, configurations, own, 0, apart)
+
+        if totals is None:
+            measure()
+        else:  # into the same memory each time
+            training.repeat(("validation", id(split), training.evaluation_batch, _branching(configurations)), measure)
+    else:
+        for number, configuration in enumerate(configurations):
+            with _calibrated(training, configuration, number, calibrate):
+                _measure(training, split, [configuration], own, number, trials_apart=False)
+    return Evaluation(own.stats(count), own.correct(count))
+
+
+def _branching(configurations: list[Configuration]) -> tuple[tuple[int, ...], ...]:
+    """Returns the shape of the tree: by site, the index of the first configuration with the same alpha, −1 for 0."""
+    columns = zip(*configurations, strict=True)
+    return tuple(tuple(column.index(alpha) if alpha else -1 for alpha in column) for column in columns)
+
+
+def _measure(
+    training: HostTraining,
+    split: Split,
+    configurations: list[Configuration],
+    totals: EpochMetrics,
+    first: int,
+    trials_apart: bool,
+) -> None:
+    """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``env.tried``."""
+    alphas = training.tried[first : first + len(configurations)]  # [K, S]
+    with _evaluating(training), training.arithmetic.casting():
+        for start in range(0, len(split), training.evaluation_batch):
+            stop = start + training.evaluation_batch
+            x, y = split.inputs(start, stop, training.arithmetic.image_dtype), split.y[start:stop]
+            for number, logits in enumerate(_walk_tree(training, x, configurations, alphas, trials_apart), first):
+                totals.add_validation(number, logits, y, start, PAD)
+
+
+@contextmanager
+def _calibrated(training: HostTraining, configuration: Configuration, number: int, x: Tensor) -> Iterator[None]:
+    """Sets the host's BatchNorm statistics to those of inputs ``x`` in this configuration; restores them afterwards.
+
+    The configuration's alphas are in row ``number`` of ``env.tried``.
+    """
+    layers = [module for module in training.host.modules() if isinstance(module, _BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    with ShadowBuffers(training.host).in_place():
+        try:
+            with _evaluating(training):
+                for layer in layers:
+                    layer.momentum = 1.0  # the statistics of x replace the running ones
+                    layer.train()
+                with training.arithmetic.casting():
+                    _walk_tree(training, x, [configuration], training.tried[number : number + 1], trials_apart=False)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+        yield
+
+
+def _walk_tree(
+    training: HostTraining, x: Tensor, configurations: list[Configuration], alphas: Tensor, trials_apart: bool
+) -> list[Tensor]:
+    """Returns the logits of every configuration, in order.
+
+    ``alphas`` [K, S] on the device are those of the ``configurations``, which define the tree. With ``trials_apart``,
+    incubating seeds use their own buffers.
+    """
+    results: dict[int, Tensor] = {}
+    vacant = [site for site in range(len(training.slots)) if not any(one[site] for one in configurations)]
+
+    def follow(members: list[int], site: int, h: Tensor, judge: bool) -> None:
+        """Continues all ``members`` from features ``h`` after ``site`` (-1: the inputs).
+
+        It runs the first one to the end, and then those that diverge on the way, each group from its branching point.
+        ``judge``: whether a non-finite delta marks its seed.
+        """
+        branches: list[tuple[list[int], int, Tensor, bool]] = []
+        with ExitStack() as trial:
+
+            def on_trial(slot: SeedSlot) -> None:
+                """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
+                nonlocal judge
+                if slot.incubating:
+                    judge = False
+                    if trials_apart:
+                        trial.enter_context(training.shadow_of(slot).in_place())
+
+            def at(reached: int, arriving: Tensor) -> Tensor:
+                nonlocal members
+                slot = training.slots[reached]
+                by_alpha: dict[float, list[int]] = {}
+                for member in members:
+                    by_alpha.setdefault(configurations[member][reached], []).append(member)
+                delta = delta_of(slot, arriving, judge) if any(by_alpha) else None  # any alpha but 0
+                first, *others = by_alpha.items()
+                for alpha, branch in others:
+                    out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
+                    branches.append((branch, reached, training.host.kept(out), judge))
+                alpha, members = first
+                if delta is None or not alpha:
+                    return arriving
+                on_trial(slot)
+                return blend(arriving, delta, alphas[members[0], reached])
+
+            if site >= 0 and configurations[members[0]][site]:
+                on_trial(training.slots[site])
+            logits = training.host.walk(x, at, vacant) if site < 0 else training.host.resume(x, site, h, at, vacant)
+        results.update(dict.fromkeys(members, logits))
+        for branch in branches:
+            follow(*branch)
+
+    follow(list(range(len(configurations))), -1, x, True)
+    return [results[member] for member in range(len(configurations))]
+
+
+@contextmanager
+def _evaluating(training: HostTraining) -> Iterator[None]:
+    """Sets host and seeds to eval mode, without gradients, and restores their modes afterwards."""
+    modules = [training.host, *(slot.seed for slot in training.slots if slot.seed is not None)]
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with training.host.without_gradients():
+            yield
+    finally:
+        for module, mode in zip(modules, before, strict=True):
+            module.train(mode)
+
+
+def committed_configuration(training: HostTraining) -> Configuration:
+    """Returns the configuration with fossils only: the network that would be kept if the episode ended now."""
+    fossils = training.fossils()
+    return tuple(slot.alpha.alpha if slot in fossils else 0.0 for slot in training.slots)

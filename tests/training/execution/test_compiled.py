@@ -1,0 +1,347 @@
+"""The compiled tier: eager numbers but for rounding, no graph break, and a reason where it cannot be had."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError, TrainingConfig
+from esper.data.tasks import load_task
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files.grown_host import load_host, save_host
+from esper.hosts.cnn import CNNHost
+from esper.hosts.graft import graft
+from esper.hosts.host import Host, SegmentedHost
+from esper.hosts.transformer import TransformerHost
+from esper.seeds.slot import SlotSite
+from esper.seeds.stage import SeedStage
+from esper.spaces.action import Op
+from esper.telemetry.event import StepsNotCaptured
+from esper.training.execution import compiled
+from esper.training.execution.compiled import CompiledRun, compile_host, compiled_run
+from esper.training.execution.workers import WorkerLanes
+from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
+
+QUICK = "aot_eager"
+"""Everything of the compiler but writing code."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compiled, "BACKEND", QUICK)
+    yield
+    torch.compiler.reset()
+
+
+def images(host: CNNHost, count: int) -> Tensor:
+    x = torch.randn(count, 3, 12, 12, generator=torch.Generator().manual_seed(count))
+    return x.to(memory_format=torch.channels_last)
+
+
+def tokens(_host: Host, count: int) -> Tensor:
+    return torch.randint(0, 11, (count, 6), generator=torch.Generator().manual_seed(count))
+
+
+HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]]] = {
+    "fused": (lambda: CNNHost(3, 10, base=8, blocks=2), images),
+    "fused, one row": (lambda: CNNHost(3, 10, base=8, blocks=2, rows=1), images),
+    "thin": (lambda: CNNHost(3, 10, base=3, blocks=2), images),
+    "transformer": (lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1), tokens),
+}
+
+everyone = pytest.mark.parametrize("name", HOSTS)
+
+
+def made(name: str) -> tuple[SegmentedHost, Callable[[int], Tensor]]:
+    torch.manual_seed(3)
+    make, draw = HOSTS[name]
+    host = make()
+    return host, lambda count: draw(host, count)
+
+
+def trained(host: Host, x: Tensor) -> list[Tensor]:
+    """Logits, gradients and buffers after one pass in train mode."""
+    host.train()
+    logits = host(x)
+    gradients = torch.autograd.grad(logits.square().mean(), list(host.parameters()))
+    return [logits.detach(), *gradients, *host.buffers()]
+
+
+def evaluated(host: Host, x: Tensor) -> Tensor:
+    host.eval()
+    with host.without_gradients():
+        return host(x)
+
+
+@pytest.mark.finding("H2")
+@everyone
+def test_it_computes_what_eager_does(name: str) -> None:
+    host, draw = made(name)
+    eager = copy.deepcopy(host)
+    assert compile_host(host, [draw(4)], [draw(5)]) is None
+    assert host.compiled is not None
+    for count in (4, 7):
+        for ours, theirs in zip(trained(host, draw(count)), trained(eager, draw(count)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(evaluated(host, draw(count)), evaluated(eager, draw(count)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.finding("H2")
+@everyone
+def test_other_batches_and_other_hosts_compile_nothing(name: str) -> None:
+    host, draw = made(name)
+    assert compile_host(host, [draw(20), draw(4)], [draw(20), draw(4)]) is None
+    other, _ = made(name)
+    other.compiled = compiled_run(QUICK)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for count in (2, 3, 8, 17, 31):
+            for each in (host, other):
+                trained(each, draw(count))
+                evaluated(each, draw(count))
+
+
+@pytest.mark.parametrize("name", ["thin", "transformer"])
+def test_to_compile_a_host_leaves_its_weights_buffers_gradients_and_mode_alone(name: str) -> None:
+    host, draw = made(name)
+    before, names = copy.deepcopy(host.state_dict()), [name for name, _ in host.named_parameters()]
+    host.eval()
+    random = torch.get_rng_state()
+    assert compile_host(host, [draw(4)], [draw(5)], backend="eager") is None
+    assert not host.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [name for name, _ in host.named_parameters()] == names
+    assert all(parameter.grad is None for parameter in host.parameters())
+    for name, value in host.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_copy_and_a_pickle_of_a_compiled_host_are_not_compiled() -> None:
+    host, draw = made("thin")
+    assert compile_host(host, [draw(4)], [draw(4)]) is None
+    for other in (copy.deepcopy(host), pickle.loads(pickle.dumps(host))):
+        assert other.compiled is None
+        with torch.compiler.set_stance("fail_on_recompile"):
+            torch.testing.assert_close(evaluated(other, draw(4)), evaluated(host, draw(4)), rtol=1e-4, atol=1e-5)
+    assert host.compiled is not None
+
+
+class Branching(nn.Module):
+    """Looks at its values, which a compiler cannot."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h if h.sum() > 0 else -h
+
+
+class Moody(SegmentedHost):
+    """Its second segment cannot be compiled."""
+
+    def __init__(self) -> None:
+        first = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3))
+        last = nn.Sequential(Branching(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+        super().__init__([first, last], [SlotSite("r0c0", 3)], "cnn")
+
+
+class Breaking(Moody):
+    """Fails in the pass itself, whether compiled or not."""
+
+    def _from(self, *arguments: Any) -> Tensor:
+        raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.trap(41)
+def test_a_host_that_cannot_be_compiled_says_why_and_is_as_it_was() -> None:
+    host = Moody()
+    before = copy.deepcopy(host.state_dict())
+    reason = compile_host(host, [digits().train.x[:4]])
+    assert reason is not None
+    assert reason.startswith("Unsupported: Data-dependent branching; ")
+    assert "\n" not in reason
+    assert len(reason) < 400
+    assert host.compiled is None
+    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        evaluated(host, digits().train.x[:4])
+    assert compile_host(Breaking(), [digits().train.x[:4]]) == "ZeroDivisionError: on purpose"
+
+
+class OwnWay(Moody):
+    """Carries out its segments itself."""
+
+    def _from(self, start: int, h: Tensor, *_: Any) -> Tensor:
+        for segment in list(self.segments)[start:]:
+            h = segment(h)
+        return h
+
+
+@pytest.mark.trap(41)
+def test_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
+    host = OwnWay()
+    reason = compile_host(host, [digits().train.x[:4]])
+    assert reason == "OwnWay has a forward pass of its own, which does not call run() for every segment"
+    assert host.compiled is None
+
+
+def test_a_failure_leaves_a_host_that_was_compiled_compiled() -> None:
+    host, draw = made("thin")
+    assert compile_host(host, [draw(4)]) is None
+    assert compile_host(host, [draw(4)[:, :2]]) is not None
+    assert host.compiled is not None
+
+
+def test_a_grafted_and_a_foreign_host_and_one_that_draws_say_why() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU())
+    assert "grafted" in (compile_host(graft(model, {"r0c0": "0"}), []) or "")
+
+    class Foreign(Host):
+        def walk(self, x: Tensor, at: Any, vacant: Any = ()) -> Tensor:
+            return x
+
+        def resume(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
+            return x
+
+    assert (compile_host(Foreign(), []) or "").startswith("Foreign is no SegmentedHost")
+    assert "random" in (compiled.obstacle(made("thin")[0], draws=True) or "")
+
+
+def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> GrowthVectorEnv:
+    config = tiny_config(2, 4, **{**sections, "run": {"lanes": 1, "tier": "compiled"}})
+    return GrowthVectorEnv(replace(digits(), build_host=build_host), config, baseline=flat_baseline(4))
+
+
+@pytest.mark.trap(41)
+def test_an_env_tells_why_its_hosts_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(env_of(Moody)) as env:
+        assert env.tier is not None
+        assert env.tier.name == "eager"
+        assert "Data-dependent branching" in (env.tier.refused or "")
+        assert [t.host.compiled for t in env.training if isinstance(t.host, SegmentedHost)] == [None, None]
+        env.reset(seed=1)
+        env.step(env.action_space.sample() * 0)
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    with pytest.raises(RuntimeError, match="hosts are not compiled: Unsupported: Data-dependent"):
+        env_of(Moody)
+
+
+def live(rig: Rig) -> None:
+    """Two episodes of two envs through all stages, by legal actions, with a prune and a reset of one env."""
+    rig.grow("r0c0", SeedStage.FOSSILIZED, "conv_light", env=0)
+    rig.grow("r1c0", SeedStage.BLENDING, "norm", env=1)
+    rig.grow("r0c1", SeedStage.TRAINING, "attention", env=0)
+    rig.do("PRUNE", "r1c0", env=1)
+    rig.env.test_accuracy()
+    rig.reset(options={"reset_mask": [True, False]})
+    rig.grow("r0c1", SeedStage.HOLDING, "conv_heavy", env=0)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "micro-batches": {"task": {"samples_per_epoch": 64, "batch_size": 32, "micro_batches": 5}},
+    "parts of one": {"task": {"samples_per_epoch": 64, "batch_size": 33, "micro_batches": 32}},
+    "recalibrated": {"env": {"recalibrate": True}},
+    "ste": {"env": {"incubation": "ste"}},
+    "bfloat16": {"task": {"samples_per_epoch": 64, "batch_size": 32, "precision": "bfloat16"}},
+}
+
+
+@pytest.mark.finding("H2")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
+    """Epochs, validation, seeds that come and go, resets: torch raises where it would have to compile again."""
+    settings = {**SETTINGS[name], "run": {"lanes": 2, "tier": "compiled"}}
+    env = {**settings.get("env", {}), "max_seeds": 3, "one_incubating": False}
+    with compiling_rig({**settings, "env": env}) as (run, steady), steady:
+        live(run)
+
+
+class compiling_rig:
+    """A rig whose env is made, and the stance that forbids to compile."""
+
+    def __init__(self, sections: dict[str, dict[str, Any]]) -> None:
+        self.kept = rig(2, 30, **sections)
+
+    def __enter__(self) -> tuple[Rig, Any]:
+        made = self.kept.__enter__()
+        assert made.env.tier is not None
+        assert made.env.tier.refused is None
+        assert made.env.tier.name == "compiled"
+        return made, torch.compiler.set_stance("fail_on_recompile")
+
+    def __exit__(self, *error: Any) -> None:
+        self.kept.__exit__(*error)
+
+
+def test_an_episode_goes_as_in_eager() -> None:
+    """Validation losses of a short one, in which rounding has no time to grow."""
+    found: list[list[float]] = []
+    for tier in ("eager", "compiled"):
+        with rig(2, 8, run={"lanes": 2, "tier": tier}) as run:
+            losses = []
+            for row in ("GERMINATE", "ADVANCE", "ADVANCE"):
+                run.do(row, "r0c0", "conv_light" if row == "GERMINATE" else None, tempo=3)
+                losses += [episode.measurement.loss for episode in run.env.episodes]
+            found.append(losses)
+    assert found[0] != [found[0][0]] * len(found[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
+    config = tiny_config(1, 8, run={"lanes": 1, "tier": "compiled"})
+    task = load_task("digits")
+    with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as env:
+        env.reset(seed=0)
+        env.step(env.action_spec.encode(Op.WAIT)[None])
+        save_host(env.training[0], tmp_path / "host", {})
+        ours = evaluated(env.training[0].host, task.test.x[:20])
+    with torch.inference_mode():
+        torch.testing.assert_close(load_host(tmp_path / "host")(task.test.x[:20]), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_reasons_why_steps_are_not_captured_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerLanes, "reasons", lambda self: {"dropout: it draws": 2, "another": 1})
+    with rig(1, 8) as run:
+        run.step()
+        run.step()
+        assert [event.reason for event in run.of_kind(StepsNotCaptured)] == ["dropout: it draws", "another"]
+
+
+def test_the_tier_that_was_named_is_no_fallback_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerLanes, "reasons", lambda self: {"dropout: it draws": 2})
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    with rig(1, 8) as run:
+        run.step()  # auto promised nothing
+        run.env.config = run.env.config.with_values(run={"tier": "graph"})
+        run.env._not_captured.clear()
+        with pytest.raises(RuntimeError, match="queued by Python, and not captured: dropout: it draws"):
+            run.step()
+
+
+def test_older_torch_is_told_its_limit_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torch.compile has no argument for it."""
+    given: list[tuple[bool, bool | None]] = []
+
+    def old(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, backend: Any = "inductor") -> Any:
+        given.append((fullgraph, dynamic))
+        return model
+
+    monkeypatch.setattr(torch, "compile", old)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.compiler.config, "recompile_limit", 8)
+        CompiledRun("eager")
+        assert torch.compiler.config.recompile_limit == compiled.MAX_VARIANTS
+    assert given == [(True, True)]
+
+
+def test_graph_is_refused_on_a_cpu_and_the_others_named() -> None:
+    with pytest.raises(ConfigError, match="it can be auto, eager or compiled"), rig(1, 8, run={"tier": "graph"}):
+        pass
+    with pytest.raises(ConfigError, match="'auto', 'eager', 'compiled' or 'graph'"):
+        TrainingConfig.parse({"run": {"tier": "fast"}})

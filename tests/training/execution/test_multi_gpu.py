@@ -1,0 +1,287 @@
+"""Hosts on several devices: each has the numbers that it would have anywhere, and errors are told as those of one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from esper.config import ConfigError, TrainingConfig
+from esper.control.random import RandomController
+from esper.env.make import EnvMaker, make_env
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files.system_info import check_devices
+from esper.telemetry.event import Event, stable_record
+from esper.training.execution.multi_gpu import MultiGpuLanes, device_index
+from esper.training.execution.workers import Cancelled, DeviceFailed, LaneError, WorkerLanes
+from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
+from tests.run.run_helpers import assert_same_bits, flat
+from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.growing import KINDS, Growing, assert_same, float_images
+
+
+@dataclass
+class Env:
+    index: int
+    epoch: int = 3
+    batch: int = 1
+
+
+@contextmanager
+def three() -> Iterator[MultiGpuLanes]:
+    with MultiGpuLanes([WorkerLanes(1), WorkerLanes(1), WorkerLanes(1)]) as lanes:
+        yield lanes
+
+
+@pytest.mark.finding("G1")
+def test_envs_take_devices_in_turn() -> None:
+    done: dict[int, str] = {}
+
+    def work(env: Env) -> None:
+        done[env.index] = threading.current_thread().name
+
+    with three() as lanes:
+        lanes.run(work, [Env(i) for i in range(8)])
+        shares = [[env.index for env in mine] for _, mine in lanes.by_device([Env(i) for i in range(8)])]
+    assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    assert [device_index(i, 3) for i in range(5)] == [0, 1, 2, 0, 1]
+    assert sorted(done) == list(range(8))
+
+
+def test_devices_work_side_by_side() -> None:
+    """Each waits for the others, which one after the other would never end."""
+    meet = threading.Barrier(3, timeout=20)
+    with three() as lanes:
+        lanes.run(lambda _env: meet.wait() and None, [Env(0), Env(1), Env(2)])
+
+
+@pytest.mark.finding("M12")
+def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
+    def breaks(env: Env) -> None:
+        if env.index in (1, 2, 4):
+            raise ArithmeticError(f"in {env.index}")
+
+    with three() as lanes, pytest.raises(LaneError, match="env 1, epoch 3, batch 1: ArithmeticError: in 1") as found:
+        lanes.run(breaks, [Env(i) for i in range(6)])
+    assert found.value.env == 1
+    assert [str(cause) for cause in found.value.causes] == ["in 1", "in 4", "in 2"]
+    assert len(found.value.__notes__) == 2
+
+
+def test_what_is_no_error_of_a_lane_comes_first() -> None:
+    def breaks(lanes: Any, mine: list[Env]) -> None:
+        if mine[0].index == 2:
+            raise TypeError("ours")
+        raise LaneError(mine[0], ArithmeticError("a host's"))
+
+    with three() as lanes, pytest.raises(TypeError, match="ours"):
+        lanes.everywhere([Env(i) for i in range(3)], breaks)
+
+
+def test_an_error_that_is_none_of_a_lane_names_the_others() -> None:
+    def breaks(lanes: Any, mine: list[Env]) -> None:
+        if mine[0].index == 2:
+            raise DeviceFailed("the second")
+        raise LaneError(mine[0], ArithmeticError("a host's"))
+
+    with three() as lanes, pytest.raises(DeviceFailed, match="the second") as caught:
+        lanes.everywhere([Env(i) for i in range(3)], breaks)
+    assert [f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)] == [True, True]
+
+
+def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
+    """Also when there is none for the devices before it."""
+    places: dict[int, set[str]] = {}
+
+    def on_device(_lanes: Any, mine: list[Env]) -> None:
+        for env in mine:
+            places.setdefault(env.index % 3, set()).add(threading.current_thread().name)
+
+    with three() as lanes:
+        for indices in ([0, 1, 2], [2], [1, 2], [2, 0], [1]):
+            lanes.everywhere([Env(i) for i in indices], on_device)
+    assert [len(names) for names in places.values()] == [1, 1, 1]
+    assert len(set.union(*places.values())) == 3
+
+
+class Closing:
+    """Lanes of a device that write down on which thread they work and are closed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.threads: list[threading.Thread] = []
+
+    def run(self, _work: Any, _envs: Any) -> None:
+        self.threads.append(threading.current_thread())
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread())
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a sticky fault")])
+def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception | None) -> None:
+    devices: list[Any] = [Closing(), Closing(error), Closing()]
+    lanes = MultiGpuLanes(devices)
+    lanes.run(lambda _env: None, [Env(i) for i in range(3)])
+    if error is None:
+        lanes.close()
+    else:
+        with pytest.raises(RuntimeError, match="a sticky fault"):
+            lanes.close()
+    lanes.close()  # does nothing
+    assert [len(device.threads) for device in devices] == [2, 2, 2]
+    assert all(worked is closed for worked, closed in (device.threads for device in devices))
+    assert not any(thread.is_alive() for device in devices for thread in device.threads)
+
+
+def test_cancelling_reaches_all_devices() -> None:
+    begun = threading.Barrier(4, timeout=20)
+
+    def work(env: Env) -> None:
+        if env.index < 3:
+            begun.wait()
+            for _ in range(2000):
+                if lanes.cancelled:
+                    raise Cancelled("seen")
+                threading.Event().wait(0.01)
+
+    with three() as lanes:
+        canceller = threading.Thread(target=lambda: (begun.wait(), lanes.cancel()))
+        canceller.start()
+        with pytest.raises(Cancelled):
+            lanes.run(work, [Env(i) for i in range(9)])
+        canceller.join()
+        lanes.run(lambda _env: None, [Env(0)])  # the next run is free
+
+
+def grown(devices: int, envs: int = 5) -> tuple[list[Any], list[dict[str, Any]]]:
+    """A course of events in hosts that are spread over so many devices: random actions, one host that breaks."""
+    told: list[Event] = []
+    config = tiny_config(envs, 8, run={"lanes": 2}, env={"embargo": 1})
+    copies = [digits().to(torch.device("cpu")) for _ in range(devices - 1)]
+    env = GrowthVectorEnv(digits(), config, told.append, flat_baseline(8), elsewhere=copies)
+    assert len({id(training.totals.accumulators) for training in env.training}) == devices
+    chance = RandomController(env.action_spec, env.layout, envs, 3)
+    seen: list[Any] = []
+    for _ in range(2):
+        observation, info = env.reset()
+        chance.begin()
+        for step in range(8):
+            if step == 5:
+                DAMAGE["NaN weight"](env.training[3])
+            observation, rewards, _, _, info = env.step(chance.act(observation, info["action_mask"]))
+            seen += [observation, rewards, *flat(env.state_dict()).values()]
+        seen.append(env.test_accuracy())
+    env.close()
+    return seen, [stable_record(event) for event in told]
+
+
+@pytest.mark.finding("T1")
+def test_hosts_on_several_devices_have_the_bits_of_one() -> None:
+    """Seeds, rollbacks, validation, test accuracy and events; three devices here are three pools of lanes."""
+    (one, told), (several, told_too) = grown(1), grown(3)
+    assert told == told_too
+    assert {"GovernorRollback", "StageChanged"} <= {event["event"] for event in told}
+    assert_same_bits(one, several)
+
+
+def lanes_of(gpus: list[FakeGpu]) -> Any:
+    return fake_lanes(gpus[0]) if len(gpus) == 1 else MultiGpuLanes([fake_lanes(gpu) for gpu in gpus])
+
+
+@pytest.mark.finding("T1")
+@pytest.mark.parametrize("kind", ["float images", "text"])
+def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
+    """Each stand-in for a GPU captures and launches the steps of its own hosts, and of no others."""
+    records, launches = [], []
+    for count in (1, 2):
+        gpus = [FakeGpu() for _ in range(count)]
+        with Growing(KINDS[kind], lanes_of(gpus), n=4) as growing:
+            for env in growing.envs:
+                assert env.feed is not None
+                env.feed.by_cursor = True
+            for number, gpu in enumerate(gpus):
+                gpu.envs = growing.envs[number::count]
+            records.append(growing.episodes(1, 5))
+        launches.append([sum(call.startswith("launch") for call in gpu.calls) for gpu in gpus])
+    assert all(min(each) > 0 for each in launches)
+    assert_same(*records)
+
+
+def test_a_baseline_on_several_devices_is_that_of_one() -> None:
+    config = TrainingConfig.parse(
+        {"task": {"samples_per_epoch": 64}, "env": {"n_envs": 3, "episode_length": 3, "baseline_episodes": 3}}
+    )
+    found = []
+    for device in ("cpu", "cpu,cpu"):
+        env = make_env(config.with_values(run={"device": device}))
+        assert isinstance(env, GrowthVectorEnv)
+        assert len(env.tasks) == device.count("cpu")
+        env.prepare()
+        found.append(env.baseline)
+        env.close()
+    assert found[0] == found[1]
+
+
+def test_no_more_devices_than_hosts_are_used() -> None:
+    config = TrainingConfig.parse({"run": {"device": "cpu,cpu,cpu"}, "env": {"n_envs": 2, "episode_length": 2}})
+    env = make_env(config)
+    assert isinstance(env, GrowthVectorEnv)
+    assert (len(env.tasks), isinstance(env.lanes, MultiGpuLanes)) == (2, True)
+    env.close()
+    alone = make_env(config.with_values(env={"n_envs": 1}))
+    assert isinstance(alone, GrowthVectorEnv)
+    assert isinstance(alone.lanes, WorkerLanes)
+    alone.close()
+
+
+def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 2}}))
+    assert isinstance(env, GrowthVectorEnv)
+    close, closed = env.lanes.close, []
+
+    def fail() -> None:
+        close()
+        raise RuntimeError("a sticky fault")
+
+    monkeypatch.setattr(env.lanes, "close", fail)
+    monkeypatch.setattr(env.trainer, "close", lambda: closed.append("trainer"))
+    with pytest.raises(RuntimeError, match="a sticky fault"):
+        env.close()
+    assert closed == ["trainer"]
+
+
+def test_other_hosts_are_other_hosts_everywhere() -> None:
+    config = TrainingConfig.parse({"run": {"device": "cpu,cpu"}})
+    maker = EnvMaker.of(config).with_hosts(float_images().build_host)
+    assert maker.task is not None
+    assert {each.build_host for each in (maker.task, *maker.elsewhere)} == {float_images().build_host}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("cpu,cpu", "several devices must be distinct GPUs, such as cuda:0,cuda:1"),
+        ("cpu,cuda:9", "device 'cuda:9' is not available"),
+        ("cpu,", "unknown device ''"),
+        ("cpu,abacus", "unknown device 'abacus'"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(names: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_devices(names)
+
+
+def test_two_gpus_are_accepted_and_one_twice_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [str(device) for device in check_devices("cuda:0, cuda:1")] == ["cuda:0", "cuda:1"]
+    for names in ("cuda:1,cuda:1", "cuda,cuda:0", "cpu,cuda:0"):
+        with pytest.raises(ConfigError, match="must be distinct GPUs"):
+            check_devices(names)

@@ -1,0 +1,282 @@
+"""Lanes of a GPU, on a device that is none: errors, cancelled epochs, and the end."""
+
+import pytest
+import torch
+
+from esper.seeds.stage import SeedStage
+from esper.telemetry.event import Event
+from esper.training import step as host_step
+from esper.training.execution.streams import WARM_UP
+from esper.training.execution.workers import Cancelled, DeviceFailed, LaneError, WorkerLanes
+from esper.training.host_training import HostTraining
+from esper.training.micro_batching import Shortage
+from tests.training.fake_gpu import FakeGpu, fake_lanes
+from tests.training.growing import BATCHES, KINDS, Growing, assert_same
+
+
+def growing(gpu: FakeGpu, n: int = 2, capture: bool = True) -> Growing:
+    made = Growing(KINDS["float images"], fake_lanes(gpu, capture), n)
+    gpu.envs = made.envs
+    made.reset()
+    return made
+
+
+@pytest.mark.finding("M12")
+@pytest.mark.parametrize("step", [0, 2, BATCHES])
+def test_an_error_in_a_step_leaves_the_others_and_says_where(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the warm-up, and in an ordinary epoch."""
+    gpu = FakeGpu()
+    with growing(gpu, n=3, capture=step < WARM_UP) as made:
+        done = 0
+        inner = host_step.train_step
+
+        def train_step(env: HostTraining, *rest: object) -> None:
+            nonlocal done
+            if env.index == 1:
+                if done == step:
+                    raise ZeroDivisionError("by zero")
+                done += 1
+            inner(env, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
+        if step == BATCHES:
+            made.trainer.epoch(made.envs)
+        place = f"env 1, epoch {step // BATCHES}, batch {step % BATCHES}: ZeroDivisionError: by zero"
+        with pytest.raises(LaneError, match=place):
+            made.trainer.epoch(made.envs)
+        epochs = step // BATCHES
+        assert [env.epoch for env in made.envs] == [epochs + 1, epochs, epochs + 1]
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_a_launch_that_fails_ends_its_env_only(step: int) -> None:
+    gpu = FakeGpu()
+    with growing(gpu, n=3) as made:
+        made.trainer.epoch(made.envs)
+        gpu.fail_at = (1, step)
+        with pytest.raises(LaneError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
+            made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [2, 1, 2]
+        assert [env.collector.batches for env in made.envs] == [BATCHES, step, BATCHES]
+
+
+def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+
+        def begin(*_arguments: object) -> None:
+            raise OSError("no order")
+
+        feed = made.envs[0].feed
+        assert feed is not None
+        monkeypatch.setattr(feed, "begin", begin)
+        with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: OSError: no order"):
+            made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [0, 1]
+
+
+def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.trainer.epoch(made.envs)
+        gpu.before_launch = lambda lane, step: made.lanes.cancel() if (lane, step) == (1, 2) else None
+        with pytest.raises(Cancelled):
+            made.trainer.epoch(made.envs)
+        assert [(env.epoch, env.batch, env.collector.batches) for env in made.envs] == [(1, 2, 3)] * 2
+        gpu.before_launch = lambda _lane, _step: None
+        made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [2, 2]
+
+
+def test_a_cancelled_warm_up_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        inner = host_step.train_step
+
+        def train_step(env: HostTraining, *rest: object) -> None:
+            inner(env, *rest)  # type: ignore[arg-type]
+            made.lanes.cancel()
+
+        monkeypatch.setattr("esper.training.execution.streams.train_step", train_step)
+        with pytest.raises(Cancelled):
+            made.trainer.epoch(made.envs)
+        assert not gpu.captured
+        assert [env.epoch for env in made.envs] == [0, 0]
+        with pytest.raises(Cancelled):
+            made.lanes.run(lambda _env: made.lanes.cancel(), made.envs)
+        made.lanes.run(lambda env: made.lanes.cancel() if env.index == 1 else None, made.envs)  # nothing is left out
+
+
+def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_on() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.episodes(1, 3)
+        kept = len(gpu.captured)
+        assert kept > 0
+        made.lanes.close()
+        made.lanes.close()
+        assert "synchronize" in gpu.calls
+        assert [stream.number for stream in gpu.idle] == [1, 2], "for the next lanes"
+        made.validate()
+        made.validate()
+        made.validate()
+        assert len(gpu.captured) == kept
+        assert sum(len(cache) for cache in made.lanes._caches.values()) == 0  # type: ignore[union-attr]
+
+
+FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
+)
+def test_no_memory_for_a_capture_halves_the_batches(error: Exception) -> None:
+    gpu, other = FakeGpu(), FakeGpu()
+    with growing(other) as expected, growing(gpu) as made:
+        expected.trainer.parts.double(Shortage(0, 0, 0, ""))
+        gpu.refusal = error
+
+        def roomy(_event: Event) -> None:
+            gpu.refusal = None
+
+        made.trainer.parts.tell = roomy
+        for _ in range(2):
+            assert_same(made.epoch(), expected.epoch())
+        assert made.trainer.parts.doubled
+        assert made.lanes.reasons() == {}, "it is captured when there is room"
+        assert len(gpu.captured) == len(other.captured) > 0
+        assert not gpu.failed, "its memory was given back"
+
+
+def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() -> None:
+    """The stand-in refuses to launch it; it is captured again."""
+    gpu = FakeGpu()
+    with Growing(KINDS["float images"], WorkerLanes(1)) as plain, growing(gpu) as made:
+        plain.reset()
+        assert_same(made.epoch(), plain.epoch())
+        captured = len(gpu.captured)
+        assert captured == 2
+        gpu.refusal = ValueError("not while you watch")
+        for world in (plain, made):
+            world.plant(0, "r0c0", SeedStage.HOLDING)
+        assert_same(made.epoch(), plain.epoch())
+        assert all(one.dead for one in gpu.captured)  # a step of one, a validation of the other
+        gpu.refusal = None
+        for world in (plain, made):
+            world.envs[0].slot_by_name["r0c0"].cut("test")
+            world.tick()
+        assert_same(made.epoch(), plain.epoch())
+        assert len(gpu.captured) > captured
+
+
+def test_a_capture_that_breaks_the_gpu_is_the_envs_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+
+    def breaks(*_arguments: object) -> None:
+        gpu.broken = FAULT
+        raise ValueError("of the network")
+
+    with growing(gpu, n=1) as made:
+        monkeypatch.setattr(gpu, "capture", breaks)
+        with pytest.raises(LaneError, match="env 0, epoch 0, batch 2: ValueError: of the network") as caught:
+            made.trainer.epoch(made.envs)
+        assert caught.value.causes[0].__notes__ == [f"After that, the GPU failed: RuntimeError: {FAULT}"]
+        gpu.broken = None
+
+
+def test_ctrl_c_in_a_capture_gives_its_memory_back() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        gpu.refusal = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            made.trainer.epoch(made.envs)
+        assert not gpu.failed
+        assert made.lanes.reasons() == {}  # type: ignore[union-attr]
+
+
+def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
+    """It lasts: every later call fails as well, that which waits for the streams, too."""
+    gpu = FakeGpu()
+
+    def work(env: HostTraining) -> None:
+        if env.index == 1:
+            gpu.broken = FAULT
+            raise FAULT
+
+    with growing(gpu, n=3) as made:
+        with pytest.raises(LaneError, match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal") as caught:
+            made.lanes.run(work, made.envs)
+        assert ["was to end with env 0, 1, 2" in note for note in caught.value.__notes__] == [True]
+        gpu.broken = None
+
+
+def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
+    gpu = FakeGpu()
+
+    def work(env: HostTraining) -> None:
+        gpu.broken = FAULT
+
+    with growing(gpu) as made:
+        with pytest.raises(DeviceFailed, match="when it was to end with env 0, 1: RuntimeError: CUDA error") as caught:
+            made.lanes.run(work, made.envs)
+        assert caught.value.__cause__ is FAULT
+        with pytest.raises(DeviceFailed, match="when it began with env 0, 1: RuntimeError: CUDA error"):
+            made.lanes.run(work, made.envs)
+        gpu.broken = None
+
+
+def test_ctrl_c_is_raised_though_the_gpu_fails_after_it() -> None:
+    gpu = FakeGpu()
+
+    def work(env: HostTraining) -> None:
+        gpu.broken = FAULT
+        raise KeyboardInterrupt
+
+    with growing(gpu) as made:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            made.lanes.run(work, made.envs)
+        assert len(caught.value.__notes__) == 1
+        gpu.broken = None
+
+
+def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of the GPU while captured work is dropped to make room."""
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        cache = made.lanes._cache(made.envs[0])  # type: ignore[union-attr]
+
+        def no_room() -> None:
+            raise FAULT
+
+        monkeypatch.setattr(cache, "make_room", no_room)
+        with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"):
+            made.trainer.epoch(made.envs)
+        assert [env.epoch for env in made.envs] == [0, 1]
+
+
+def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.epoch()
+        gpu.broken = FAULT
+        lanes = made.lanes
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            lanes.close()
+        assert (lanes._caches, lanes._adopted) == ({}, {})  # type: ignore[union-attr]
+        assert gpu.idle == [], "work may still be under way on its streams"
+        gpu.broken = None
+        made.validate()
+        made.validate()
+        assert len(gpu.captured) == 2, "work is done as it is from then on"
+
+
+def test_releasing_goes_on_after_an_error() -> None:
+    gpu = FakeGpu()
+    with growing(gpu) as made:
+        made.epoch()
+        gpu.broken = FAULT
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            made.lanes.release(made.envs)  # type: ignore[union-attr]
+        assert made.lanes._caches == {}  # type: ignore[union-attr]
+        assert gpu.calls.count("give back") == 2
+        gpu.broken = None

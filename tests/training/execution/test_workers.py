@@ -1,0 +1,204 @@
+"""Lanes and the ownership of random numbers."""
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+import torch
+
+from esper._runtime import physical_cores
+from esper.training.execution.workers import Cancelled, LaneError, WorkerLanes
+from esper.training.rng import RngStream, derive_seed, seeded
+
+
+@dataclass
+class Place:
+    index: int
+    epoch: int = 3
+    batch: int = 5
+    done: bool = False
+
+
+def test_every_env_is_worked_on_once_with_one_thread() -> None:
+    envs = [Place(index) for index in range(7)]
+    threads: list[int] = []
+    torch.set_num_threads(2)  # of the thread that owns the envs; the fixture puts it back
+
+    def work(env: Place) -> None:
+        threads.append(torch.get_num_threads())
+        assert threading.current_thread() is not threading.main_thread()
+        env.done = True
+
+    with WorkerLanes(3) as lanes:
+        lanes.run(work, envs)
+    assert all(env.done for env in envs)
+    assert threads == [1] * 7
+
+
+@pytest.mark.finding("M12")
+def test_an_error_names_env_epoch_and_batch_and_the_others_finish() -> None:
+    envs = [Place(index) for index in range(4)]
+
+    def work(env: Place) -> None:
+        if env.index in (1, 3):
+            raise ZeroDivisionError("by zero")
+        env.done = True
+
+    with (
+        WorkerLanes(2) as lanes,
+        pytest.raises(LaneError, match="env 1, epoch 3, batch 5: ZeroDivisionError: by zero") as e,
+    ):
+        lanes.run(work, envs)
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+    assert [env.done for env in envs] == [True, False, True, False]
+
+
+@pytest.mark.finding("M12")
+def test_the_other_errors_are_noted_and_an_exit_is_an_exit() -> None:
+    def work(env: Place) -> None:
+        if env.index == 2:
+            raise SystemExit(4)
+        if env.index:
+            raise ValueError(f"of {env.index}")
+
+    with WorkerLanes(2) as lanes:
+        with pytest.raises(LaneError, match="env 1,") as failed:
+            lanes.run(work, [Place(0), Place(1), Place(3)])
+        assert failed.value.__notes__ == ["It was not the only one: env 3, epoch 3, batch 5: ValueError: of 3"]
+        with pytest.raises(SystemExit) as left:
+            lanes.run(work, [Place(1), Place(2)])
+    assert left.value.code == 4
+
+
+def test_the_env_that_took_longest_is_begun_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs: list[list[float]] = []
+
+    class Pool:
+        """Tells what it is told, and that env i took 10 - i seconds."""
+
+        count = 1
+
+        def __init__(self, *_arguments: object, **_options: object) -> None: ...
+
+        def run(self, tasks: list[Callable[[], None]], given: list[float]) -> list[tuple[None, float]]:
+            costs.append(given)
+            for task in tasks:
+                task()
+            return [(None, 10.0 - env.index) for env in envs]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("esper._runtime.WorkerPool", Pool)
+    with WorkerLanes(1) as lanes:
+        for envs in ([Place(1), Place(2)], [Place(2), Place(4), Place(1)], [Place(1), Place(2), Place(4)]):
+            lanes.run(lambda env: None, envs)
+    assert costs[0] == [inf, inf]
+    assert costs[1] == [8.0, inf, 9.0], "of an unknown one the worst is expected"
+    assert costs[2] == [9.0, 8.0, 6.0]
+
+
+def test_cancelled_work_stops_between_batches_and_the_next_run_is_whole() -> None:
+    envs = [Place(index, batch=0) for index in range(4)]
+
+    def epoch(env: Place) -> None:
+        for env.batch in range(1000):
+            if env.batch == 2:
+                lanes.cancel()
+            if lanes.cancelled:
+                raise Cancelled("between batches")
+        env.done = True
+
+    def finish(env: Place) -> None:
+        env.done = not lanes.cancelled
+
+    with WorkerLanes(1) as lanes:
+        with pytest.raises(Cancelled, match="for env 0, 1, 2, 3"):
+            lanes.run(epoch, envs)
+        assert [env.batch for env in envs] == [2, 0, 0, 0]
+        assert lanes.cancelled
+        lanes.run(finish, envs)
+    assert all(env.done for env in envs)
+
+
+def test_an_error_matters_more_than_the_cancellation_after_it() -> None:
+    def work(env: Place) -> None:
+        lanes.cancel()
+        raise ZeroDivisionError("first")
+
+    with WorkerLanes(1) as lanes, pytest.raises(LaneError, match=r"env 0.*first"):
+        lanes.run(work, [Place(0), Place(1)])
+
+
+def train(env: Place, results: list[torch.Tensor]) -> None:
+    """Some steps that use generators, reductions and matrix products."""
+    generator = torch.Generator().manual_seed(env.index)
+    weight = torch.randn(64, 64, generator=generator, requires_grad=True)
+    for _ in range(5 + env.index):
+        loss = (torch.randn(128, 64, generator=generator) @ weight).relu().square().mean()
+        (gradient,) = torch.autograd.grad(loss, weight)
+        weight = (weight - 0.1 * gradient).detach().requires_grad_()
+    results[env.index] = weight.detach()
+
+
+@pytest.mark.finding("C1")
+def test_any_number_of_lanes_gives_the_same_bits() -> None:
+    envs = [Place(index) for index in range(6)]
+    outcomes: list[list[torch.Tensor]] = []
+    for count in (1, 2, 5, None):
+        outcomes.append([torch.empty(0)] * len(envs))
+        with WorkerLanes(count) as lanes:
+            for _ in range(3):
+                lanes.run(lambda env: train(env, outcomes[-1]), envs)
+    for results in outcomes[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results, outcomes[0], strict=True))
+
+
+def test_lanes_are_one_for_each_core_unless_said_and_closed_ones_say_so() -> None:
+    with WorkerLanes() as lanes:
+        assert lanes.count == physical_cores()
+    lanes.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        lanes.run(lambda env: None, [Place(0)])
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin threads")
+def test_lanes_stay_on_their_cores_only_if_they_fill_the_machine() -> None:
+    """Two processes with one lane each would be kept on the same core."""
+    cores, everywhere = physical_cores(), os.sched_getaffinity(0)
+    for count in {1, cores - 1, cores, cores + 1} - {0}:
+        places: list[set[int]] = []
+        with WorkerLanes(count) as lanes:
+            lanes.run(lambda env: places.append(os.sched_getaffinity(0)), [Place(index) for index in range(count)])  # noqa: B023
+        assert all((place < everywhere) == (count == cores > 1) for place in places)
+
+
+def test_the_number_of_threads_of_the_caller_stays() -> None:
+    torch.set_num_threads(2)  # the fixture puts it back
+    with WorkerLanes(2) as lanes:
+        lanes.run(lambda env: None, [Place(0), Place(1)])
+    assert torch.get_num_threads() == 2
+
+
+def test_streams_of_different_owners_differ_and_each_is_reproducible() -> None:
+    owners = list(itertools.product((0, 1, 2**40), range(3), range(3), RngStream))
+    seeds = [derive_seed(*owner) for owner in owners]
+    assert len(set(seeds)) == len(owners)
+    assert seeds == [derive_seed(*owner) for owner in owners]
+    counted = {derive_seed(0, 0, 0, RngStream.SEED, counter) for counter in range(10)}
+    assert len(counted | set(seeds)) == 10 + len(seeds)
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_a_borrowed_generator_is_put_back_even_after_an_error() -> None:
+    before = torch.get_rng_state()
+    with seeded(7):
+        first = torch.rand(3)
+    with contextlib.suppress(ValueError), seeded(7):
+        assert torch.equal(torch.rand(3), first)
+        raise ValueError("inside")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,147 @@
+"""Memory of seeds that were removed serves the next of their kind, which is as fresh as in memory of its own."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blend import BlendOperator, Seed
+from esper.seeds.stage import SeedStage
+from esper.training.host_training import HostTraining
+from esper.training.seed_pool import ParameterGroup, SeedPool
+from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
+
+S = SeedStage
+
+
+def seed_of(channels: int = 3, build: Callable[[int], nn.Module] = lambda c: nn.Conv2d(c, c, 1)) -> Seed:
+    return Seed(build(channels), BlendOperator.ADD, channels, "cnn")
+
+
+def planted(training: HostTraining, slot: str = "r0c0", blueprint: str = "conv_light") -> tuple[Seed, Tensor]:
+    made = plant(training, slot, blueprint)
+    assert made.seed is not None
+    assert made.finite is not None
+    return made.seed, made.finite
+
+
+def places(training: HostTraining, seed: Seed, slot: str = "r0c0") -> list[int]:
+    """Where the seed lies, with its momentum."""
+    group = training.seed_groups[slot]
+    momenta = [group.optimizer.state[p]["momentum_buffer"] for p in group.parameters]
+    return [tensor.data_ptr() for tensor in (*seed.parameters(), *seed.buffers(), *momenta)]
+
+
+def test_the_next_seed_of_a_kind_has_the_memory_of_the_last() -> None:
+    training = make_training()
+    seed, finite = planted(training)
+    where, group = places(training, seed), training.seed_groups["r0c0"]
+    train(training, 2)
+    training.reset(0, 1)
+    again, flag = planted(training)
+    assert again is seed
+    assert flag is finite
+    assert training.seed_groups["r0c0"] is group
+    assert places(training, again) == where
+
+
+@pytest.mark.trap(15)
+@pytest.mark.parametrize("blueprint", ["conv_light", "norm", "depthwise"])
+def test_a_seed_in_used_memory_is_a_new_one_to_the_last_bit(blueprint: str) -> None:
+    fresh, used = make_training(), make_training()
+    slot = plant(used, "r0c0", blueprint)
+    train(used, 2)
+    assert slot.finite is not None
+    slot.finite.fill_(False)
+    for training in (fresh, used):
+        training.reset(3, 5)
+        plant(training, "r0c0", blueprint)
+        train(training, 2)
+    same_bits(tensors_of(used, ("r0c0",)), tensors_of(fresh, ("r0c0",)))
+    assert bool(used.slot_by_name["r0c0"].finite)
+
+
+def test_another_slot_or_blueprint_has_memory_of_its_own() -> None:
+    training = make_training()
+    seeds = [planted(training, "r0c0")[0], planted(training, "r1c0")[0]]
+    training.reset(0, 1)
+    seeds += [planted(training, "r0c0", "norm")[0], planted(training, "r0c1")[0]]
+    assert len({id(seed) for seed in seeds}) == 4
+
+
+def test_a_seed_that_is_made_differently_does_not_take_the_memory() -> None:
+    storage = SeedPool()
+    first = storage.house(seed_of(), "kind")
+    wider = storage.house(seed_of(4), "kind")
+    assert wider is not first
+    other = storage.house(seed_of(4, lambda c: nn.Sequential(nn.Conv2d(c, c, 1))), "kind")
+    assert other is not wider
+    cast = seed_of(4, lambda c: nn.Sequential(nn.Conv2d(c, c, 1))).double()
+    assert storage.house(cast, "kind") is cast
+
+
+def test_what_a_blueprint_freezes_stays_frozen_and_no_gradient_is_inherited() -> None:
+    storage = SeedPool()
+    first = storage.house(seed_of(), "kind")
+    for parameter in first.parameters():
+        parameter.requires_grad_(False)  # as a seed's are whose alpha falls
+        parameter.grad = torch.ones_like(parameter)
+    new = seed_of()
+    bias = new.body.bias
+    assert isinstance(bias, Tensor)
+    bias.requires_grad_(False)
+    again = storage.house(new, "kind")
+    assert again is first
+    assert [(p.requires_grad, p.grad) for p in again.parameters()] == [(True, None), (False, None)]
+
+
+def test_only_so_many_kinds_are_kept_those_used_last() -> None:
+    storage = SeedPool(most=2)
+    seeds = {kind: storage.house(seed_of(), kind) for kind in "ab"}
+    assert storage.house(seed_of(), "a") is seeds["a"]
+    storage.house(seed_of(), "c")
+    assert storage.house(seed_of(), "a") is seeds["a"]
+    assert storage.house(seed_of(), "b") is not seeds["b"]
+
+
+def test_an_optimizer_lives_as_long_as_its_seed() -> None:
+    storage = SeedPool(most=1)
+    seed = storage.house(seed_of(), "a")
+    training = make_training()
+    storage.groups[seed] = ParameterGroup("a", [], training.host_group.optimizer, None)
+    storage.house(seed_of(), "b")
+    assert seed in storage.groups
+    del seed
+    assert not storage.groups
+
+
+def test_a_shadow_begins_in_the_same_memory_with_the_hosts_buffers_of_then() -> None:
+    training = make_training()
+    slot = plant(training, "r0c0")
+    first = training.shadow_of(slot)
+    train(training, 2)
+    training.reset(0, 1)
+    slot = plant(training, "r0c0")
+    training.begin_shadows()
+    second = training.shadow_of(slot)
+    assert second is first
+    own = [buffer.clone() for buffer in training.host.buffers()]
+    with second.in_place():
+        assert all(torch.equal(mine, copy) for mine, copy in zip(own, training.host.buffers(), strict=True))
+
+
+def test_straight_through_needs_no_shadow() -> None:
+    training = make_training(tiny_config(env={"incubation": "ste"}))
+    plant(training, "r0c0")
+    train(training)
+    assert not training.shadows
+    assert not training.storage.shadows
+
+
+def test_groups_are_in_the_order_of_slots_whichever_seed_came_first() -> None:
+    training = make_training()
+    for name in ("r0c1", "r0c0", "r1c0"):
+        plant(training, name)
+    names = [group.name for group in training.learning_groups()]
+    assert names == ["host", *(slot.name for slot in training.slots if slot.seed is not None)]
