@@ -23,7 +23,7 @@ from esper.env.episode import Episode
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import summary_lines
 from esper.hosts.cnn import CNNHost
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.training.snapshot import Snapshot, ValidationRecord
 
 RECORD = ValidationRecord(1.0, 50.0, 40.0, 1.5)

@@ -21,10 +21,10 @@ from esper.env.baseline import Baseline
 from esper.env.episode import Episode
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from esper.telemetry.event import Event
 from esper.training.host_training import HostTraining

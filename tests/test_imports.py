@@ -95,7 +95,7 @@ def imported(tree: ast.AST, package: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 def without_prefix(name: str) -> str:
-    """``esper.seeds.stage`` is ``seeds.stage``; ``esper``, or a name in it that has no row, is the root."""
+    """``esper.lifecycle.stage`` is ``seeds.stage``; ``esper``, or a name in it that has no row, is the root."""
     inner = name.removeprefix("esper").removeprefix(".")
     return inner if row_of(inner) else "root"
 
@@ -194,12 +194,12 @@ def test_a_wrong_import_is_caught(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("control.heuristic", "from esper.seeds.stage import SeedStage\nfrom esper.spaces import action"),
+        ("control.heuristic", "from esper.lifecycle.stage import SeedStage\nfrom esper.spaces import action"),
         ("env.vector_env", "from esper.telemetry.event import StageChanged\nfrom esper.telemetry import event"),
         ("env.slot_env", "from esper.telemetry.span import Spans"),
         ("env.device_time", "from esper.telemetry.timer import CUDATimer"),
         ("env.vector_env", "from ..training import governor\nfrom . import signals\nfrom .signals import Signals"),
-        ("spaces.mask", "import esper.seeds.stage"),
+        ("spaces.mask", "import esper.lifecycle.stage"),
         ("config", "from esper.config_files import read_toml"),
         ("training.governor", "import torch\nfrom esperanto import words\nimport esperanto.verbs"),
         ("run.experiment", "from esper.telemetry.hub import TelemetryHub\nfrom esper import __version__"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from esper.attribution import shapley
 from esper.attribution.paired import Paired, paired
-from esper.seeds.slot import SeedSlot
+from esper.seeds.site import Site
 from esper.training.validate import Configuration
 
 ALL_ON = "all on"
@@ -46,34 +46,34 @@ class CounterfactualHelper:
         self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
 
-    def plan(self, slots: list[SeedSlot], costly: bool) -> list[Configuration]:
-        """Returns the distinct configurations to evaluate for ``slots`` (execution order); forgets earlier results.
+    def plan(self, sites: list[Site], costly: bool) -> list[Configuration]:
+        """Returns the distinct configurations to evaluate for ``sites`` (execution order); forgets earlier results.
 
         They are all on, all off, committed, each blended slot off, and each incubating seed on trial at its target
         alpha. ``costly`` adds each blended slot alone, and pairs if 3 or 4 slots are blended.
         """
         self.reset()
-        current = [slot.alpha.alpha if slot.blended else 0.0 for slot in slots]
-        on = [site for site, slot in enumerate(slots) if slot.blended]
-        self.blended = [slots[site].name for site in on]
+        current = [site.alpha if site.blended else 0.0 for site in sites]
+        on = [place for place, site in enumerate(sites) if site.blended]
+        self.blended = [sites[place].name for place in on]
 
         def only(kept: tuple[int, ...]) -> Configuration:
-            return tuple(alpha if site in kept else 0.0 for site, alpha in enumerate(current))
+            return tuple(alpha if place in kept else 0.0 for place, alpha in enumerate(current))
 
         self._add(ALL_ON, tuple(current))
         self._add(ALL_OFF, only(()))
-        self._add(COMMITTED, only(tuple(site for site in on if not slots[site].living)))
-        for site in on:
-            self._add(off(slots[site].name), only(tuple(other for other in on if other != site)))
-        for site, slot in enumerate(slots):
-            if slot.incubating:
-                self._add(trial(slot.name), (*current[:site], slot.incubation_target, *current[site + 1 :]))
+        self._add(COMMITTED, only(tuple(place for place in on if sites[place].fossil)))
+        for place in on:
+            self._add(off(sites[place].name), only(tuple(other for other in on if other != place)))
+        for place, site in enumerate(sites):
+            if site.incubating:
+                self._add(trial(site.name), (*current[:place], site.target, *current[place + 1 :]))
         if costly:
-            for site in on:
-                self._add(alone(slots[site].name), only((site,)))
+            for place in on:
+                self._add(alone(sites[place].name), only((place,)))
             if len(on) in PAIRED_SEEDS:
                 for pair in combinations(on, 2):
-                    self._add(both(*(slots[site].name for site in pair)), only(pair))
+                    self._add(both(*(sites[place].name for place in pair)), only(pair))
         return self.configurations
 
     def _add(self, name: str, configuration: Configuration) -> None:

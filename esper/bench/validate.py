@@ -8,9 +8,10 @@ from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
 from esper.bench.synthetic import VALIDATION, growth_env, image_task
+from esper.lifecycle.ramps import STYLES
 from esper.rollout.threads import one_thread
-from esper.seeds.blend import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.site import Role
 from esper.training.host_training import HostTraining
 from esper.training.validate import evaluate
 
@@ -29,10 +30,9 @@ _QUICK = 100
 def blend(training: HostTraining) -> None:
     """Puts seeds in BLENDING into all ``BLENDED`` slots, halfway to full alpha."""
     for name in BLENDED:
-        slot = training.slot_by_name[name]
-        training.germinate(slot, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"], tempo=1, target=0.5)
-        slot.advance("benchmark")
-        slot.advance("benchmark")
+        site = training.site_by_name[name]
+        training.germinate(site, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"])
+        site.assign(Role.BLENDED, alpha=0.5)
 
 
 def comparisons(request: BenchArgs) -> Iterator[Comparison]:
@@ -47,7 +47,7 @@ def _at(samples: int, width: int, device: str) -> Iterator[Comparison]:
     with growth_env(task, envs=1, batch=32) as env, one_thread():
         host = env.training[0]
         blend(host)
-        everything = CounterfactualHelper().plan(host.slots, costly=True)
+        everything = CounterfactualHelper().plan(host.sites, costly=True)
 
         def ours() -> None:
             evaluate(host, task.validation, everything)

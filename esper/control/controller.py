@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.seeds.stage import STAGES, SeedStage
+from esper.lifecycle.stage import STAGES, SeedStage
 from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.control.controller import Controller, EnvView
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
 from esper.spaces.observation import HISTORY, ObservationLayout
 

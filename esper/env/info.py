@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from esper.env.slot_env import SlotVectorEnv
+
 Info = dict[str, Any]
+
+
+def step_info(env: SlotVectorEnv) -> Info:
+    """Returns the info dict of a vector env's present state; copies, because the env itself uses these arrays."""
+    assert env.rules is not None
+    return {
+        "action_mask": {name: mask.copy() for name, mask in env.mask.heads(env.action_spec).items()},
+        "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
+        "illegal_actions": env.illegal_actions.copy(),
+        "idle": env.done.copy(),
+        "validation_accuracy": env.state.accuracy.copy(),
+        "committed_accuracy": env.state.committed.copy(),
+        "baseline_accuracy": env.rules.baseline_at(env.state.epoch),
+    }
 
 
 def of_env(info: Info, env: int) -> Info:

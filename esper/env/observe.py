@@ -1,63 +1,64 @@
-"""Computes observations, by name, from a fleet."""
+"""Computes observations, by name, from the state of envs."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.env.fleet import Fleet, Floats, Rules, Slots
+from esper.env.state import EnvState, Rules
+from esper.lifecycle.slots import Floats, Slots
+from esper.lifecycle.stage import STAGES
 from esper.rewards.terms import rent_rate
-from esper.seeds.stage import STAGES
 from esper.spaces.action import Op
 from esper.spaces.observation import HISTORY, ObservationLayout, clamp_pp, symlog
 
 
-def observe(fleet: Fleet, rules: Rules, layout: ObservationLayout) -> NDArray[np.float32]:
+def observe(state: EnvState, rules: Rules, layout: ObservationLayout) -> NDArray[np.float32]:
     """Returns the observations of all envs, float32 [E, size]."""
-    return layout.vectors(_base(fleet, rules), _slots(fleet.slots, rules))
+    return layout.vectors(_base(state, rules), _slots(state.slots, rules))
 
 
-def _base(fleet: Fleet, rules: Rules) -> dict[str, Floats]:
-    slots, config, horizon = fleet.slots, rules.config, rules.horizon
-    in_stds, baseline_loss = rules.baseline.in_stds, rules.baseline_loss_at(fleet.epoch)
+def _base(state: EnvState, rules: Rules) -> dict[str, Floats]:
+    slots, config, horizon = state.slots, rules.config, rules.horizon
+    in_stds, baseline_loss = rules.baseline.in_stds, rules.baseline_loss_at(state.epoch)
     weighted = (slots.alpha * slots.parameters).sum(axis=1)
     values = {
-        "epoch": fleet.epoch / horizon,
-        "epochs_left": symlog(np.float64(horizon) - fleet.epoch),
-        "train_loss": symlog(fleet.train_loss),
-        "validation_loss": symlog(fleet.loss),
-        "train_accuracy": fleet.train_accuracy / 100,
-        "validation_accuracy": fleet.accuracy / 100,
-        "best_accuracy": fleet.best_accuracy / 100,
-        "epochs_since_best": fleet.epochs_since_best / horizon,
-        "last_op_succeeded": fleet.succeeded,
-        "rolled_back": fleet.rolled_back,
+        "epoch": state.epoch / horizon,
+        "epochs_left": symlog(np.float64(horizon) - state.epoch),
+        "train_loss": symlog(state.train_loss),
+        "validation_loss": symlog(state.loss),
+        "train_accuracy": state.train_accuracy / 100,
+        "validation_accuracy": state.accuracy / 100,
+        "best_accuracy": state.best_accuracy / 100,
+        "epochs_since_best": state.epochs_since_best / horizon,
+        "last_op_succeeded": state.succeeded,
+        "rolled_back": state.rolled_back,
         "host_parameters": np.log1p(rules.host_parameters) / 10,
         "added_parameters": slots.parameters.sum(axis=1) / rules.budget,
         "fossil_parameters": np.where(slots.fossil, slots.parameters, 0).sum(axis=1) / rules.budget,
         "rent": rent_rate(weighted, rules.host_parameters, config.reward),
         "seeds_left": 1 - slots.living.sum(axis=1) / config.env.max_seeds,
-        "committed_accuracy": fleet.committed / 100,
-        "all_off_accuracy": fleet.all_off / 100,
-        "baseline_accuracy": rules.baseline_at(fleet.epoch) / 100,
-        "baseline_next": rules.baseline_at(fleet.epoch, ahead=1) / 100,
-        "loss_lead": symlog(baseline_loss - in_stds(fleet.loss)),
-        "committed_loss_lead": symlog(baseline_loss - in_stds(fleet.committed_loss)),
-        "all_off_loss_lead": symlog(baseline_loss - in_stds(fleet.all_off_loss)),
+        "committed_accuracy": state.committed / 100,
+        "all_off_accuracy": state.all_off / 100,
+        "baseline_accuracy": rules.baseline_at(state.epoch) / 100,
+        "baseline_next": rules.baseline_at(state.epoch, ahead=1) / 100,
+        "loss_lead": symlog(baseline_loss - in_stds(state.loss)),
+        "committed_loss_lead": symlog(baseline_loss - in_stds(state.committed_loss)),
+        "all_off_loss_lead": symlog(baseline_loss - in_stds(state.all_off_loss)),
         "baseline_loss": symlog(baseline_loss),
-        "baseline_loss_next": symlog(rules.baseline_loss_at(fleet.epoch, ahead=1)),
-        "rollbacks": fleet.rollbacks / config.governor.max_rollbacks,
-        "anomaly_pending": fleet.anomaly_pending,
-        "potential": fleet.potential,
+        "baseline_loss_next": symlog(rules.baseline_loss_at(state.epoch, ahead=1)),
+        "rollbacks": state.rollbacks / config.governor.max_rollbacks,
+        "anomaly_pending": state.anomaly_pending,
+        "potential": state.potential,
     }
-    losses, accuracies = symlog(fleet.loss_ago), fleet.accuracy_ago / 100
+    losses, accuracies = symlog(state.loss_ago), state.accuracy_ago / 100
     for i in range(HISTORY):
         values[f"loss_{i + 1}_ago"] = losses[:, i]
         values[f"accuracy_{i + 1}_ago"] = accuracies[:, i]
     for stage in STAGES:
         values[f"count_{stage.name.lower()}"] = (slots.stage == stage).mean(axis=1)
     for op in Op:
-        values[f"last_op_{op.name.lower()}"] = fleet.last_op == op
+        values[f"last_op_{op.name.lower()}"] = state.last_op == op
     return values
 
 

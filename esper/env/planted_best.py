@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import Durations, TrainingConfig
-from esper.env.fleet import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
+from esper.lifecycle.slots import Floats
 from esper.spaces.action import HEADS, RELEVANT, TEMPOS, ActionSpec, Op
 
 Schedule = NDArray[np.int64]

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.env.baseline import SMALLEST_STD, Baseline
-from esper.env.fleet import Bools, Floats, Ints
-from esper.env.lifecycle import STYLE_OPERATOR, SeedSlots
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.ramps import STYLE_OPERATOR
+from esper.lifecycle.slots import Bools, Floats, Ints, Slots
+from esper.lifecycle.stage import SeedStage
 
 CHANCE = math.log(10)
 """Loss of a host that guesses among ten classes."""
@@ -139,7 +139,7 @@ class Growth:
         """Maturity m of seeds, [E, S]."""
         return np.asarray(1 - np.exp(-self.experience / (self.law.seed_time * self.horizon)))
 
-    def train(self, slots: SeedSlots, epoch: Ints, active: Bools) -> None:
+    def train(self, slots: Slots, epoch: Ints, active: Bools) -> None:
         """Trains one epoch, the one after ``epoch`` [E], in the envs of ``active`` bool [E]."""
         law, here = self.law, active[:, None]
         self.experience[here & (slots.stage == SeedStage.GERMINATED)] = 0.0
@@ -153,7 +153,7 @@ class Growth:
         self.experience += np.where(here & slots.learning, rate * plasticity[:, None], 0.0)
         np.copyto(self.trained_alpha, alpha, where=here)
 
-    def measure(self, slots: SeedSlots, epoch: Ints) -> Accuracies:
+    def measure(self, slots: Slots, epoch: Ints) -> Accuracies:
         """Returns the accuracies of all configurations of all envs after ``epoch`` epochs [E]."""
         worth = np.take_along_axis(self.worth, np.maximum(slots.blueprint, 0)[:, :, None], axis=2)[:, :, 0]
         worth = np.where(slots.blueprint >= 0, worth * self.share[STYLE_OPERATOR[slots.style]], 0.0)

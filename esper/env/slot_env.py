@@ -1,12 +1,11 @@
 """The base of all vector envs of this package: spaces, masks, rewards, observations and the info dict.
 
-A subclass keeps the state, applies actions and advances time; this class computes what a controller sees from a fleet.
+Time advances in an :class:`esper.env.epoch_loop.EpochLoop`; this class computes what a controller sees of its state.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,16 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config import Durations, TrainingConfig
+from esper.config import TrainingConfig
+from esper.env.backend import Hosts
 from esper.env.baseline import Baseline
-from esper.env.fleet import Bools, Fleet, Floats, Rules, reward_state
-from esper.env.info import final_entries
-from esper.env.legal import legal_actions
+from esper.env.epoch_loop import Actions, EpochLoop
+from esper.env.info import final_entries, step_info
 from esper.env.observe import observe
+from esper.env.reporting import Reporter
+from esper.env.state import Rules, reward_state
+from esper.lifecycle.legal import legal_actions
+from esper.lifecycle.slots import Bools, Floats
 from esper.rewards.modes import Reward
 from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
@@ -34,10 +37,7 @@ from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
 
 Float32s = NDArray[np.float32]
-Actions = NDArray[np.int64]
 StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
-
-_COUNTERS = ("illegal_actions", "done", "truncated", "episode_numbers")
 
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
@@ -61,6 +61,14 @@ class Grown:
     fossils: Floats
     epochs: Floats
     rollbacks: Floats
+
+
+def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
+    """Returns the envs to reset, bool [E]: those of ``options["reset_mask"]``, or all. Raises ValueError for others."""
+    mask = np.asarray((options or {}).get("reset_mask", np.ones(n_envs, dtype=np.bool_)))
+    if mask.shape != (n_envs,) or mask.dtype != np.bool_:
+        raise ValueError(f"options['reset_mask'] must be a bool array [{n_envs}], not {mask.dtype} {list(mask.shape)}")
+    return mask
 
 
 def copied(values: NDArray[Any]) -> Tensor:
@@ -87,14 +95,27 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # noqa: RUF012  Gymnasium's declaration
 
     def __init__(
-        self, config: TrainingConfig, spec: ActionSpec, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED
+        self,
+        config: TrainingConfig,
+        spec: ActionSpec,
+        hosts: Hosts,
+        spans: Spans,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
+        reporter: Reporter | None = None,
     ) -> None:
         """``config`` must have numbers for ``env.n_envs`` and ``env.episode_length``."""
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
-        self.config = config
+        self.config, self.action_spec, self.hosts, self.reporter, self.spans = config, spec, hosts, reporter, spans
         self.num_envs = int(config.env.n_envs or 1)
         self.horizon = int(config.env.episode_length or 1)
-        self.action_spec = spec
+        self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
+        self.state = self.loop.state
+        self.done = self.state.done
+        """True for envs whose episode has ended and not been reset, [E]."""
+        self.episode_numbers = self.state.episode
+        """Number of the current episode of each env, int64 [E]: 0 for the first under the run seed, -1 before it."""
+        self.host_parameters = hosts.host_parameters
+        """Number of parameters of the host without seeds."""
         self.layout = ObservationLayout(spec.slots, self.horizon)
         self.single_observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (self.layout.size,), np.float32)
         self.single_action_space = gymnasium.spaces.MultiDiscrete(np.array(spec.sizes))
@@ -106,53 +127,42 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
         """Set from the first reset on."""
-        self.reward = Reward(config.reward, Durations.of(config, self.horizon).dwell, self.num_envs)
+        self.reward = Reward(config.reward, self.loop.durations.dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
-        self.done = np.ones(self.num_envs, dtype=np.bool_)
-        self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
-        self.episode_numbers = np.full(self.num_envs, -1)
-        """Number of the current episode of each env, int64 [E]: 0 for the first under the run seed, -1 before it."""
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
         self.pinned: tuple[HostCopy, ...] = ()
         """Copies of hosts that lie in pinned CPU memory, so that a limit on GPU memory holds."""
-        self.spans = Spans(marks=config.run.mark_phases)
-        """Times the phases of steps, and other parts of the run that the env's owner assigns to a phase."""
 
     @property
     def phase_seconds(self) -> dict[str, float]:
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
 
-    def copies_held(self) -> list[Counter[str]]:
-        """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
-        return []
-
+    @abstractmethod
     def prepare(self) -> None:
         """Prepares the first reset, such as by measuring the baseline; optional, since the reset does it if needed."""
 
-    @property
-    @abstractmethod
-    def host_parameters(self) -> int:
-        """Number of parameters of the host without seeds."""
+    def _report(self, envs: list[int], rewards: Floats) -> None:
+        """Reports the epoch of these envs."""
 
-    @abstractmethod
     def test_accuracy(self) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E].
 
         No reward, gate or governor uses the test data.
         """
+        return self.hosts.test_accuracy(self.state)
 
     def grown(self) -> Grown:
         """Returns the growth of each env so far."""
         assert self.rules is not None
-        slots = self.fleet.slots
+        slots = self.state.slots
         fossil_parameters = np.where(slots.fossil, slots.parameters, 0).sum(axis=1)
         return Grown(
             parameters=self.rules.host_parameters + fossil_parameters.astype(np.float64),
             fossils=slots.fossil.sum(axis=1).astype(np.float64),
-            epochs=self.fleet.epoch.astype(np.float64),
-            rollbacks=self.fleet.rollbacks.astype(np.float64),
+            epochs=self.state.epoch.astype(np.float64),
+            rollbacks=self.state.rollbacks.astype(np.float64),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,10 +172,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         return {
             "run_seed": self.run_seed,
-            "potentials": {name: copied(values) for name, values in self.reward.stored.items()},
-            "terms": {name: copied(values) for name, values in self.reward_terms.items()},
-            **{name: copied(getattr(self, name)) for name in _COUNTERS},
-            "hosts": self._hosts_state(),
+            "arrays": {name: {key: copied(a) for key, a in arrays.items()} for name, arrays in self._arrays().items()},
+            "hosts": self.hosts.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, dict[str, Any]]:
@@ -175,31 +183,63 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         self.prepare()
         self.run_seed = state["run_seed"]
-        for stored, saved in ((self.reward.stored, state["potentials"]), (self.reward_terms, state["terms"])):
-            for name, values in saved.items():
-                stored[name] = values.numpy().copy()
-        for name in _COUNTERS:
-            getattr(self, name)[:] = state[name].numpy()
-        return self._show(self._load_hosts(state["hosts"])), self._info()
+        for name, arrays in self._arrays().items():
+            for key, values in arrays.items():
+                values[...] = state["arrays"][name][key].numpy()
+        self.hosts.load_state_dict(state["hosts"], self.state)
+        return self._observe(), step_info(self)
 
-    @abstractmethod
-    def _hosts_state(self) -> Any:
-        """Returns the hosts' part of the state."""
+    def _arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Returns all arrays that change from step to step, themselves."""
+        return {
+            "envs": self.state.arrays(),
+            "slots": self.state.slots.arrays(),
+            "loop": {"best_by_epoch": self.loop.best_by_epoch, "illegal_actions": self.illegal_actions},
+            "potentials": self.reward.stored,
+            "reward_terms": self.reward_terms,
+        }
 
-    @abstractmethod
-    def _load_hosts(self, state: Any) -> Fleet:
-        """Loads the hosts' part of the state."""
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Float32s, dict[str, Any]]:
+        """Starts episodes: all, or those of ``options["reset_mask"]`` (bool [E]). ``seed`` sets the run seed.
 
-    @abstractmethod
-    def _step(self, actions: Actions) -> StepResult:
-        """Runs one epoch of every env with an unfinished episode, without autoreset."""
+        Raises ValueError for a reset mask of another dtype or shape, and for a list of seeds: envs derive their own
+        from the run seed.
+        """
+        if isinstance(seed, list):
+            name = type(self).__name__
+            raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
+        starting = reset_mask(options, self.num_envs)
+        if self.rules is None:
+            starting = np.ones_like(starting)
+        if seed is not None:
+            super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
+            self.run_seed = seed
+            self.episode_numbers[:] = -1
+        self.prepare()
+        self.illegal_actions[starting] = 0
+        self.reward.reset(starting)
+        for term in self.reward_terms.values():
+            term[starting] = 0.0
+        self.loop.begin(starting, self.run_seed)
+        return self._observe(), step_info(self)
 
     def step(self, actions: Actions) -> StepResult:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
 
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
         """
-        observation, rewards, terminated, truncated, info = self._step(actions)
+        if self.rules is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
+        actions, idle = self._accepted(np.asarray(actions, dtype=np.int64)), self.done.copy()
+        self.loop.step(actions)
+        with self.spans("decide"):
+            rewards = self._pay(~idle)
+            self._report(np.flatnonzero(~idle).tolist(), rewards)
+            observation = self._observe()
+        terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
+        info = {**step_info(self), "idle": idle}
         ended = terminated | truncated
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
             final = final_entries(observation, info, ended)
@@ -212,42 +252,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         masks = self.mask.heads(self.action_spec)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
-    def _begin(self, seed: int | list[int | None] | None, options: dict[str, Any] | None, everyone: bool) -> Bools:
-        """Resets the counters of the envs whose episodes start now and returns these envs, bool [E].
-
-        Raises ValueError for a reset mask of another dtype or shape, and for a list of seeds: envs derive their seeds
-        from the run seed.
-        """
-        if isinstance(seed, list):
-            name = type(self).__name__
-            raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
-        starting = np.ones(self.num_envs, dtype=np.bool_)
-        if options and "reset_mask" in options:
-            mask = np.asarray(options["reset_mask"])
-            if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
-                given = f"{mask.dtype} {list(mask.shape)}"
-                raise ValueError(f"options['reset_mask'] must be a bool array [{self.num_envs}], not {given}")
-            starting = starting if everyone else mask
-        if seed is not None:
-            super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
-            self.run_seed = seed
-            self.episode_numbers[:] = -1
-        self.episode_numbers[starting] += 1
-        self.illegal_actions[starting] = 0
-        self.done[starting] = self.truncated[starting] = False
-        self.reward.reset(starting)
-        for term in self.reward_terms.values():
-            term[starting] = 0.0
-        return starting
-
     def _accepted(self, actions: Actions) -> Actions:
         """Returns the actions to execute: WAIT for idle envs, and for illegal actions, which are counted.
 
-        Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
+        Raises ValueError for actions of another shape or out of range.
         """
-        if self.rules is None:
-            raise gymnasium.error.ResetNeeded("call reset() before step()")
-        actions = np.asarray(actions, dtype=np.int64)
         if actions.shape != (self.num_envs, len(HEADS)):
             raise ValueError(f"actions have shape {actions.shape}, expected {(self.num_envs, len(HEADS))}")
         for head, size, column in zip(HEADS, self.action_spec.sizes, actions.T, strict=True):
@@ -257,41 +266,36 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.illegal_actions += ~legal & ~self.done
         return np.where((legal & ~self.done)[:, None], actions, Op.WAIT)
 
-    def _show(self, fleet: Fleet) -> Float32s:
-        """Sets the fleet that controllers see, with its masks, and returns the observations [E, size]."""
+    def _observe(self) -> Float32s:
+        """Sets the masks, and returns the observations [E, size]."""
         assert self.rules is not None
-        self.fleet = fleet
-        fleet.potential = self.reward.potential + np.zeros(self.num_envs)
-        self.mask: ActionMask = legal_actions(fleet, self.rules)
-        self._state = reward_state(fleet, self.rules)
-        return observe(fleet, self.rules, self.layout)
+        state, rules = self.state, self.rules
+        state.potential[:] = self.reward.potential
+        self.mask: ActionMask = legal_actions(
+            state.slots, self.config.env, rules.durations, rules.budget, rules.largest
+        )
+        self._seen = reward_state(state, rules)
+        return observe(state, rules, self.layout)
 
-    def _pay(self, fleet: Fleet, active: Bools) -> Floats:
-        """Returns the rewards [E] of the step from the last shown state to ``fleet``; ``self.done`` must be set."""
+    def _pay(self, active: Bools) -> Floats:
+        """Returns the rewards [E] of the step from the last observed state to the present one."""
         assert self.rules is not None
+        state, rules = self.state, self.rules
         transition = Transition(
-            before=self._state,
-            after=reward_state(fleet, self.rules),
-            op=fleet.last_op,
-            succeeded=fleet.succeeded,
-            rolled_back=fleet.rolled_back,
-            terminated=self.done & ~self.truncated,
+            before=self._seen,
+            after=reward_state(state, rules),
+            op=state.last_op,
+            succeeded=state.succeeded,
+            rolled_back=state.rolled_back,
+            terminated=state.done & ~state.truncated,
             horizon=self.horizon,
-            host_parameters=self.rules.host_parameters,
-            budget=self.rules.budget,
+            host_parameters=rules.host_parameters,
+            budget=rules.budget,
         )
         self.reward_terms = self.reward.pay(transition, active)
-        return np.asarray(np.sum(list(self.reward_terms.values()), axis=0))
+        rewards = np.asarray(np.sum(list(self.reward_terms.values()), axis=0))
+        state.total_reward += np.where(active, rewards, 0.0)
+        return rewards
 
-    def _info(self) -> dict[str, Any]:
-        assert self.rules is not None
-        return {
-            # Copies, because the env itself uses these tables.
-            "action_mask": {name: mask.copy() for name, mask in self.mask.heads(self.action_spec).items()},
-            "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
-            "illegal_actions": self.illegal_actions.copy(),
-            "idle": self.done.copy(),
-            "validation_accuracy": self.fleet.accuracy.copy(),
-            "committed_accuracy": self.fleet.committed.copy(),
-            "baseline_accuracy": self.rules.baseline_at(self.fleet.epoch),
-        }
+    def close_extras(self, **_kwargs: Any) -> None:
+        self.hosts.close()

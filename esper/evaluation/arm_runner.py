@@ -14,9 +14,9 @@ from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter
+from esper.files.grown_host import kept_seed
 from esper.hosts.grown import KeptSeed
 from esper.rollout.rollout import Played, Player, play_round
-from esper.seeds.blend import STYLES
 from esper.telemetry.event import ArmPlayed
 
 MakePlayer = Callable[[SlotVectorEnv], Player]
@@ -107,7 +107,7 @@ class GrowingSide(Side):
         self.meter: ComputeMeter | None = None
         if count and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
-            self.env.watch = self.meter.watch
+            self.env.hosts.watch = self.meter.watch
 
     def prepare(self) -> None:
         env = self.env
@@ -128,7 +128,7 @@ class GrowingSide(Side):
     def _result(self, env: int, played: Played, accuracy: float) -> HostResult:
         return HostResult(
             accuracy=accuracy,
-            loss=float(self.env.fleet.committed_loss[env]),
+            loss=float(self.env.state.committed_loss[env]),
             parameters=float(played.parameters[env]),
             host_parameters=float(self.env.host_parameters),
             flops=NAN if self.meter is None else self.meter.flops(env),
@@ -142,12 +142,7 @@ class GrowingSide(Side):
     def _kept(self, env: int) -> dict[str, KeptSeed]:
         if not isinstance(self.env, GrowthVectorEnv):
             return {}
-        names = {style: name for name, style in STYLES.items()}
-        return {
-            slot.name: KeptSeed(slot.blueprint.name, names[slot.style], slot.alpha.alpha)
-            for slot in self.env.training[env].fossils()
-            if slot.blueprint is not None and slot.style is not None
-        }
+        return {site.name: kept_seed(site) for site in self.env.training[env].fossils()}
 
     def close(self) -> None:
         self.env.close()

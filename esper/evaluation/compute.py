@@ -19,12 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import TrainingConfig
 from esper.data.task import SAMPLE, Split, Task
-from esper.env.episode import Episode
-from esper.seeds.alpha import AlphaController
-from esper.seeds.blend import BlendStyle
+from esper.env.trained_host import TrainedHost
+from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.seeds.site import Role, Site
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.step import add_gradients, begin_epoch
@@ -52,10 +50,10 @@ class Kind:
     """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
 
     @classmethod
-    def of(cls, episode: Episode) -> Kind:
+    def of(cls, host: TrainedHost) -> Kind:
         """Returns the kind of the epoch that was just validated; call it before the host changes again."""
-        slots = episode.training.slots
-        return cls(tuple(_occupant(slot) for slot in slots), _branching(episode.counterfactual.configurations))
+        occupants = tuple(_occupant(site) for site in host.training.sites)
+        return cls(occupants, _branching(host.counterfactual.configurations))
 
     @classmethod
     def alone(cls, sites: int) -> Kind:
@@ -63,13 +61,13 @@ class Kind:
         return cls((None,) * sites, ((0.0,) * sites,))
 
 
-def _occupant(slot: SeedSlot) -> Occupant | None:
-    if not (slot.incubating or slot.blended):
+def _occupant(site: Site) -> Occupant | None:
+    if site.role is Role.ABSENT:
         return None
-    assert slot.blueprint is not None
-    assert slot.style is not None
-    role = INCUBATING if slot.incubating else LEARNING if slot.learning else FROZEN
-    return Occupant(slot.blueprint.name, slot.style, role)
+    assert site.blueprint is not None
+    assert site.style is not None
+    role = INCUBATING if site.incubating else LEARNING if site.learning else FROZEN
+    return Occupant(site.blueprint.name, site.style, role)
 
 
 def _branching(configurations: list[Configuration]) -> tuple[Configuration, ...]:
@@ -119,13 +117,13 @@ class ComputeMeter:
         # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
-    def watch(self, episode: Episode) -> None:
+    def watch(self, host: TrainedHost) -> None:
         """Records the epoch that was just validated. Epoch 0, the untrained host's validation, starts a new episode."""
-        kind = Kind.of(episode)
-        if episode.epoch == 0:
-            self._epochs[episode.index], self._first[episode.index] = Counter(), kind
+        kind = Kind.of(host)
+        if host.epoch == 0:
+            self._epochs[host.row], self._first[host.row] = Counter(), kind
         else:
-            self._epochs[episode.index][kind] += 1
+            self._epochs[host.row][kind] += 1
 
     def flops(self, env: int) -> float:
         """Returns the operations of the env's current episode so far."""
@@ -158,15 +156,9 @@ class ComputeMeter:
         """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
         env = HostTraining(0, self.task, self.config, make_metrics(1, self.task.device)[0])
         env.reset(0, 0)
-        for slot, occupant in zip(env.slots, kind.occupants, strict=True):
-            if occupant is None:
-                continue
-            blueprint = self.blueprints.get(env.host.topology, occupant.blueprint)
-            env.germinate(slot, blueprint, occupant.style, 1, 1.0)
-            if occupant.role == INCUBATING:
-                slot.stage = SeedStage.TRAINING
-                continue
-            slot.stage, slot.alpha = SeedStage.BLENDING, AlphaController(alpha=0.5)
-            if occupant.role == FROZEN:
-                slot.alpha = AlphaController(alpha=0.5, start=1.0, target=0.0, steps=2, done=1)
+        for site, occupant in zip(env.sites, kind.occupants, strict=True):
+            if occupant is not None:
+                env.germinate(site, self.blueprints.get(env.host.topology, occupant.blueprint), occupant.style)
+                role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
+                site.assign(role, alpha=0.5, target=1.0, learning=occupant.role != FROZEN)
         return env

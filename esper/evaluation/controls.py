@@ -21,7 +21,6 @@ from esper.hosts.host import Host
 from esper.hosts.sizes import nearest_in_size
 from esper.hosts.static import StaticHost
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.spaces.action import ActionSpec
 from esper.training.rng import seeded
 
 
@@ -42,11 +41,10 @@ class ControlSide(Side):
         with seeded(0):
             self.host = self.task.build_host()
             self.host.probe(self.task.sample.cpu())
-        self.spec = ActionSpec(self.host.slot_names, self.blueprints.names(self.host.topology))
 
     def play(self, number: int, of: Sequence[HostResult]) -> list[HostResult]:
         made = [self.make(grown) for grown in of]
-        found = train_fixed([host for host, _ in made], self.run_seed, number, self.spec, self.blueprints)
+        found = train_fixed([host for host, _ in made], self.run_seed, number, self.blueprints)
         alone = float(self.host.parameter_count)
         return [
             replace(result, host_parameters=alone, facts={**result.facts, **facts})

@@ -22,9 +22,10 @@ from esper.files.atomic import json_bytes, write_together
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
-from esper.seeds.blend import STYLES, Seed
+from esper.lifecycle.ramps import STYLES
+from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.slot import SeedSlot, SlotSite
+from esper.seeds.site import Site, SlotSite
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
 
@@ -52,7 +53,7 @@ def committed_network(training: HostTraining) -> GrownHost:
     Living seeds are left out.
     """
     task, fossils = training.task, training.fossils()
-    kept = {slot.name: _kept(slot) for slot in fossils}
+    kept = {slot.name: kept_seed(slot) for slot in fossils}
     blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
     with seeded(0):  # all weights are overwritten
         host = task.build_host()
@@ -67,10 +68,11 @@ def committed_network(training: HostTraining) -> GrownHost:
     return network.eval()
 
 
-def _kept(slot: SeedSlot) -> KeptSeed:
-    assert slot.blueprint is not None
-    style = next(name for name, style in STYLES.items() if style == slot.style)
-    return KeptSeed(slot.blueprint.name, style, slot.alpha.alpha)
+def kept_seed(site: Site) -> KeptSeed:
+    """Returns what the seed of a site was made of."""
+    assert site.blueprint is not None
+    style = next(name for name, style in STYLES.items() if style == site.style)
+    return KeptSeed(site.blueprint.name, style, site.alpha)
 
 
 def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, Blueprint], task: str) -> GrownHost:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.hosts.host import At, SegmentedHost
 from esper.ops import NormReluPool
-from esper.seeds.slot import SlotSite
+from esper.seeds.site import SlotSite
 
 FUSED_CHANNELS = 8
 """Vector width, in channels, of the fused BatchNorm, ReLU and pool; hosts with fewer channels are faster without it."""

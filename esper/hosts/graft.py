@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.host import At, Host, row_major
-from esper.seeds.slot import SlotSite
+from esper.seeds.site import SlotSite
 
 LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "mlp": (2, 1)}
 """Rank of the features and the index of their channel dimension, by topology."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.slot import SlotSite
+from esper.seeds.site import SlotSite
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 """Runs a segment on its input features and returns its output."""

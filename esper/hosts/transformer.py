@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.hosts.host import SegmentedHost
-from esper.seeds.slot import SlotSite
+from esper.seeds.site import SlotSite
 
 INIT_STD = 0.02
 

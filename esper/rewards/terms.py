@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import RewardConfig
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 STAGE_POTENTIAL: Mapping[SeedStage, float] = MappingProxyType(

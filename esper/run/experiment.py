@@ -261,7 +261,7 @@ class Experiment:
         here = played.played
         epochs = int(here.epochs.sum())
         samples = epochs * self._samples_per_epoch()
-        copies = [host for env in self.rounds.envs for host in env.copies_held()]  # of hosts left alone, too
+        copies = [host for env in self.rounds.envs for host in env.hosts.copies_held()]  # of hosts left alone, too
         return RoundCompleted(
             round=number,
             rounds=total,

@@ -2,42 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
-from types import MappingProxyType
-
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.alpha import AlphaCurve
-
-
-class BlendOperator(Enum):
-    ADD = "add"
-    """d = f(h)"""
-    MULTIPLY = "multiply"
-    """d = h · tanh(f(h))"""
-    GATE = "gate"
-    """d = g(h) · f(h), with g in (0, 1) per sample, and per position in a sequence"""
-
-
-@dataclass(frozen=True)
-class BlendStyle:
-    """The controller's choice at germination: an operator and the curve of the first ramp."""
-
-    operator: BlendOperator
-    curve: AlphaCurve
-
-
-STYLES: Mapping[str, BlendStyle] = MappingProxyType(
-    {
-        "LINEAR_ADD": BlendStyle(BlendOperator.ADD, AlphaCurve.LINEAR),
-        "LINEAR_MULTIPLY": BlendStyle(BlendOperator.MULTIPLY, AlphaCurve.LINEAR),
-        "SIGMOID_ADD": BlendStyle(BlendOperator.ADD, AlphaCurve.LOGISTIC_12),
-        "GATED_GATE": BlendStyle(BlendOperator.GATE, AlphaCurve.LINEAR),
-    }
-)
+from esper.lifecycle.ramps import BlendOperator
 
 
 def blend(h: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.seeds.stage import STAGES
+from esper.lifecycle.stage import STAGES
 from esper.spaces.action import Op
 
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ def network_tensors(training: HostTraining, slots: Iterable[str]) -> Iterator[tu
     slots = tuple(slots)
     yield from _tensors("host", training.host)
     for slot in slots:
-        seed = training.slot_by_name[slot].seed
+        seed = training.site_by_name[slot].seed
         assert seed is not None
         yield from _tensors(slot, seed)
     for group in (training.host_group, *(training.seed_groups[slot] for slot in slots)):
@@ -27,10 +27,10 @@ def network_tensors(training: HostTraining, slots: Iterable[str]) -> Iterator[tu
 
 def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:
     """Whatever training writes and later epochs read: networks, whether a seed is still finite, buffers of shadows."""
-    yield from network_tensors(training, (slot.name for slot in training.slots if slot.seed is not None))
-    for slot in training.slots:
-        if slot.finite is not None:
-            yield f"{slot.name} is finite", slot.finite
+    yield from network_tensors(training, (site.name for site in training.sites if site.seed is not None))
+    for site in training.sites:
+        if site.finite is not None:
+            yield f"{site.name} is finite", site.finite
     for name, shadow in training.shadows.items():
         for index, buffer in enumerate(shadow.tensors()):
             yield f"{name}.shadow.{index}", buffer
@@ -41,7 +41,7 @@ def all_generators(training: HostTraining) -> dict[str, torch.Generator]:
     return {"order": training.order, "dropout": training.dropout} | {
         f"{name}.shadow": generator
         for name, generator in training.shadow_dropout.items()
-        if training.slot_by_name[name].seed is not None
+        if training.site_by_name[name].seed is not None
     }
 
 

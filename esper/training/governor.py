@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,17 +128,23 @@ class Governor:
             min(self.losses) + config.divergence_margin * self.chance,
         )
 
-    def snapshot_if_due(self, training: HostTraining, record: ValidationRecord, fossilized: bool) -> bool:
-        """After a check without an anomaly: take a snapshot when one is due or a seed has just fossilized."""
-        due = (
-            fossilized
-            or self._captured == 0
-            or training.epoch - self._generations[0].epoch >= self.durations.snapshot_every
-        )
+    def snapshot_if_due(
+        self,
+        training: HostTraining,
+        record: ValidationRecord,
+        measured: Mapping[str, Mapping[str, float]],
+        fossilized: bool,
+    ) -> bool:
+        """After a check without an anomaly: takes a snapshot if one is due or a seed has just fossilized.
+
+        ``measured`` are the measurements of each fossil, which the snapshot keeps.
+        """
+        age = training.epoch - self._generations[0].epoch
+        due = fossilized or self._captured == 0 or age >= self.durations.snapshot_every
         if self.anomaly_pending or not due:
             return False
         self._make_room()
-        self._generations[0].capture(training, record)
+        self._generations[0].capture(training, record, measured)
         self._captured = min(2, self._captured + 1)
         return True
 
@@ -162,10 +168,9 @@ class Governor:
         return total
 
     def roll_back(self, training: HostTraining) -> Snapshot:
-        """Restore the newest snapshot, or the older one when the last rollback was less than ``snapshot_every`` ago."""
-        recent = (
-            self._rolled_back_at is not None and training.epoch - self._rolled_back_at <= self.durations.snapshot_every
-        )
+        """Restores the newest snapshot, or the older one if the last rollback was less than ``snapshot_every`` ago."""
+        last = self._rolled_back_at
+        recent = last is not None and training.epoch - last <= self.durations.snapshot_every
         if recent and self._captured == 2:
             # What was restored last led straight to this panic: it is not trusted again.
             self._generations.reverse()

@@ -1,4 +1,4 @@
-"""The training state of one env: its host, slots, optimizers, generators and clocks."""
+"""The training state of one env: its host, sites of seeds, optimizers, generators and clocks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from esper.config import Durations, TrainingConfig
 from esper.data.task import Split, Task
+from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD
-from esper.seeds.blend import BlendStyle, Seed
+from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
-from esper.seeds.slot import SeedSlot, StageChange
-from esper.seeds.stage import SeedStage
+from esper.seeds.site import Role, Site
 from esper.training.batches import BatchLoader
 from esper.training.execution.torch_faults import guard_group_norm
 from esper.training.gradient_stats import SeedGradientCollector
@@ -50,7 +50,6 @@ class HostTraining:
         self.arithmetic = Arithmetic(concrete(config.task.precision or task.precision, self.device), self.device)
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
         """Learning rate of host and seeds, a float64 scalar that their steps read on the device."""
-        self.changes: list[StageChange] = []
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
         self.dropout = torch.Generator(self.device)
@@ -63,26 +62,26 @@ class HostTraining:
         self.host.probe(self.sample)
         self.host_draws_globally = draws_globally(self.host, self.sample)
         self.global_seeds: set[str] = set()
-        """Names of slots whose seeds draw from the process's generators."""
-        self.slots = [SeedSlot(site, self.durations.embargo, self.changes.append) for site in self.host.sites]
-        """Slots in execution order."""
-        self.alphas = torch.zeros(2, len(self.slots), device=self.device)
+        """Names of sites whose seeds draw from the process's generators."""
+        self.sites = [Site(place) for place in self.host.sites]
+        """Sites in execution order."""
+        self.alphas = torch.zeros(2, len(self.sites), device=self.device)
         """Alphas, and target alphas of incubating seeds, [2, S]; steps read them on the device."""
-        self.tried = torch.zeros(MAX_CONFIGURATIONS, len(self.slots), device=self.device)
+        self.tried = torch.zeros(MAX_CONFIGURATIONS, len(self.sites), device=self.device)
         """Alphas of the validated configurations, [K, S]; the pass reads them on the device."""
         self.vacant: frozenset[int] = frozenset()
         """Sites at which an epoch's training passes do not change features."""
-        self.slot_by_name = {slot.name: slot for slot in self.slots}
+        self.site_by_name = {site.name: site for site in self.sites}
         self.host_group = ParameterGroup(
             HOST, list(self.host.parameters()), self._optimizer(self.host, config.task.weight_decay), None
         )
         self.seed_groups: dict[str, ParameterGroup] = {}
         self.shadows: dict[str, ShadowBuffers] = {}
-        self.storage = SeedPool()
+        self.pool = SeedPool()
         self.repeat: Callable[[Hashable, Callable[[], None]], None] = do
         """Runs a repeated piece of work by key; a GPU lane may replay a CUDA graph instead."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
-        self.collector = SeedGradientCollector(1 + len(self.slots), self.device)
+        self.collector = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()
         self.feed = self._make_feed()
         """Batches of data in memory; None for streamed data."""
@@ -120,75 +119,90 @@ class HostTraining:
         self.shadows.clear()
         self.shadow_dropout.clear()
         self.global_seeds.clear()
-        for slot in self.slots:
-            slot.clear()
-        self.changes.clear()
+        for site in self.sites:
+            site.remove()
         self.collector.begin(())
 
-    def germinate(self, slot: SeedSlot, blueprint: Blueprint, style: BlendStyle, tempo: int, target: float) -> None:
-        """Plants a seed after probing it on a few samples. Raises GerminationFailed without changing the slot."""
-        probe = self._features_at(slot, self.sample)
+    def germinate(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
+        """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
+
+        Raises GerminationFailed without changing the site.
+        """
+        probe = self._features_at(site, self.sample)
 
         def prepare(seed: Seed) -> Seed:
             own_dropout(seed, self.draws)
             guard_group_norm(seed)
             if draws_globally(seed, probe):
-                self.global_seeds.add(slot.name)
-            return self.storage.house(seed, (slot.name, blueprint, style.operator))
+                self.global_seeds.add(site.name)
+            return self.pool.reuse(seed, (site.name, blueprint, style.operator))
 
         with seeded(self._seed(RngStream.SEED, self.germinations)):
-            slot.germinate(blueprint, style, tempo, target, probe, prepare)
+            site.plant(blueprint, style, probe, prepare)
         self.germinations += 1
-        assert slot.seed is not None
+        assert site.seed is not None
         generator = torch.Generator(self.device).manual_seed(self._seed(RngStream.DROPOUT, self.germinations))
-        self.shadow_dropout[slot.name] = generator
-        self.seed_groups[slot.name] = self._group_of(slot, slot.seed)
+        self.shadow_dropout[site.name] = generator
+        self.seed_groups[site.name] = self._group_of(site, site.seed)
 
-    def _group_of(self, slot: SeedSlot, seed: Seed) -> ParameterGroup:
+    def remove(self, site: Site) -> None:
+        """Drops the seed with its optimizer, so that the next one starts with its own (trap 15), and its buffers."""
+        site.remove()
+        del self.seed_groups[site.name]
+        self.global_seeds.discard(site.name)
+        self.shadows.pop(site.name, None)
+
+    def assign(self, site: Site, role: Role, alpha: float, target: float, learning: bool) -> None:
+        """Sets what a seed does from now on; a seed that is no longer incubated loses its shadow buffers."""
+        site.assign(role, alpha, target, learning)
+        if role is not Role.INCUBATING:
+            self.shadows.pop(site.name, None)
+
+    def _group_of(self, site: Site, seed: Seed) -> ParameterGroup:
         """Returns the seed's parameter group with zero momentum; reused memory comes with its earlier optimizer."""
-        group = self.storage.groups.get(seed)
+        group = self.pool.groups.get(seed)
         if group is None:
             parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
-            group = ParameterGroup(slot.name, parameters, self._optimizer(seed, 0.0), slot)
-            self.storage.groups[seed] = group
+            group = ParameterGroup(site.name, parameters, self._optimizer(seed, 0.0), site)
+            self.pool.groups[seed] = group
         group.optimizer.zero_momentum()
         return group
 
-    def shadow_of(self, slot: SeedSlot) -> ShadowBuffers:
-        """Returns the buffers of ``slot``'s incubating seed; the first call copies the host's current ones."""
-        if slot.name not in self.shadows:
-            kept = self.storage.shadows.get(slot.name)
+    def shadow_of(self, site: Site) -> ShadowBuffers:
+        """Returns the buffers of ``site``'s incubating seed; the first call copies the host's current ones."""
+        if site.name not in self.shadows:
+            kept = self.pool.shadows.get(site.name)
             if kept is None:
-                kept = self.storage.shadows[slot.name] = ShadowBuffers(self.host)
+                kept = self.pool.shadows[site.name] = ShadowBuffers(self.host)
             kept.refill()
-            self.shadows[slot.name] = kept
-        return self.shadows[slot.name]
+            self.shadows[site.name] = kept
+        return self.shadows[site.name]
 
     def begin_shadows(self) -> None:
         """Makes the buffers of seeds whose incubation begins with this epoch.
 
         This is done before any step, because a step that was captured with an earlier seed does not make them.
         """
-        for slot in self.slots if self.config.env.incubation == "shadow" else ():
-            if slot.incubating:
-                self.shadow_of(slot)
+        for site in self.sites if self.config.env.incubation == "shadow" else ():
+            if site.incubating:
+                self.shadow_of(site)
 
     @contextmanager
-    def apart(self, slot: SeedSlot) -> Iterator[None]:
-        """Runs a training pass with the buffers and random numbers of ``slot``'s incubating seed, not the host's."""
-        with self.shadow_of(slot).in_place(), self.draws_of(slot):
+    def apart(self, site: Site) -> Iterator[None]:
+        """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's."""
+        with self.shadow_of(site).in_place(), self.draws_of(site):
             yield
 
     @contextmanager
-    def draws_of(self, slot: SeedSlot) -> Iterator[None]:
-        """Runs a block with the random numbers of ``slot``'s incubating seed."""
+    def draws_of(self, site: Site) -> Iterator[None]:
+        """Runs a block with the random numbers of ``site``'s incubating seed."""
         with ExitStack() as kept:
-            kept.enter_context(self.draws.using(self.shadow_dropout[slot.name]))
+            kept.enter_context(self.draws.using(self.shadow_dropout[site.name]))
             if self.draws_globally:
-                site = self.slots.index(slot)
+                place = self.sites.index(site)
                 kept.enter_context(
                     seeded(
-                        self._seed(RngStream.GLOBAL, self.epoch, self.batch, 1 + site, self.part), device=self.device
+                        self._seed(RngStream.GLOBAL, self.epoch, self.batch, 1 + place, self.part), device=self.device
                     )
                 )
             yield
@@ -207,25 +221,16 @@ class HostTraining:
         """True if a training pass draws from the process's generators."""
         return self.host_draws_globally or bool(self.global_seeds)
 
-    def forget_removed_seeds(self) -> None:
-        """Drops the optimizers of removed seeds, so that the next seed in a slot starts with its own (trap 15), and the
-        shadow buffers of seeds that are no longer incubated."""
-        for name in [name for name in self.seed_groups if self.slot_by_name[name].seed is None]:
-            del self.seed_groups[name]
-            self.global_seeds.discard(name)
-        for name in [name for name in self.shadows if not self.slot_by_name[name].incubating]:
-            del self.shadows[name]
-
     def learning_groups(self) -> list[ParameterGroup]:
-        """Returns the groups that this epoch's steps update: the host, then seeds in the order of their slots.
+        """Returns the groups that this epoch's steps update: the host, then seeds in the order of their sites.
 
         The order does not depend on when seeds were planted, so that a captured step finds their statistics in the same
         rows.
         """
         for group in self.seed_groups.values():
             for parameter in group.parameters:  # excludes those frozen by the blueprint
-                parameter.requires_grad_(group.slot is not None and group.slot.learning)
-        return [self.host_group, *(self.seed_groups[slot.name] for slot in self.slots if slot.learning)]
+                parameter.requires_grad_(group.site is not None and group.site.learning)
+        return [self.host_group, *(self.seed_groups[site.name] for site in self.sites if site.learning)]
 
     def set_learning_rate(self) -> None:
         """Sets lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant."""
@@ -236,34 +241,19 @@ class HostTraining:
 
     def set_alphas(self) -> None:
         """Uploads the alphas of the epoch's steps and sets ``vacant``."""
-        alphas = [[slot.alpha.alpha for slot in self.slots], [slot.incubation_target for slot in self.slots]]
+        alphas = [[site.alpha for site in self.sites], [site.target for site in self.sites]]
         upload(torch.tensor(alphas), self.alphas)
-        self.vacant = frozenset(site for site, slot in enumerate(self.slots) if not (slot.incubating or slot.blended))
+        self.vacant = frozenset(i for i, site in enumerate(self.sites) if site.role is Role.ABSENT)
 
-    def fossils(self) -> list[SeedSlot]:
-        return [slot for slot in self.slots if slot.stage is SeedStage.FOSSILIZED]
+    def fossils(self) -> list[Site]:
+        return [site for site in self.sites if site.fossil]
 
-    @property
-    def fossil_parameters(self) -> int:
-        return sum(slot.parameters for slot in self.fossils())
-
-    @property
-    def seed_parameters(self) -> int:
-        """Number of parameters of all seeds, living and fossilized."""
-        return sum(slot.parameters for slot in self.slots)
-
-    def take_changes(self) -> list[StageChange]:
-        """Returns the stage changes since the last call, oldest first."""
-        taken = self.changes[:]
-        self.changes.clear()
-        return taken
-
-    def _features_at(self, slot: SeedSlot, x: Tensor) -> Tensor:
-        """Returns the features of inputs ``x`` at ``slot``, in eval mode so that no buffer of the host changes."""
-        site, found = self.slots.index(slot), list[Tensor]()
+    def _features_at(self, site: Site, x: Tensor) -> Tensor:
+        """Returns the features of inputs ``x`` at ``site``, in eval mode so that no buffer of the host changes."""
+        place, found = self.sites.index(site), list[Tensor]()
 
         def keep(reached: int, h: Tensor) -> Tensor:
-            if reached == site:
+            if reached == place:
                 found.append(self.host.kept(h))
             return h
 

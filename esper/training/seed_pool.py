@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper.ops import SGD
 from esper.seeds.blend import Seed
-from esper.seeds.slot import SeedSlot
+from esper.seeds.site import Site
 from esper.training.shadow import ShadowBuffers
 
 
@@ -27,11 +27,11 @@ class ParameterGroup:
     name: str
     parameters: list[nn.Parameter]
     optimizer: SGD
-    slot: SeedSlot | None
+    site: Site | None
 
 
 class SeedPool:
-    """One env's pool of seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each slot."""
+    """One env's pool of seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each site."""
 
     def __init__(self, most: int = 32) -> None:
         self.most = most
@@ -39,7 +39,7 @@ class SeedPool:
         self.groups: WeakKeyDictionary[Seed, ParameterGroup] = WeakKeyDictionary()
         self.shadows: dict[str, ShadowBuffers] = {}
 
-    def house(self, seed: Seed, kind: Hashable) -> Seed:
+    def reuse(self, seed: Seed, kind: Hashable) -> Seed:
         """Copies the new seed's values into a pooled seed of the same ``kind`` and returns that one.
 
         The pooled seed keeps its optimizer. Returns ``seed`` itself if it is the first of its kind, or if the layouts

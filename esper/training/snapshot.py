@@ -1,22 +1,20 @@
-"""Snapshots of one env's host and fossils, with all that a rollback puts back."""
+"""Snapshots of one host and its fossils, with all that a rollback restores."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from esper.seeds.gate import SeedMeasurements
-from esper.seeds.stage import SeedStage
 from esper.training.contents import TensorSnapshot, network_tensors
 from esper.training.host_training import HostTraining
 
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """What validation said about the committed network (fossils only) at one epoch, and about its host alone;
-    accuracies pp."""
+    """Validation of the committed network (fossils only) at one epoch, and of its host alone; accuracies pp."""
 
     loss: float
     committed: float
@@ -36,61 +34,53 @@ class Snapshot:
 
     def __init__(self, pinned: bool = False) -> None:
         self.epoch = -1
-        self.fossils: tuple[str, ...] = ()
+        self.measured: dict[str, dict[str, float]] = {}
+        """Measurements of each fossil by name, kept for the caller."""
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
-        self._measured: dict[str, SeedMeasurements] = {}
         self._copies = TensorSnapshot(pinned)
 
-    def capture(self, training: HostTraining, record: ValidationRecord) -> None:
-        """Copy the env's present state; tensors of an earlier capture are overwritten in place."""
+    def capture(
+        self, training: HostTraining, record: ValidationRecord, measured: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        """Copies the present state of the host and of the fossils that ``measured`` names.
+
+        Tensors of an earlier capture are overwritten in place.
+        """
         self.epoch, self.record = training.epoch, record
-        self.fossils = tuple(slot.name for slot in training.fossils())
-        self._measured = {slot.name: replace(slot.measured) for slot in training.fossils()}
-        self._copies.capture(network_tensors(training, self.fossils))
+        self.measured = {name: dict(values) for name, values in measured.items()}
+        self._copies.capture(network_tensors(training, self.measured))
 
     def take_over(self, other: Snapshot) -> None:
-        """Become a copy of ``other``, which may then be overwritten."""
-        self.epoch, self.record, self.fossils = other.epoch, other.record, other.fossils
-        self._measured = {name: replace(measured) for name, measured in other._measured.items()}
+        """Becomes a copy of ``other``, which may then be overwritten."""
+        self.epoch, self.record, self.measured = other.epoch, other.record, other.measured
         self._copies.capture(other._copies.tensors.items())
 
     def restore(self, training: HostTraining) -> None:
-        """Put everything back, bit for bit; prune living seeds, and fossils that the snapshot does not know.
+        """Restores host and fossils bit for bit, and removes every other seed.
 
         Clocks, schedules and generators do not rewind. The scale of losses in float16 is as at first.
         """
-        for slot in training.slots:
-            if slot.stage is SeedStage.FOSSILIZED and slot.name not in self.fossils:
-                slot.revoke_fossil()
-            elif slot.living:
-                slot.cut("rollback")
-        training.forget_removed_seeds()
-        training.host_group.optimizer.zero_grad(set_to_none=True)
+        for site in training.sites:
+            if site.seed is not None and site.name not in self.measured:
+                training.remove(site)
         training.arithmetic.reset()
-        for name in self.fossils:
-            training.seed_groups[name].optimizer.zero_grad(set_to_none=True)
-            # What the bad epoch measured of a fossil is not true of the restored one.
-            measured, since = self._measured[name], training.epoch - self.epoch
-            if measured.contribution is not None:
-                measured = replace(measured, epochs_since_measured=measured.epochs_since_measured + since)
-            training.slot_by_name[name].measured = replace(measured)
-        self._copies.restore(network_tensors(training, self.fossils))
+        for group in (training.host_group, *training.seed_groups.values()):
+            group.optimizer.zero_grad(set_to_none=True)
+        self._copies.restore(network_tensors(training, self.measured))
 
     def state_dict(self) -> dict[str, Any]:
         """The snapshot as plain values and CPU tensors; copies."""
         return {
             "epoch": self.epoch,
-            "fossils": list(self.fossils),
             "record": asdict(self.record),
-            "measured": {name: asdict(measured) for name, measured in self._measured.items()},
+            "measured": {name: dict(values) for name, values in self.measured.items()},
             "copies": self._copies.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Become the snapshot that ``state`` was taken from, for an env on ``device``."""
-        self.epoch, self.fossils = state["epoch"], tuple(state["fossils"])
+        self.epoch, self.measured = state["epoch"], {name: dict(v) for name, v in state["measured"].items()}
         self.record = ValidationRecord(**state["record"])
-        self._measured = {name: SeedMeasurements(**measured) for name, measured in state["measured"].items()}
         self._copies.load_state_dict(state["copies"], device)
 
     @property

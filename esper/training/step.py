@@ -15,8 +15,7 @@ from torch import Tensor
 from esper.hosts.host import At
 from esper.ops import GradStats, grad_stats, sgd_step
 from esper.seeds.blend import blend
-from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.seeds.site import Site
 from esper.training.execution.workers import Cancelled
 from esper.training.host_training import HostTraining
 from esper.training.loss import count_of, measured_loss
@@ -103,19 +102,19 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
     """
 
     def at(site: int, h: Tensor) -> Tensor:
-        slot = training.slots[site]
-        if slot.incubating and features is not None:
+        seed = training.sites[site]
+        if seed.incubating and features is not None:
             if training.config.env.incubation == "ste":
-                return straight_through(training, slot, h)
+                return straight_through(training, seed, h)
             features[site] = training.host.kept(h.detach())
-        elif slot.blended:
-            return blend(h, delta_of(slot, h, judge, training.arithmetic), training.alphas[0, site])
+        elif seed.blended:
+            return blend(h, delta_of(seed, h, judge, training.arithmetic), training.alphas[0, site])
         return h
 
     return at
 
 
-def straight_through(training: HostTraining, slot: SeedSlot, h: Tensor) -> Tensor:
+def straight_through(training: HostTraining, site: Site, h: Tensor) -> Tensor:
     """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
 
     That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
@@ -124,8 +123,8 @@ def straight_through(training: HostTraining, slot: SeedSlot, h: Tensor) -> Tenso
     norm. In micro-batches these sizes are those of a part.
     """
     features = h.detach()
-    with training.draws_of(slot):
-        d = delta_of(slot, features)
+    with training.draws_of(site):
+        d = delta_of(site, features)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
     size = d.detach().norm()
     ratio = size / features.to(d.dtype).norm().clamp(min=1e-30)
@@ -135,7 +134,7 @@ def straight_through(training: HostTraining, slot: SeedSlot, h: Tensor) -> Tenso
     return h + (d - d.detach()).to(h.dtype)
 
 
-def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
+def delta_of(site: Site, h: Tensor, judge: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
     """Returns d(h), in the shape [B, ...] of h; zero for a living seed once it has been non-finite.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
@@ -144,11 +143,11 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmet
     ``judge``: whether non-finite values mark the seed. It is False after an incubating seed, which may have caused
     them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
     """
-    assert slot.seed is not None
-    assert slot.finite is not None
-    if slot.stage is SeedStage.FOSSILIZED:
-        return slot.seed(h)  # type: ignore[no-any-return]
-    entry, finite = h, slot.finite
+    assert site.seed is not None
+    assert site.finite is not None
+    if site.fossil:
+        return site.seed(h)  # type: ignore[no-any-return]
+    entry, finite = h, site.finite
     if h.requires_grad and torch.is_grad_enabled():
         entry = h.view_as(h)
 
@@ -161,7 +160,7 @@ def delta_of(slot: SeedSlot, h: Tensor, judge: bool = True, arithmetic: Arithmet
             return torch.where(finite, gradient, 0.0)
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
-    delta = slot.seed(entry).to(h.dtype)  # h may have less range than the seed's output
+    delta = site.seed(entry).to(h.dtype)  # h may have less range than the seed's output
     if judge:
         finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
@@ -179,11 +178,11 @@ def shadow_gradients(
 
     ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
     """
-    slot = training.slots[site]
-    assert slot.seed is not None
-    parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
-    with training.apart(slot), training.arithmetic.casting():
-        grown = blend(h, delta_of(slot, h), training.alphas[1, site])
+    incubating = training.sites[site]
+    assert incubating.seed is not None
+    parameters = [parameter for parameter in incubating.seed.parameters() if parameter.requires_grad]
+    with training.apart(incubating), training.arithmetic.casting():
+        grown = blend(h, delta_of(incubating, h), training.alphas[1, site])
         logits = training.host.resume(x, site, grown, blending(training, judge=False), training.vacant)
     loss = measured_loss(logits, y).loss
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
@@ -200,5 +199,5 @@ def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor 
     sgd_step([group.optimizer for group in groups], stats.clip_coef)
     sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]
     for index, group in enumerate(groups):
-        if group.slot is not None and group.slot.finite is not None:
-            group.slot.finite.logical_and_(sound[index])
+        if group.site is not None and group.site.finite is not None:
+            group.site.finite.logical_and_(sound[index])

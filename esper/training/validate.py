@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from esper.data.task import PAD, Split
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
-from esper.seeds.slot import SeedSlot
+from esper.seeds.site import Site
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.shadow import ShadowBuffers
@@ -60,7 +60,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates the env's host on ``split`` in each distinct configuration, sharing common prefixes.
 
-    Alphas are arguments of this pass; no slot is changed. BatchNorm's statistics were gathered with the seeds on, which
+    Alphas are arguments of this pass; no site is changed. BatchNorm's statistics were gathered with the seeds on, which
     overstates a seed's contribution when it is switched off. With inputs ``calibrate`` [n, ...], they are estimated on
     these for each configuration separately, and nothing is shared. Results are written into ``totals``, which must have
     room for these configurations and samples; None allocates new ones.
@@ -68,7 +68,7 @@ def evaluate(
     count = len(configurations)
     own = totals or make_metrics(1, training.device, count, len(split), language=split.y.dim() == 2)[0]
     own.zero_validation(count)
-    upload(torch.tensor(configurations).view(count, len(training.slots)), training.tried[:count])
+    upload(torch.tensor(configurations).view(count, len(training.sites)), training.tried[:count])
     if calibrate is None:
         apart = training.config.env.incubation == "shadow"
 
@@ -141,7 +141,7 @@ def _walk_tree(
     incubating seeds use their own buffers.
     """
     results: dict[int, Tensor] = {}
-    vacant = [site for site in range(len(training.slots)) if not any(one[site] for one in configurations)]
+    vacant = [site for site in range(len(training.sites)) if not any(one[site] for one in configurations)]
 
     def follow(members: list[int], site: int, h: Tensor, judge: bool) -> None:
         """Continues all ``members`` from features ``h`` after ``site`` (-1: the inputs).
@@ -152,21 +152,21 @@ def _walk_tree(
         branches: list[tuple[list[int], int, Tensor, bool]] = []
         with ExitStack() as trial:
 
-            def on_trial(slot: SeedSlot) -> None:
+            def on_trial(site: Site) -> None:
                 """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
                 nonlocal judge
-                if slot.incubating:
+                if site.incubating:
                     judge = False
                     if trials_apart:
-                        trial.enter_context(training.shadow_of(slot).in_place())
+                        trial.enter_context(training.shadow_of(site).in_place())
 
             def at(reached: int, arriving: Tensor) -> Tensor:
                 nonlocal members
-                slot = training.slots[reached]
+                seed = training.sites[reached]
                 by_alpha: dict[float, list[int]] = {}
                 for member in members:
                     by_alpha.setdefault(configurations[member][reached], []).append(member)
-                delta = delta_of(slot, arriving, judge) if any(by_alpha) else None  # any alpha but 0
+                delta = delta_of(seed, arriving, judge) if any(by_alpha) else None  # any alpha but 0
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
                     out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
@@ -174,11 +174,11 @@ def _walk_tree(
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
-                on_trial(slot)
+                on_trial(seed)
                 return blend(arriving, delta, alphas[members[0], reached])
 
             if site >= 0 and configurations[members[0]][site]:
-                on_trial(training.slots[site])
+                on_trial(training.sites[site])
             logits = training.host.walk(x, at, vacant) if site < 0 else training.host.resume(x, site, h, at, vacant)
         results.update(dict.fromkeys(members, logits))
         for branch in branches:
@@ -191,7 +191,7 @@ def _walk_tree(
 @contextmanager
 def _evaluating(training: HostTraining) -> Iterator[None]:
     """Sets host and seeds to eval mode, without gradients, and restores their modes afterwards."""
-    modules = [training.host, *(slot.seed for slot in training.slots if slot.seed is not None)]
+    modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
     before = [module.training for module in modules]
     for module in modules:
         module.eval()
@@ -205,5 +205,4 @@ def _evaluating(training: HostTraining) -> Iterator[None]:
 
 def committed_configuration(training: HostTraining) -> Configuration:
     """Returns the configuration with fossils only: the network that would be kept if the episode ended now."""
-    fossils = training.fossils()
-    return tuple(slot.alpha.alpha if slot in fossils else 0.0 for slot in training.slots)
+    return tuple(site.alpha if site.fossil else 0.0 for site in training.sites)

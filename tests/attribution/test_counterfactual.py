@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, max_configurations
 from esper.seeds.alpha import AlphaController
 from esper.seeds.slot import SeedSlot, SlotSite
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.validate import Configuration, committed_configuration, evaluate
 from tests.core_helpers import DAMAGE, digits, make_training, plant, rig, same_bits, tensors_of, train
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from esper.attribution.counterfactual import CounterfactualHelper
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
 

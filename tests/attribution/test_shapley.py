@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, CounterfactualHelper
 from esper.attribution.shapley import Coalition, coalitions, exact, sampled
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from tests.attribution.test_counterfactual import slots
 
 Floats = NDArray[np.float64]

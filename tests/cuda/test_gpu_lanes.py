@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.config import TrainingConfig
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training import step as host_step
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import WAITS

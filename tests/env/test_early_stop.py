@@ -20,7 +20,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.ppo.agent import PPOAgent
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import DAMAGE, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
 
@@ -199,11 +199,11 @@ def test_simulated_hosts_are_cut_short_alike() -> None:
     config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 30, **PLATEAU, "plateau_margin": 2.0}})
     env = PlantedVectorEnv(config, law)
     env.reset(seed=0)
-    accuracies = [env.fleet.accuracy[0]]
+    accuracies = [env.state.accuracy[0]]
     truncated = np.zeros(2, dtype=bool)
     while not truncated.any():
         _, _, terminated, truncated, _ = env.step(wait_actions(2))
-        accuracies.append(env.fleet.accuracy[0])
+        accuracies.append(env.state.accuracy[0])
     rises = np.array(accuracies[3:]) - np.array(accuracies[:-3])
     assert (rises[:-1] > 2.0).all()
     assert rises[-1] <= 2.0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.data.task import Split
 from esper.rewards.modes import MODES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
 from esper.training.host_training import HostTraining
 from tests.core_helpers import DAMAGE, Rig, all_finite, digits, rig, same_bits, tensors_of

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.control.random import RandomController
 from esper.data.task import Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import Event, StageChanged
 from esper.training.host_training import HostTraining

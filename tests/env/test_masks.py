@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from esper.env.apply import apply_action
 from esper.env.episode import Episode
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Action, Op
 from tests.core_helpers import Rig, rig
 

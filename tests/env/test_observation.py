@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.control.random import RandomController
-from esper.seeds.stage import STAGES, SeedStage
+from esper.lifecycle.stage import STAGES, SeedStage
 from tests.core_helpers import DAMAGE, EASY_GATES, Rig, rig
 
 S = SeedStage

@@ -22,7 +22,7 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from esper.spaces.observation import LIMIT
 
@@ -190,7 +190,7 @@ def test_noise_has_its_standard_deviation_and_moves_all_configurations_together(
 def test_the_loss_of_every_configuration_follows_its_accuracy() -> None:
     env = planted(4)
     env.reset(seed=0)
-    rows, fleet = life(env, 0, "fern"), env.fleet
+    rows, fleet = life(env, 0, "fern"), env.state
     for epoch in range(20):
         env.step(np.tile(rows.get(epoch, env.action_spec.encode(Op.WAIT)), (4, 1)))
         for accuracy, loss in (
@@ -269,7 +269,7 @@ def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     for epoch in range(6):
         _, _, _, _, info = env.step(rows.get(epoch, env.action_spec.encode(Op.WAIT))[None])
     assert env.seeds.stage[0, 0] == SeedStage.TRAINING
-    assert not env.fleet.succeeded[0]
+    assert not env.state.succeeded[0]
     assert info["reward_terms"]["action_cost"][0] == -env.config.reward.refused_cost
 
 

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from esper.config import TrainingConfig
 from esper.control.heuristic import HeuristicController
-from esper.env.fleet import Floats
+from esper.env.state import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
@@ -199,4 +199,4 @@ def test_the_scale_of_losses_stays_when_noise_is_switched_off() -> None:
     env.reset(seed=0)
     for _ in range(env.horizon):
         env.step(np.zeros((256, 8), dtype=np.int64))
-    assert env.fleet.loss.std() == pytest.approx(noisy.baseline(30, 8).final_loss_std, rel=0.1)
+    assert env.state.loss.std() == pytest.approx(noisy.baseline(30, 8).final_loss_std, rel=0.1)

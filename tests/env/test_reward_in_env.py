@@ -8,11 +8,11 @@ from esper.control.controller import NoGrowth
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.data.tasks import load_task
-from esper.env.fleet import Bools, Floats
+from esper.env.state import Bools, Floats
 from esper.env.vector_env import GrowthVectorEnv
 from esper.rewards.modes import MODES, POTENTIALS, Reward
 from esper.rewards.terms import Transition
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from tests.core_helpers import DAMAGE, rig
 
 S = SeedStage
@@ -115,7 +115,7 @@ def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
         DAMAGE["NaN weight"](world.training())
         world.step()
         assert world.info["reward_terms"]["governor"][0] == -10
-        fleet = world.env.fleet
+        fleet = world.env.state
         assert fleet.loss[0] == fleet.committed_loss[0] == good.committed_loss
         assert fleet.all_off_loss[0] == good.all_off_loss
         off, on = (min(loss, 2.3) for loss in (good.all_off_loss, good.committed_loss))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.rewards.modes import MODES
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut, StageChanged
 from tests.core_helpers import DAMAGE, Rig, rig, same_bits, tensors_of
 

@@ -123,7 +123,7 @@ class CutShort(SlotVectorEnv):
 
     def _load_hosts(self, state: Any) -> Any:
         self.inner.load_state_dict(state)
-        return self.inner.fleet
+        return self.inner.state
 
     @property
     def host_parameters(self) -> Any:

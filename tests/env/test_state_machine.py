@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from esper.data.task import Split, Task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.seeds.stage import BLENDED, LIVING, TRANSITIONS, SeedStage
+from esper.lifecycle.stage import BLENDED, LIVING, TRANSITIONS, SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event, GateEvaluated, GovernorRollback, SeedCut, StageChanged
 from tests.core_helpers import digits, flat_baseline, same_bits, tensors_of, tiny_config, wait_actions

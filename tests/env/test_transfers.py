@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.env.episode import Episode
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from esper.config import ConfigError
 from esper.control.random import RandomController
 from esper.env.vector_env import GrowthVectorEnv
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, stable_record
 from tests.core_helpers import Rig, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions

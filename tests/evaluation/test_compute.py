@@ -17,7 +17,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation import compute
 from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, Kind, Occupant
 from esper.rollout.rollout import play_round
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.host_trainer import HostTrainer
 from tests.core_helpers import EASY_GATES

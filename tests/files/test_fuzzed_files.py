@@ -21,7 +21,7 @@ from esper.files.grown_host import load_host, save_host
 from esper.report.page import report_html
 from esper.report.read import open_run
 from esper.report.terminal import short_form
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

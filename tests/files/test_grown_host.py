@@ -17,9 +17,9 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.files.grown_host import accuracy, load_host, save_host
 from esper.run.experiment import Experiment
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, Event
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

@@ -9,9 +9,10 @@ from esper.data.digits import build_host
 from esper.hosts.cnn import CNNHost
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import SegmentedHost
-from esper.seeds.blend import STYLES, Seed
+from esper.lifecycle.ramps import STYLES
+from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.slot import SlotSite
+from esper.seeds.site import SlotSite
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.ops import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train

@@ -16,7 +16,7 @@ from esper.env.baseline import Baseline
 from esper.env.history import Measurement, ValidationHistory
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 BASELINE = Baseline(accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_loss_std=0.05, episodes=8)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from esper.config import RewardConfig
 from esper.rewards.modes import MODES, POTENTIALS, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 DWELL = 10

@@ -8,7 +8,7 @@ import pytest
 from esper.config import RewardConfig
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 S = SeedStage

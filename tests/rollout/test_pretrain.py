@@ -16,7 +16,7 @@ from esper.ppo.agent import PPOAgent
 from esper.rollout import pretrain as practice
 from esper.rollout.pretrain import practice_env, practice_rounds, practise
 from esper.rollout.rollout import Played, play_round
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 
 N_ENVS = 64
 QUIET = Law(noise=0.0, paired_noise=0.0)

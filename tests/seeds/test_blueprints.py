@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.seeds.alpha import AlphaCurve
-from esper.seeds.blend import STYLES, BlendOperator, Seed, gate_parameters
+from esper.lifecycle.ramps import AlphaCurve
+from esper.lifecycle.ramps import STYLES, BlendOperator
+from esper.seeds.blend import Seed, gate_parameters
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.blueprints.cnn import group_norm
 from esper.spaces.action import ALPHA_CURVES

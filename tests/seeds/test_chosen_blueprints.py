@@ -13,10 +13,10 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.vector_env import GrowthVectorEnv
 from esper.rollout.pretrain import practice_env
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.seeds.blueprints.scale import ChannelScale
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS
 from tests.core_helpers import digits, one_thread, rig, tiny_config
 

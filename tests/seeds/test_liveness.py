@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.seeds.blend import BlendOperator, Seed
+from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.blueprints.scale import ChannelScale
 

@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from esper.seeds.alpha import AlphaCurve
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import AlphaCurve
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SeedSlot, SlotSite, StageChange
-from esper.seeds.stage import TRANSITIONS, IllegalTransition, SeedStage, check_transition
+from esper.lifecycle.stage import TRANSITIONS, IllegalTransition, SeedStage, check_transition
 
 S = SeedStage
 LEGAL = {

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blend import BlendOperator, Seed, running_mean
+from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blend import Seed, running_mean
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.blueprints.transformer import CausalAttention, attention_heads
 

@@ -18,11 +18,11 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
 from esper.ops import normalisation_table
-from esper.seeds.alpha import AlphaCurve
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import AlphaCurve
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.execution.streams import StreamLanes
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import GovernorRollback, SeedCut, StageChanged
 from esper.training.validate import evaluate
 from tests.core_helpers import Rig, all_finite, digits, make_training, plant, rig, same_bits, tensors_of, train

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training import step as host_step
 from esper.training.host_training import HostTraining
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
@@ -145,7 +145,7 @@ def test_a_germinated_seed_is_not_trained() -> None:
 
 
 def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> None:
-    from esper.seeds.alpha import AlphaCurve
+    from esper.lifecycle.ramps import AlphaCurve
 
     training = make_training()
     slot = plant(training, "r0c0", stage=S.HOLDING)

@@ -20,8 +20,8 @@ from esper.data.task import PAD, Task
 from esper.env.episode import Episode
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.seeds.slot import SlotSite
-from esper.seeds.stage import SeedStage as S
+from esper.seeds.site import SlotSite
+from esper.lifecycle.stage import SeedStage as S
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
 from esper.training.metrics import FIELDS, EpochMetrics, make_metrics

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.execution.workers import LaneError, WorkerLanes
 from esper.training.host_training import HostTraining

@@ -18,8 +18,8 @@ from esper.data.host_checks import check_hosts
 from esper.data.task import PAD, Split, Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.seeds.slot import SlotSite
-from esper.seeds.stage import SeedStage as S
+from esper.seeds.site import SlotSite
+from esper.lifecycle.stage import SeedStage as S
 from esper.training.host_training import HostTraining
 from esper.training.loss import measured_loss
 from esper.training.metrics import make_metrics

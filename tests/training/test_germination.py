@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.slot import GerminationFailed, SeedSlot
-from esper.seeds.stage import IllegalTransition, SeedStage
+from esper.lifecycle.stage import IllegalTransition, SeedStage
 from esper.telemetry.event import ActionTaken
 from esper.training.host_training import HostTraining
 from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, train

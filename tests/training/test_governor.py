@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.config import Durations, GovernorConfig, TrainingConfig
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import ValidationRecord

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.step import begin_epoch, blending, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train

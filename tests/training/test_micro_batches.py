@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.data.task import PAD, Split, Task
 from esper.hosts.host import Host, SegmentedHost
-from esper.seeds.blend import STYLES
+from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.slot import SlotSite
-from esper.seeds.stage import SeedStage as S
+from esper.seeds.site import SlotSite
+from esper.lifecycle.stage import SeedStage as S
 from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from tests.core_helpers import DAMAGE, rig
 from tests.training.live_tensors import STATM, resident_mib
 

@@ -13,7 +13,7 @@ from esper.data.task import resolve
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training.contents import TensorSnapshot
 from esper.training.execution.streams import StreamLanes

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from esper.config import ConfigError, RunConfig, TrainingConfig
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.contents import TensorSnapshot
 from esper.training.epoch_start import EpochStart
 from esper.training.governor import Governor

@@ -18,8 +18,8 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.slot import SlotSite
-from esper.seeds.stage import SeedStage as S
+from esper.seeds.site import SlotSite
+from esper.lifecycle.stage import SeedStage as S
 from esper.training import precision
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining

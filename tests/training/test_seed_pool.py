@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blend import BlendOperator, Seed
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blend import Seed
+from esper.lifecycle.stage import SeedStage
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train

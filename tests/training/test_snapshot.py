@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train

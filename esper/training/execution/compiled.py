@@ -192,7 +192,7 @@ def _compile_for(training: HostTraining) -> str | None:
     if reason is None and training.calibration is not None:
         few = Split(task.validation.x[:2], task.validation.y[:2], task.validation.table)
         try:
-            evaluate(training, few, [(0.0,) * len(training.slots)], calibrate=training.calibration)
+            evaluate(training, few, [(0.0,) * len(training.sites)], calibrate=training.calibration)
         except Exception as error:  # as in compile_host
             return _reason_of(error)
     return reason

@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable
 
 from torch import Tensor, nn
 
-from esper.seeds.slot import SeedSlot
-from esper.seeds.stage import SeedStage
+from esper.seeds.site import Role, Site
 from esper.training.execution.gpu import Captured
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout
@@ -31,10 +30,7 @@ def signature_of(training: HostTraining) -> Signature:
 
     It holds the seeds themselves, so that none of them is freed and mistaken for another while it is known.
     """
-    return tuple(
-        (slot.seed, slot.incubating, slot.stage is SeedStage.FOSSILIZED, slot.learning) if _takes_part(slot) else None
-        for slot in training.slots
-    )
+    return tuple((site.seed, site.role, site.learning) if _takes_part(site) else None for site in training.sites)
 
 
 def step_signature(training: HostTraining) -> Signature:
@@ -45,11 +41,11 @@ def step_signature(training: HostTraining) -> Signature:
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:
     """What the env's passes read and write that is not the env's for as long as it lives."""
-    seeds = [slot.seed for slot in training.slots if slot.seed is not None]
+    seeds = [site.seed for site in training.sites if site.seed is not None]
     return (
         *seeds,
         *training.seed_groups.values(),
-        *(slot.finite for slot in training.slots),
+        *(site.finite for site in training.sites),
         *training.shadows.values(),
     )
 
@@ -69,7 +65,7 @@ def obstacle(training: HostTraining) -> str | None:
     if training.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
     if training.host_draws_globally or any(
-        slot.name in training.global_seeds for slot in training.slots if _takes_part(slot)
+        site.name in training.global_seeds for site in training.sites if _takes_part(site)
     ):
         return "a network draws from torch's own generator"
     if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(training) for m in network.modules()):
@@ -77,12 +73,12 @@ def obstacle(training: HostTraining) -> str | None:
     return None
 
 
-def _takes_part(slot: SeedSlot) -> bool:
-    return slot.incubating or slot.blended
+def _takes_part(site: Site) -> bool:
+    return site.role is not Role.ABSENT
 
 
 def _networks(training: HostTraining) -> list[nn.Module]:
-    return [training.host, *(slot.seed for slot in training.slots if slot.seed is not None and _takes_part(slot))]
+    return [training.host, *(site.seed for site in training.sites if site.seed is not None and _takes_part(site))]
 
 
 class CaptureCache:

@@ -303,7 +303,7 @@ class StreamLanes:
     def _before_drop(self, training: HostTraining) -> None:
         """Nothing of the env's captured work is under way, and its memory is in use no more."""
         self.gpu.synchronize()
-        for group in (training.host_group, *training.storage.groups.values()):
+        for group in (training.host_group, *training.pool.groups.values()):
             for parameter in group.parameters:
                 parameter.grad = None  # of the last step that was recorded, in the memory of the captured work
         self._pools.pop(training.index, None)

@@ -22,8 +22,8 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
-from esper.seeds.slot import SlotSite
-from esper.seeds.stage import SeedStage
+from esper.seeds.site import SlotSite
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import StepsNotCaptured
 from esper.training.execution import compiled

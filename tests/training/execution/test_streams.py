@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.execution.graph_cache import REPLACES, WAITS
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import LaneError, WorkerLanes

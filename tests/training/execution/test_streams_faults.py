@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import Event
 from esper.training import step as host_step
 from esper.training.execution.streams import WARM_UP

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.seeds.stage import SeedStage as S
+from esper.lifecycle.stage import SeedStage as S
 from esper.training.execution.torch_faults import guard_group_norm
 from tests.core_helpers import plant, train
 from tests.training.byte_images import byte_digits

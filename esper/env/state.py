@@ -1,0 +1,111 @@
+"""The state of many envs as arrays, from which masks, observations and rewards are computed. E envs, S slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from esper.config import Durations, TrainingConfig
+from esper.env.baseline import Baseline
+from esper.lifecycle.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
+from esper.rewards.terms import RewardState, SlotState
+from esper.spaces.action import ActionSpec
+from esper.spaces.observation import HISTORY
+
+
+@dataclass
+class EnvState(Arrays):
+    """The state of envs, [E]; accuracies in pp."""
+
+    slots: Slots
+    done: Bools = field(metadata={**FLAG, "empty": True})
+    """True between the end of an episode and the start of the next."""
+    truncated: Bools = field(metadata=FLAG)
+    episode: Ints = field(metadata={**INT, "empty": -1})
+    """Number of the current episode: 0 for the first under the run seed, -1 before it."""
+    epoch: Ints = field(metadata=INT)
+    train_loss: Floats = field(metadata=FLOAT)
+    train_accuracy: Floats = field(metadata=FLOAT)
+    loss: Floats = field(metadata=FLOAT)
+    """Validation loss with everything on."""
+    accuracy: Floats = field(metadata=FLOAT)
+    committed: Floats = field(metadata=FLOAT)
+    """Accuracy with fossils only."""
+    all_off: Floats = field(metadata=FLOAT)
+    committed_loss: Floats = field(metadata=FLOAT)
+    """Validation loss with fossils only."""
+    all_off_loss: Floats = field(metadata=FLOAT)
+    loss_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
+    """Losses one epoch ago, two, ..., [E, HISTORY]; the first value if the history is shorter."""
+    accuracy_ago: Floats = field(metadata={**FLOAT, "shape": (HISTORY,)})
+    best_accuracy: Floats = field(metadata=FLOAT)
+    epochs_since_best: Ints = field(metadata=INT)
+    last_op: Ints = field(metadata=INT)
+    succeeded: Bools = field(metadata={**FLAG, "empty": True})
+    rolled_back: Bools = field(metadata=FLAG)
+    rollbacks: Ints = field(metadata=INT)
+    anomaly_pending: Bools = field(metadata=FLAG)
+    potential: Floats = field(metadata=FLOAT)
+    """The potential Φ stored by the reward."""
+    total_reward: Floats = field(metadata=FLOAT)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
+
+    config: TrainingConfig
+    spec: ActionSpec
+    baseline: Baseline
+    horizon: int
+    host_parameters: int
+    largest: Ints
+    """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
+
+    @cached_property
+    def durations(self) -> Durations:
+        return Durations.of(self.config, self.horizon)
+
+    @property
+    def budget(self) -> float:
+        """Max parameters that seeds may add."""
+        return self.config.env.parameter_budget * self.host_parameters
+
+    @cached_property
+    def _accuracy(self) -> Floats:
+        return np.array(self.baseline.accuracy)
+
+    @cached_property
+    def _loss(self) -> Floats:
+        return self.baseline.in_stds(np.array(self.baseline.loss))
+
+    def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
+        """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
+        return self._accuracy[np.minimum(epoch + ahead, self.horizon)]
+
+    def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
+        """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
+        return self._loss[np.minimum(epoch + ahead, self.horizon)]
+
+
+def reward_state(state: EnvState, rules: Rules) -> RewardState:
+    """Copies the inputs of rewards, [E] each, so that later changes do not affect them."""
+    slots = state.slots
+    return RewardState(
+        accuracy=state.accuracy.copy(),
+        committed=state.committed.copy(),
+        all_off=state.all_off.copy(),
+        baseline=rules.baseline_at(state.epoch),
+        loss=rules.baseline.in_stds(state.loss),
+        committed_loss=rules.baseline.in_stds(state.committed_loss),
+        all_off_loss=rules.baseline.in_stds(state.all_off_loss),
+        baseline_loss=rules.baseline_loss_at(state.epoch),
+        weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
+        fossil_parameters=np.where(slots.fossil, slots.parameters, 0).sum(axis=1),
+        slots=tuple(
+            SlotState(stage, epochs)
+            for stage, epochs in zip(slots.stage.T.copy(), slots.epochs_in_stage.T.copy(), strict=True)
+        ),
+    )

@@ -1,0 +1,234 @@
+"""Hosts in training as a backend of the phase loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.attribution.counterfactual import max_configurations
+from esper.config import TrainingConfig
+from esper.data.task import Task
+from esper.env.device_time import TrainingTime
+from esper.env.reporting import Occupancy, Reporter
+from esper.env.state import EnvState
+from esper.env.trained_host import TrainedHost
+from esper.lifecycle import transitions
+from esper.lifecycle.ramps import STYLES as BLEND_STYLES
+from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.seeds.blend import gate_parameters
+from esper.seeds.blueprints import BlueprintRegistry
+from esper.seeds.site import GerminationFailed
+from esper.spaces.action import STYLES, ActionSpec
+from esper.telemetry.span import Spans
+from esper.training.execution.multi_gpu import device_index
+from esper.training.governor import Governor
+from esper.training.host_state import host_state, load_host_state
+from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.metrics import EpochMetrics, make_metrics
+from esper.training.placement import HostCopy
+from esper.training.validate import committed_configuration, evaluate
+
+
+def make_trainings(
+    tasks: Sequence[Task], configs: Sequence[TrainingConfig], indices: Sequence[int], devices: int = 1
+) -> list[HostTraining]:
+    """Makes one host for each task, config and index; those of one device share one block of totals.
+
+    ``devices`` is the number of devices that the tasks lie on, in turn.
+    """
+    sites = len(tasks[0].build_host().sites)
+    rows: list[EpochMetrics] = [None] * len(tasks)  # type: ignore[list-item]
+    for place in range(devices):
+        mine = [i for i, index in enumerate(indices) if device_index(index, devices) == place]
+        if mine:
+            task = tasks[mine[0]]
+            block = make_metrics(
+                len(mine),
+                task.device,
+                max_configurations(sites),
+                samples=len(task.validation),
+                language=task.validation.y.dim() == 2,
+            )
+            for i, row in zip(mine, block, strict=True):
+                rows[i] = row
+    return [HostTraining(*each) for each in zip(indices, tasks, configs, rows, strict=True)]
+
+
+def largest_sizes(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
+    """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
+
+    The gated style is the largest, so a blueprint that is affordable is so in any style.
+    """
+    topology = training.host.topology
+    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
+    channels = [training.site_by_name[name].place.channels for name in spec.slots]
+    return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in channels])
+
+
+class TrainedHosts:
+    """E hosts of one task, trained together; see :class:`esper.env.backend.Hosts`.
+
+    Args:
+        trainer: trains them on its lanes.
+        spec: names of slots and blueprints in actions.
+        blueprints: what seeds are built from.
+        spans: the phases, among which training times of GPUs are moved.
+        pinned: the copies that lie in pinned CPU memory where hosts are on a GPU.
+        reporter: receives cuts and rollbacks; None for no events.
+        governed: whether bad hosts are rolled back.
+    """
+
+    def __init__(
+        self,
+        trainer: HostTrainer,
+        spec: ActionSpec,
+        blueprints: BlueprintRegistry,
+        spans: Spans,
+        pinned: tuple[HostCopy, ...] = (),
+        reporter: Reporter | None = None,
+        governed: bool = True,
+    ) -> None:
+        self.trainer, self.spec, self.blueprints = trainer, spec, blueprints
+        self.reporter, self.governed = reporter, governed
+        self.training = list(trainer.envs)
+        self.each = [
+            TrainedHost(
+                training,
+                Governor(training.config.governor, training.durations, training.task.classes, pinned),
+                spec.slots,
+                row,
+            )
+            for row, training in enumerate(self.training)
+        ]
+        self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in self.training))
+        self.watch: Callable[[TrainedHost], None] = lambda _host: None
+        """Called after each validation of a host, before anything changes."""
+
+    @property
+    def host_parameters(self) -> int:
+        return self.training[0].host_parameters
+
+    def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
+        for host in self._of(starting):
+            host.training.reset(run_seed, int(episodes[host.row]))
+            host.governor.reset()
+
+    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
+        sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
+        for row, s in np.argwhere(where).tolist():
+            host = self.each[row]
+            name = self.spec.blueprints[int(blueprint[row, 0])]
+            recipe = self.blueprints.get(host.training.host.topology, name)
+            try:
+                host.training.germinate(host.sites[s], recipe, BLEND_STYLES[STYLES[int(style[row, 0])]])
+                sizes[row] = host.sites[s].parameters
+            except GerminationFailed as failure:
+                failures[row] = str(failure)
+        return sizes, failures
+
+    def drop(self, where: Bools) -> None:
+        for row, s in np.argwhere(where).tolist():
+            self.each[row].training.remove(self.each[row].sites[s])
+
+    def train(self, active: Bools, state: EnvState) -> None:
+        hosts = self._of(active)
+        for host in hosts:
+            host.assign(state.slots)
+        with self.training_time:
+            self.trainer.epoch([host.training for host in hosts])
+
+    def measure(self, active: Bools, state: EnvState) -> None:
+        hosts = self._of(active)
+        self.trainer.repeatable(TrainedHost.validate, hosts)
+        blocks: dict[int, list[TrainedHost]] = {}
+        for host in hosts:
+            blocks.setdefault(id(host.training.totals.accumulators), []).append(host)
+        for together in blocks.values():
+            _transfer(together, state)
+        for host in hosts:
+            self.watch(host)
+
+    def begin(self, starting: Bools, state: EnvState) -> None:
+        for host in self._of(starting) if self.governed else ():
+            host.begin(state)
+
+    def govern(self, active: Bools, state: EnvState) -> Bools:
+        """Rolls back bad hosts; in healthy ones, cuts non-finite living seeds and takes snapshots that are due."""
+        self.training_time.settle()
+        before = Occupancy.of(state.slots)
+        for host in self._of(active) if self.governed else ():
+            self._govern(host, state, before)
+        return before.removed(state.slots)
+
+    def _govern(self, host: TrainedHost, state: EnvState, before: Occupancy) -> None:
+        row, slots, governor = host.row, state.slots, host.governor
+        panic = governor.check(float(state.loss[row]), host.not_finite)
+        state.anomaly_pending[row] = governor.anomaly_pending
+        gone = np.zeros_like(slots.gate_passed)
+        if panic is None:
+            gone[row] = slots.living[row] & ~host.finite
+            for s in np.flatnonzero(gone[row]).tolist():
+                if self.reporter is not None:
+                    self.reporter.seed_cut(state, (row, s))
+            transitions.cut(slots, gone)
+            self.drop(gone)
+            host.keep(state)
+        else:
+            snapshot = host.roll_back(state)
+            gone[row] = slots.occupied[row] & [site.seed is None for site in host.sites]
+            transitions.revoke(slots, gone)
+            state.rolled_back[row], state.rollbacks[row], state.anomaly_pending[row] = True, governor.rollbacks, False
+            if self.reporter is not None:
+                self.reporter.rolled_back(state, row, panic, snapshot)
+        if self.reporter is not None:
+            self.reporter.governed(state, row, before, "not finite" if panic is None else "rollback")
+
+    def test_accuracy(self, state: EnvState) -> Floats:
+        accuracy = np.zeros(len(self.each))
+
+        def measure(host: TrainedHost) -> None:
+            training = host.training
+            result = evaluate(training, training.task.test, [committed_configuration(training)])
+            accuracy[host.row] = float(result.accuracy[0])
+
+        self.trainer.repeatable(measure, self.each)
+        return accuracy
+
+    def copies_held(self) -> list[Counter[str]]:
+        return [host.governor.held() + self.trainer.held(host.training) for host in self.each]
+
+    def state_dict(self) -> Any:
+        return [{"training": host_state(host.training), "governor": host.governor.state_dict()} for host in self.each]
+
+    def load_state_dict(self, saved: Any, state: EnvState) -> None:
+        """Resumes. Raises KeyError or ValueError if ``saved`` belongs to different hosts."""
+        for host, mine in zip(self.each, saved, strict=True):
+            load_host_state(host.training, mine["training"], self.blueprints)
+            host.governor.load_state_dict(mine["governor"], host.training.device)
+            host.assign(state.slots)
+
+    def close(self) -> None:
+        try:
+            self.trainer.lanes.close()
+        finally:  # a GPU that failed
+            self.trainer.close()
+
+    def _of(self, active: Bools) -> list[TrainedHost]:
+        return [host for host, chosen in zip(self.each, active, strict=True) if chosen]
+
+
+def _transfer(hosts: list[TrainedHost], state: EnvState) -> None:
+    """Transfers the epoch of hosts on one device and reads it: once all totals, once all flags and statistics."""
+    totals = hosts[0].training.totals.accumulators.read()
+    packed = torch.cat([host.packed for host in hosts]).cpu()
+    first = 0
+    for host in hosts:
+        last = first + len(host.packed)
+        host.read(packed[first:last], EpochMetrics(totals, host.training.totals.place), state)
+        first = last

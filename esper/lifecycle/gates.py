@@ -1,0 +1,208 @@
+"""Gates: the measured conditions of stage transitions. A value that was not measured fails its check.
+
+Accuracies and contributions are in percentage points (pp). Every check is an array over envs E and slots S, so that one
+definition serves masks and observations of all envs, and the explanation of a single decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.config import Durations, EnvConfig, GateConfig
+from esper.lifecycle.slots import Bools, Slots
+from esper.lifecycle.stage import ADVANCES, SeedStage
+from esper.lifecycle.transitions import advance, cut
+
+GATES: Mapping[SeedStage, str] = MappingProxyType(
+    {SeedStage.GERMINATED: "G1", SeedStage.TRAINING: "G2", SeedStage.BLENDING: "G3", SeedStage.HOLDING: "G5"}
+)
+"""The gate that a seed passes next, by its stage. G0, germination, depends on the host: :func:`germination_gate`."""
+
+Place = tuple[int, int]
+Values = NDArray[Any] | float
+Check = tuple[str, bool, float | None, float | None]
+"""Name of a condition, whether it holds, the value (None: not measured) and its threshold."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The checks of one gate for one seed."""
+
+    gate: str
+    checks: tuple[Check, ...]
+    reason: str
+    """Describes the failed checks; empty if the gate passed."""
+
+    @property
+    def passed(self) -> bool:
+        return all(held for _, held, _, _ in self.checks)
+
+    @property
+    def score(self) -> float:
+        """Fraction of the checks that hold."""
+        return sum(held for _, held, _, _ in self.checks) / len(self.checks)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One check of a gate for all seeds, [E, S] or scalar; ``value`` is NaN if it was not measured."""
+
+    name: str
+    held: Bools
+    value: Values
+    threshold: Values
+    failure: Callable[[Place], str] | None = None
+    """What is wrong at a place where it does not hold; None: the value is too small."""
+
+    def at(self, place: Place) -> tuple[Check, str]:
+        """Returns the check of one seed, and what is wrong with it; empty if it holds."""
+        value, threshold = _number(self.value, place), _number(self.threshold, place)
+        held = bool(self.held[place])
+        if held:
+            wrong = ""
+        elif self.failure is not None:
+            wrong = self.failure(place)
+        else:
+            wrong = _too_small(self.name, value, threshold or 0.0)
+        return (self.name, held, value, threshold), wrong
+
+
+class Gates:
+    """The checks of every gate, in the present state of ``slots``.
+
+    Args:
+        anomaly_pending: bool [E]: the governor has seen an anomaly that it has not acted on yet.
+    """
+
+    def __init__(self, slots: Slots, anomaly_pending: Bools, config: GateConfig, durations: Durations) -> None:
+        self.slots = slots
+        strict = config.level == "strict"
+        self.conditions: dict[SeedStage, list[Condition]] = {
+            SeedStage.GERMINATED: [
+                Condition("stage is GERMINATED", slots.stage == SeedStage.GERMINATED, slots.stage, 2.0)
+            ],
+            SeedStage.TRAINING: _to_blending(slots, config, durations, strict),
+            SeedStage.BLENDING: _to_holding(slots, durations, strict),
+            SeedStage.HOLDING: _to_fossil(slots, anomaly_pending, config, strict),
+        }
+
+    def judge(self) -> None:
+        """Sets ``gate_score`` and ``gate_passed`` of the slots."""
+        slots = self.slots
+        score = np.zeros(slots.stage.shape)
+        for stage, conditions in self.conditions.items():
+            held = np.sum([condition.held for condition in conditions], axis=0)
+            np.copyto(score, held / len(conditions), where=slots.stage == stage)
+        slots.gate_score[...], slots.gate_passed[...] = score, score == 1.0
+
+    def explain(self, place: Place) -> GateResult:
+        """Returns the checks of the next gate of one seed. Raises KeyError for a stage without a gate."""
+        stage = SeedStage(self.slots.stage[place])
+        checks, failures = zip(*(condition.at(place) for condition in self.conditions[stage]), strict=True)
+        return GateResult(GATES[stage], checks, "; ".join(filter(None, failures)))
+
+
+def _to_blending(slots: Slots, config: GateConfig, durations: Durations, strict: bool) -> list[Condition]:
+    slack = np.nan_to_num(config.trial_standard_errors * slots.trial_error)
+    measured = ~np.isnan(slots.trial_error)
+    tolerated: Values = 0.0 if strict else -slack
+
+    def explodes(place: Place) -> str:
+        value = _number(slots.exploding, place)
+        return f"exploding gradients: {'not measured' if value is None else f'{value:g}, 0 required'}"
+
+    conditions = [
+        _at_least("epochs in TRAINING", slots.epochs_in_stage, durations.min_training_epochs),
+        Condition("exploding gradients", slots.exploding == 0, slots.exploding, 0.0, explodes),
+        _at_least("gradient health", slots.gradient_health, config.min_gradient_health),
+        _at_least("trial accuracy difference", np.where(measured, slots.trial, np.nan), tolerated),
+    ]
+    if strict:
+        conditions.append(_at_least("gradient ratio", slots.gradient_ratio, config.min_gradient_ratio))
+    return conditions
+
+
+def _to_holding(slots: Slots, durations: Durations, strict: bool) -> list[Condition]:
+    def moves(at: Place) -> str:
+        done, steps = slots.alpha_done[at], slots.alpha_steps[at]
+        return f"alpha is still moving to {slots.alpha_target[at]:g}: {done} of {steps} steps done"
+
+    conditions = [
+        _at_least("alpha target", slots.alpha_target, 1.0),
+        Condition("alpha holds", slots.holding, slots.alpha, slots.alpha_target, moves),
+    ]
+    if strict:
+        conditions.append(_at_least("epochs in BLENDING", slots.epochs_in_stage, durations.min_blending_epochs))
+    return conditions
+
+
+def _to_fossil(slots: Slots, anomaly_pending: Bools, config: GateConfig, strict: bool) -> list[Condition]:
+    measured = ~np.isnan(slots.contribution) & ~np.isnan(slots.contribution_error)
+    pending = np.broadcast_to(anomaly_pending[:, None], slots.stage.shape)
+    conditions = [
+        Condition("contribution measured", measured, slots.contribution, 0.0, lambda _: "contribution: not measured"),
+        Condition("no anomaly pending", ~pending, pending.astype(np.float64), 0.0, lambda _: "an anomaly is pending"),
+    ]
+    if strict:
+        error = np.nan_to_num(slots.contribution_error)
+        conditions.append(_at_least("contribution", slots.contribution, config.min_contribution))
+        conditions.append(_at_least("contribution", slots.contribution, config.contribution_standard_errors * error))
+    return conditions
+
+
+def _at_least(name: str, value: NDArray[Any], threshold: Values) -> Condition:
+    return Condition(name, np.asarray(value >= threshold), value, threshold)
+
+
+def _too_small(name: str, value: float | None, threshold: float) -> str:
+    return f"{name}: not measured" if value is None else f"{name}: {value:g}, at least {threshold:g} required"
+
+
+def _number(values: Values, place: Place) -> float | None:
+    number = values[place].item() if isinstance(values, np.ndarray) else values
+    return None if number != number else number
+
+
+def germination_gate(known: bool, empty: bool, seeds_left: int) -> GateResult:
+    """Evaluates G0: the blueprint is known for this topology, the slot is empty, the seed cap is not reached."""
+    checks = (
+        ("blueprint known", known, float(known), 1.0),
+        ("slot empty", empty, float(empty), 1.0),
+        ("seeds left under the cap", seeds_left >= 1, seeds_left, 1),
+    )
+    failures = (
+        "the blueprint is unknown for this topology",
+        "the slot is not empty",
+        _too_small("seeds left under the cap", seeds_left, 1),
+    )
+    reason = "; ".join(failure for check, failure in zip(checks, failures, strict=True) if not check[1])
+    return GateResult("G0", checks, reason)
+
+
+def open_automatic_gates(
+    gates: Gates, config: EnvConfig, durations: Durations, active: Bools
+) -> list[tuple[Place, GateResult]]:
+    """Advances seeds through automatic gates (``env.auto_advance``) in the envs of ``active`` bool [E].
+
+    Seeds that fail an automatic G2 for too long are removed. Returns the gates that opened, by env and slot.
+    """
+    slots, automatic = gates.slots, [stage for stage in ADVANCES if GATES[stage] in config.auto_advance]
+    gates.judge()
+    due = active[:, None] & np.isin(slots.stage, automatic) & (slots.epochs_in_stage > 0)
+    stuck = (slots.stage == SeedStage.TRAINING) & (slots.epochs_in_stage >= durations.max_training_epochs)
+    passed = due & slots.gate_passed
+    opened = [(place, gates.explain(place)) for place in map(_place, np.argwhere(passed))]
+    cut(slots, due & ~passed & stuck)
+    advance(slots, passed)
+    return opened
+
+
+def _place(indices: NDArray[np.int64]) -> Place:
+    env, slot = indices.tolist()
+    return env, slot

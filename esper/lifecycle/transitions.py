@@ -1,0 +1,147 @@
+"""Transitions of seeds between stages, for the slots of many envs at once.
+
+``where`` is always bool [E, S] and selects the slots of a change, which the action mask has allowed before. Values are
+[E, S], or [E, 1] for one value per env.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from esper.lifecycle.ramps import PROGRESS, STYLE_CURVE
+from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, Bools, Floats, Ints, Slots
+from esper.lifecycle.stage import ADVANCES, COOLDOWN, TRANSITIONS, SeedStage, check_transition
+
+
+def _following(after: dict[SeedStage, SeedStage]) -> Ints:
+    """Returns the next stage, indexed by a stage's value; the stage itself if it has none."""
+    table = np.arange(max(SeedStage) + 1)
+    table[list(after)] = list(after.values())
+    return table
+
+
+def _legal() -> Bools:
+    """Returns whether a stage may become another, [before, after] by their values."""
+    table = np.zeros((max(SeedStage) + 1,) * 2, dtype=np.bool_)
+    for before, after in TRANSITIONS.items():
+        table[before, list(after)] = True
+    return table
+
+
+_ADVANCED = _following(dict(ADVANCES))
+_COOLED = _following({stage: next(iter(TRANSITIONS[stage])) for stage in COOLDOWN})
+_LEGAL = _legal()
+
+
+def germinate(
+    slots: Slots, where: Bools, blueprint: Ints, style: Ints, tempo: Ints, target: Floats, parameters: Ints
+) -> None:
+    """Plants seeds; their first ramp goes to ``target`` in ``tempo`` epochs.
+
+    Raises IllegalTransition unless the slots are DORMANT, as all functions here do for transitions not in the table.
+    """
+    _check(slots, where, SeedStage.GERMINATED)
+    slots.clear(where)
+    for values, new in (
+        (slots.blueprint, blueprint),
+        (slots.style, style),
+        (slots.tempo, tempo),
+        (slots.incubation_target, target),
+        (slots.parameters, parameters),
+    ):
+        np.copyto(values, new, where=where)
+    _enter(slots, where, SeedStage.GERMINATED)
+
+
+def advance(slots: Slots, where: Bools) -> None:
+    """Moves to the next stage; entering BLENDING takes the first step of the ramp at once."""
+    ramps = where & (slots.stage == SeedStage.TRAINING)
+    _ramp(slots, ramps, slots.incubation_target, slots.tempo, STYLE_CURVE[slots.style])
+    _enter(slots, where, _ADVANCED[slots.stage])
+
+
+def fossilize(slots: Slots, where: Bools) -> None:
+    """Makes seeds a permanent part of their hosts."""
+    _enter(slots, where, SeedStage.FOSSILIZED)
+
+
+def set_alpha_target(slots: Slots, where: Bools, target: Floats, steps: Ints, curve: Ints) -> None:
+    """Starts a new ramp; a target below 1 takes a seed from HOLDING back to BLENDING."""
+    _ramp(slots, where, target, steps, curve)
+    _enter(slots, where & (slots.stage == SeedStage.HOLDING) & (target < 1), SeedStage.BLENDING)
+
+
+def prune(slots: Slots, where: Bools, steps: Ints, curve: Ints) -> None:
+    """Removes seeds: blended ones after fading to alpha 0 in ``steps`` epochs, others at once."""
+    fades = where & IS_BLENDED[slots.stage] & (slots.alpha > 0) & (steps > 0)
+    _ramp(slots, fades, np.zeros((1, 1)), steps, curve)
+    slots.fading |= fades
+    _enter(slots, fades & (slots.stage == SeedStage.HOLDING), SeedStage.BLENDING)
+    cut(slots, where & ~(fades & (slots.alpha > 0)))
+
+
+def cut(slots: Slots, where: Bools) -> None:
+    """Removes living seeds now and starts the cooldown."""
+    _check(slots, where, SeedStage.PRUNED)
+    _remove(slots, where)
+
+
+def revoke(slots: Slots, where: Bools) -> None:
+    """Removes seeds, fossils too; only for a rollback to a snapshot that is older than they are."""
+    _remove(slots, where)
+
+
+def tick(slots: Slots, where: Bools, embargo: int) -> None:
+    """Ends an epoch: moves alpha and the clocks, removes faded seeds, and advances cooldowns (``embargo`` epochs)."""
+    cooling, seeded = where & IS_COOLING[slots.stage], where & slots.occupied
+    slots.epochs_in_stage += where
+    needed = np.where(slots.stage == SeedStage.EMBARGOED, embargo, 1)
+    _enter(slots, cooling & (slots.epochs_in_stage >= needed), _COOLED[slots.stage])
+    slots.age += seeded
+    _advance_alpha(slots, seeded)
+    np.copyto(slots.alpha_velocity, slots.alpha - slots.alpha_at_tick, where=seeded)
+    np.copyto(slots.alpha_at_tick, slots.alpha, where=seeded)
+    cut(slots, seeded & slots.fading & slots.holding)
+
+
+def _ramp(slots: Slots, where: Bools, target: Floats, steps: Ints, curve: Ints) -> None:
+    """Starts a ramp from the current alpha and takes its first step; 0 steps jump."""
+    for values, new in (
+        (slots.alpha_start, slots.alpha),
+        (slots.alpha_target, target),
+        (slots.alpha_steps, steps),
+        (slots.alpha_done, 0),
+        (slots.alpha_curve, curve),
+    ):
+        np.copyto(values, new, where=where)
+    np.copyto(slots.alpha, slots.alpha_target, where=where & (slots.alpha_steps == 0))
+    _advance_alpha(slots, where)
+
+
+def _advance_alpha(slots: Slots, where: Bools) -> None:
+    """Takes one step of running ramps."""
+    moving = where & ~slots.holding
+    slots.alpha_done += moving
+    start, target = slots.alpha_start, slots.alpha_target
+    value = start + (target - start) * PROGRESS[slots.alpha_curve, slots.alpha_steps, slots.alpha_done]
+    value = np.clip(value, np.minimum(start, target), np.maximum(start, target))
+    np.copyto(slots.alpha, np.where(slots.holding, target, value), where=moving)
+
+
+def _enter(slots: Slots, where: Bools, stage: Ints | SeedStage) -> None:
+    _check(slots, where, stage)
+    np.copyto(slots.stage, stage, where=where)
+    slots.epochs_in_stage[where] = 0
+
+
+def _remove(slots: Slots, where: Bools) -> None:
+    slots.clear(where)
+    slots.stage[where] = SeedStage.PRUNED
+
+
+def _check(slots: Slots, where: Bools, stage: Ints | SeedStage) -> None:
+    """Raises IllegalTransition, listing the legal ones, unless each change is in the table of transitions."""
+    illegal = where & ~_LEGAL[slots.stage, stage]
+    if illegal.any():
+        first = tuple(np.argwhere(illegal)[0])
+        check_transition(SeedStage(slots.stage[first]), SeedStage(np.broadcast_to(stage, where.shape)[first]))

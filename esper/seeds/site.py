@@ -1,0 +1,128 @@
+"""Sites: the named places in a host that can each hold the module of one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.ramps import BlendStyle
+from esper.seeds.blend import Seed
+from esper.seeds.blueprints.registry import Blueprint
+
+
+@dataclass(frozen=True)
+class SlotSite:
+    """The place of a slot: its name and the number of channels of its features."""
+
+    name: str
+    channels: int
+
+
+class Role(Enum):
+    """What a site does in the passes of an epoch."""
+
+    ABSENT = 0
+    """Nothing: there is no seed, or it does not take part yet."""
+    INCUBATING = 1
+    """Its seed trains beside the host, whose output it does not change."""
+    BLENDED = 2
+    """out = h + alpha · d(h); a seed that becomes non-finite is cut out."""
+    FOSSIL = 3
+    """As BLENDED, as a permanent part of the host, which the governor watches."""
+
+
+class GerminationFailed(RuntimeError):
+    """Raised if a blueprint does not fit a site; the site is unchanged."""
+
+
+class Site:
+    """One site with the module of its seed, its role and its alphas."""
+
+    def __init__(self, place: SlotSite) -> None:
+        self.place = place
+        self.name = place.name
+        self._flags: WeakKeyDictionary[Seed, Tensor] = WeakKeyDictionary()
+        self.remove()
+
+    def remove(self) -> None:
+        """Empties the site."""
+        self.seed: Seed | None = None
+        self.blueprint: Blueprint | None = None
+        self.style: BlendStyle | None = None
+        self.finite: Tensor | None = None
+        """False once the seed had a non-finite value, a bool scalar on the device; None without a seed."""
+        self.assign(Role.ABSENT)
+
+    def assign(self, role: Role, alpha: float = 0.0, target: float = 0.0, learning: bool | None = None) -> None:
+        """Sets what the seed does from now on.
+
+        ``alpha`` is its share in the forward pass and ``target`` the alpha of its trials; ``learning`` is whether the
+        optimizer steps it, by default in every role but ABSENT.
+        """
+        self.role, self.alpha, self.target = role, alpha, target
+        self.learning = role is not Role.ABSENT if learning is None else learning
+
+    @property
+    def incubating(self) -> bool:
+        return self.role is Role.INCUBATING
+
+    @property
+    def blended(self) -> bool:
+        """True if the seed is in the forward pass; also for fossils."""
+        return self.role in (Role.BLENDED, Role.FOSSIL)
+
+    @property
+    def fossil(self) -> bool:
+        return self.role is Role.FOSSIL
+
+    @property
+    def parameters(self) -> int:
+        return 0 if self.seed is None else sum(p.numel() for p in self.seed.parameters())
+
+    def plant(
+        self,
+        blueprint: Blueprint,
+        style: BlendStyle,
+        probe: Tensor,
+        prepare: Callable[[Seed], Seed] = lambda seed: seed,
+    ) -> None:
+        """Builds a seed, tries it on ``probe`` (features at this site, [B, ...]), and plants ``prepare(seed)``.
+
+        The blueprint's topology gives the layout of the features, see Seed.
+
+        Raises:
+            GerminationFailed: the blueprint cannot be built or prepared, has no parameters to train, changes the shape
+                or gives non-finite values. The site is unchanged.
+        """
+        try:
+            body = blueprint.build(self.place.channels)
+            seed = Seed(body, style.operator, self.place.channels, blueprint.topology)
+            seed.to(probe.device, torch.promote_types(probe.dtype, torch.float32))
+            with torch.no_grad():
+                delta = seed.eval()(probe)
+            seed = prepare(seed)
+        except Exception as error:  # a user's factory may raise anything; it must not end the run
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: {type(error).__name__}: {error}") from error
+        if not any(parameter.requires_grad for parameter in seed.parameters()):
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: it has no parameters to train")
+        if delta.shape != probe.shape:
+            raise GerminationFailed(
+                f"{blueprint.name} in {self.name} turns {tuple(probe.shape)} into {tuple(delta.shape)}; "
+                "a seed keeps the shape"
+            )
+        if not bool(torch.isfinite(delta).all()):
+            raise GerminationFailed(f"{blueprint.name} in {self.name}: its output is not finite")
+        self.remove()
+        self.seed, self.blueprint, self.style = seed.train(), blueprint, style
+        self.finite = self._flag(seed, probe.device)
+
+    def _flag(self, seed: Seed, device: torch.device) -> Tensor:
+        """Returns a bool scalar, True; a seed that is planted again gets the same memory."""
+        if seed not in self._flags:
+            self._flags[seed] = torch.ones((), dtype=torch.bool, device=device)
+        return self._flags[seed].fill_(True)
