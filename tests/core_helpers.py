@@ -18,13 +18,15 @@ from esper.config import TrainingConfig
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.baseline import Baseline
-from esper.env.episode import Episode
+from esper.env.slot_env import SlotVectorEnv
+from esper.env.trained_host import TrainedHost
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
 from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.slot import SeedSlot
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blend import Seed
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.site import Role, Site
 from esper.spaces.action import HEADS, Op
 from esper.telemetry.event import Event
 from esper.training.host_training import HostTraining
@@ -72,6 +74,39 @@ def tiny_config(n_envs: int = 1, horizon: int = 8, **sections: dict[str, Any]) -
     return TrainingConfig.parse(tables)
 
 
+class SlotView:
+    """One slot of one env as an object: every field of the arrays, read anew each time, and the site's module."""
+
+    def __init__(self, env: SlotVectorEnv, name: str, index: int = 0) -> None:
+        self.env, self.name, self.place = env, name, (index, env.action_spec.slots.index(name))
+
+    def __getattr__(self, field: str) -> Any:
+        """A measurement that was not made is None."""
+        value = getattr(self.env.state.slots, field)[self.place].item()
+        return None if value != value else value
+
+    @property
+    def stage(self) -> SeedStage:
+        return SeedStage(self.env.state.slots.stage[self.place])
+
+    @property
+    def blended(self) -> bool:
+        return bool(self.env.state.slots.blended_alpha[self.place] > 0)
+
+    @property
+    def site(self) -> Site:
+        assert isinstance(self.env, GrowthVectorEnv)
+        return self.env.training[self.place[0]].site_by_name[self.name]
+
+    @property
+    def seed(self) -> Seed | None:
+        return self.site.seed
+
+    @property
+    def finite(self) -> Tensor | None:
+        return self.site.finite
+
+
 class Rig:
     """An env with all its events, and actions by words."""
 
@@ -100,14 +135,14 @@ class Rig:
     def do(self, op: str, slot: str | None = None, blueprint: str | None = None, env: int = 0, **heads: Any) -> None:
         self.step({env: self.action(op, slot, blueprint, **heads)})
 
-    def episode(self, index: int = 0) -> Episode:
-        return self.env.episodes[index]
+    def host(self, index: int = 0) -> TrainedHost:
+        return self.env.hosts.each[index]
 
     def training(self, index: int = 0) -> HostTraining:
         return self.env.training[index]
 
-    def slot(self, name: str, index: int = 0) -> SeedSlot:
-        return self.training(index).slot_by_name[name]
+    def slot(self, name: str, index: int = 0) -> SlotView:
+        return SlotView(self.env, name, index)
 
     def value(self, name: str, index: int = 0) -> float:
         return float(self.env.layout.read(self.observation[index], name))
@@ -149,6 +184,15 @@ def make_training(config: TrainingConfig | None = None, index: int = 0, seed: in
     return training
 
 
+ROLES = {
+    SeedStage.GERMINATED: Role.ABSENT,
+    SeedStage.TRAINING: Role.INCUBATING,
+    SeedStage.BLENDING: Role.BLENDED,
+    SeedStage.HOLDING: Role.BLENDED,
+    SeedStage.FOSSILIZED: Role.FOSSIL,
+}
+
+
 def plant(
     training: HostTraining,
     name: str,
@@ -157,18 +201,32 @@ def plant(
     stage: SeedStage = SeedStage.TRAINING,
     target: float = 1.0,
     registry: BlueprintRegistry = BLUEPRINTS,
-) -> SeedSlot:
-    """A seed at ``stage``, past all gates; blended at full ``target`` from BLENDING on."""
-    slot = training.slot_by_name[name]
-    training.germinate(slot, registry.get(training.host.topology, blueprint), STYLES[style], 0, target)
-    for after in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING):
-        if slot.stage is not stage:
-            slot.advance("test")
-            assert slot.stage is after
-    if stage is SeedStage.FOSSILIZED:
-        slot.fossilize()
-    assert slot.stage is stage
-    return slot
+) -> Site:
+    """A seed with the role that it has at ``stage``; blended at full ``target`` from BLENDING on."""
+    site = training.site_by_name[name]
+    training.germinate(site, registry.get(training.host.topology, blueprint), STYLES[style])
+    site.assign(ROLES[stage], target if ROLES[stage] in (Role.BLENDED, Role.FOSSIL) else 0.0, target)
+    return site
+
+
+def plant_in(
+    env: GrowthVectorEnv,
+    name: str,
+    blueprint: str = "conv_light",
+    style: str = "LINEAR_ADD",
+    stage: SeedStage = SeedStage.TRAINING,
+    target: float = 1.0,
+    index: int = 0,
+) -> Site:
+    """As :func:`plant`, and in the arrays of the env."""
+    slots, spec = env.state.slots, env.action_spec
+    site = plant(env.training[index], name, blueprint, style, stage, target, env.blueprints)
+    place = (index, spec.slots.index(name))
+    slots.stage[place], slots.blueprint[place] = stage, spec.blueprints.index(blueprint)
+    slots.style[place], slots.parameters[place] = list(STYLES).index(style), site.parameters
+    slots.alpha[place] = slots.alpha_target[place] = site.alpha
+    slots.incubation_target[place] = target
+    return site
 
 
 def train(training: HostTraining, epochs: int = 1) -> None:

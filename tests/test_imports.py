@@ -172,7 +172,7 @@ def test_what_decides_never_sees_what_trains(package: str) -> None:
         ("env.vector_env", "import esper"),
         ("training.governor", "from esper.env import signals"),
         ("seeds.slot", "from esper.hosts.cnn import ConvHost"),
-        ("spaces.mask", "from esper.seeds.slot import SeedSlot"),
+        ("spaces.mask", "from esper.seeds.slot import Site"),
         ("spaces.mask", "from esper.seeds import SeedStage"),
         ("telemetry.event", "from esper import config"),
         ("telemetry.event", "from esper.telemetry import hub"),

@@ -67,7 +67,7 @@ class Reporter:
             op, slot = int(actions[env, 0]), int(actions[env, 1])
             if op == Op.GERMINATE:
                 left = self.config.max_seeds - int(state.slots.living[env].sum())
-                found[env] = germination_gate(True, state.slots.stage[env, slot] == SeedStage.DORMANT, left)
+                found[env] = germination_gate(True, bool(state.slots.stage[env, slot] == SeedStage.DORMANT), left)
             elif op in (Op.ADVANCE, Op.FOSSILIZE):
                 found[env] = gates.explain((env, slot))
         return found
@@ -144,7 +144,7 @@ class Reporter:
         host_parameters: int,
         results: CounterfactualHelper,
     ) -> None:
-        """Reports kept stage changes, the epoch, and the episode if it has ended; ``results``: of its last validation."""
+        """Reports kept stage changes, the epoch, and the episode if it has ended; ``results``: its validation."""
         slots, names = state.slots, self.spec.slots
         for change in self._pending.pop(env, []):
             self.emit(change)

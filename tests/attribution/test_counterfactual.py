@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, max_configurations
-from esper.seeds.alpha import AlphaController
-from esper.seeds.slot import SeedSlot, SlotSite
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.alpha import AlphaController
+from esper.seeds.slot import Site, SlotSite
 from esper.training.validate import Configuration, committed_configuration, evaluate
 from tests.core_helpers import DAMAGE, digits, make_training, plant, rig, same_bits, tensors_of, train
 
 S = SeedStage
 
 
-def slots(*given: tuple[SeedStage, float]) -> list[SeedSlot]:
+def slots(*given: tuple[SeedStage, float]) -> list[Site]:
     """Slots a, b, c, ... at these stages and alphas; an incubating one has its target there."""
     made = []
     for name, (stage, alpha) in zip("abcdef", given, strict=False):
-        slot = SeedSlot(SlotSite(name, 3), 1, lambda _change: None)
+        slot = Site(SlotSite(name, 3), 1, lambda _change: None)
         slot.stage = stage
         if stage is S.TRAINING:
             slot.incubation_target = alpha
@@ -163,7 +163,7 @@ def test_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
     with rig(n_envs=2, horizon=12) as world:
         for env in range(2):
             world.grow("r0c0", S.HOLDING, env=env)
-        helpers = [world.episode(env).counterfactual for env in range(2)]
+        helpers = [world.host(env).counterfactual for env in range(2)]
         assert all(helper.contribution("r0c0") is not None for helper in helpers)
         DAMAGE["NaN weight"](world.training(0))
         world.step()
@@ -184,11 +184,11 @@ def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:
 def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor, float]:
     """The configuration by itself: no sharing, statistics of the trial where there is one."""
     host, split = training.host.eval(), digits().validation
-    trial = next((s for s, a in zip(training.slots, configuration, strict=True) if s.incubating and a), None)
+    trial = next((s for s, a in zip(training.sites, configuration, strict=True) if s.incubating and a), None)
     h, entered = split.x, False
     shadow = training.shadow_of(trial).in_place() if trial else None
     with torch.inference_mode():
-        for segment, slot, alpha in zip_longest(host.segments, training.slots, configuration):
+        for segment, slot, alpha in zip_longest(host.segments, training.sites, configuration):
             h = segment(h)
             if slot is not None and alpha:
                 h = h + alpha * slot.seed.eval()(h)
@@ -210,7 +210,7 @@ def test_the_tree_gives_what_each_configuration_gives_by_itself(style: str) -> N
     plant(training, "r0c1", stage=S.TRAINING, target=0.5, style=style)
     train(training, 2)
     helper = CounterfactualHelper()
-    plan = helper.plan(training.slots, costly=True)
+    plan = helper.plan(training.sites, costly=True)
     assert len(plan) == 9  # all eight subsets of three blended seeds, and the trial
     before = tensors_of(training, ("r0c0", "r1c0", "r1c1", "r0c1"))
     together = evaluate(training, digits().validation, plan)

@@ -41,8 +41,8 @@ def test_a_trial_is_calibrated_like_everything_else() -> None:
     training = make_training()
     plant(training, "r0c0", stage=S.TRAINING)
     train(training, 1)
-    plan = CounterfactualHelper().plan(training.slots, costly=True)
-    shadow = training.shadow_of(training.slot_by_name["r0c0"])
+    plan = CounterfactualHelper().plan(training.sites, costly=True)
+    shadow = training.shadow_of(training.site_by_name["r0c0"])
     kept = [{name: tensor.clone() for name, tensor in copies.items()} for _, copies in shadow._copies]
     found = evaluate(training, digits().validation, plan, calibrate=digits().calibration_inputs())
     assert found.correct.shape == (len(plan), 400)
@@ -55,6 +55,6 @@ def test_the_config_asks_for_it() -> None:
     for recalibrate in (False, True):
         with rig(horizon=8, env={"recalibrate": recalibrate}) as world:
             world.grow("r0c0", S.HOLDING)
-            losses.append(world.episode().measurement.all_off_loss)
+            losses.append(world.host().measurement.all_off_loss)
     assert losses[0] != losses[1]
     assert tiny_config().env.recalibrate is False

@@ -156,7 +156,7 @@ def test_the_parts_of_a_step_add_up() -> None:
         steps = env_step.Steps(env, telemetry)
         for _ in range(5):  # into the next episode
             assert 0 < steps.step() < 100
-        assert env.episodes[0].epoch == 2
+        assert env.hosts.each[0].epoch == 2
         for policy, told, rest, everything in zip(*steps.shares.values(), strict=True):
             assert policy + told + rest == pytest.approx(everything)
             assert min(policy, told, rest) > 0

@@ -15,8 +15,8 @@ from esper.control.random import RandomController
 from esper.control.script import Entry, ScriptedController, read_schedule
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.rollout.rollout import play_round
 from esper.lifecycle.stage import STAGES, SeedStage
+from esper.rollout.rollout import play_round
 from esper.spaces.action import RELEVANT, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import BASE, PER_SLOT, ObservationLayout, symlog

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.config import TrainingConfig
+from esper.lifecycle.stage import SeedStage
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.lifecycle.stage import SeedStage
 from esper.training import step as host_step
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import WAITS
@@ -188,8 +188,8 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         for alpha in (0.3, 0.7):
             for world in (plain, made):
                 for training in world.envs:
-                    training.slot_by_name["r0c0"].alpha.alpha = alpha
-                    training.slot_by_name["r1c0"].incubation_target = 1 - alpha
+                    training.site_by_name["r0c0"].alpha = alpha
+                    training.site_by_name["r1c0"].target = 1 - alpha
             assert_same(made.epoch(), plain.epoch())
         assert captured(made) == before
 
@@ -324,7 +324,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
         assert all(text.startswith(reason) for text in reasons), reasons
         before = captured(made)
         for world in worlds:
-            world.envs[0].slot_by_name["r0c0"].cut("test")
+            world.envs[0].site_by_name["r0c0"].cut("test")
             world.tick()
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())

@@ -135,7 +135,7 @@ def test_an_env_keeps_to_the_limit() -> None:
         with torch.no_grad():
             next(env.training[0].host.parameters()).fill_(float("nan"))
         env.step(wait_actions(2))
-        assert [episode.governor.rollbacks for episode in env.episodes] == [1, 0]
+        assert [episode.governor.rollbacks for episode in env.hosts.each] == [1, 0]
         same_bits(tensors_of(env.training[0]), good)
         assert all(set(held) == {"pinned"} for held in env.copies_held())
     finally:

@@ -17,10 +17,10 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
+from esper.lifecycle.stage import SeedStage as S
 from esper.ppo.agent import PPOAgent
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
-from esper.lifecycle.stage import SeedStage as S
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import DAMAGE, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
 

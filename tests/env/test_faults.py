@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.data.task import Split
+from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
 from esper.training.host_training import HostTraining
 from tests.core_helpers import DAMAGE, Rig, all_finite, digits, rig, same_bits, tensors_of
@@ -156,7 +156,7 @@ def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(fault
         assert (event.reason, event.epoch, event.restored_epoch, event.rollbacks) == ("not finite", at + 1, at, 1)
         assert not event.value <= event.threshold  # a NaN is not, either
         same_bits(good, tensors_of(both.victim, kept))
-        assert both.victim.slot_by_name["r0c1"].stage is (S.FOSSILIZED if fossil else S.PRUNED)
+        assert both.victim.site_by_name["r0c1"].stage is (S.FOSSILIZED if fossil else S.PRUNED)
         both.victim.task = digits()  # clean again
         for _ in range(2):
             both.step()
@@ -175,7 +175,7 @@ def test_a_living_seed_that_breaks_costs_nothing_but_itself(stage: str) -> None:
         both.step(op="ADVANCE", slot="r0c1")
         if stage == "BLENDING":
             both.step(op="ADVANCE", slot="r0c1")
-        seed = both.victim.slot_by_name["r0c1"].seed
+        seed = both.victim.site_by_name["r0c1"].seed
         assert seed is not None
         with torch.no_grad():
             next(seed.parameters()).fill_(NAN)
@@ -193,7 +193,7 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
     """The only later snapshot than the reset's is that of the step in which it fossilized."""
     with grown_pair(fossil=True, governor={"snapshot_every": 100}) as both:
         good = tensors_of(both.victim, ("r0c1",))
-        at, slot = both.victim.epoch, both.victim.slot_by_name["r0c1"]
+        at, slot = both.victim.epoch, both.victim.site_by_name["r0c1"]
         measured = replace(slot.measured)
         assert measured.contribution is not None
         assert slot.seed is not None
@@ -208,7 +208,7 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
         assert slot.measured == replace(measured, epochs_since_measured=measured.epochs_since_measured + 1)
         both.step()
         assert both.penalties == [-10, 0]
-        assert slot.measured.epochs_since_measured == 0
+        assert slot.epochs_since_measured == 0
 
 
 def test_a_learning_rate_that_explodes_ends_the_episode_of_that_env_alone() -> None:
@@ -244,7 +244,7 @@ def test_the_second_panic_within_snapshot_every_restores_the_older_generation(ga
     """Snapshots at epochs 0, 2 and 4; the first panic in epoch 5 restores 4. A healthy epoch 6 is a snapshot, too: the
     next panic restores what is older than the newest one, unless it comes three epochs after the first."""
     with rig(horizon=14, governor={"snapshot_every": 2}) as world:
-        episode, kept = world.episode(), {}
+        episode, kept = world.host(), {}
         for epoch in range(1, 5 + gap + 1):
             if epoch in (5, 5 + gap):
                 DAMAGE["NaN weight"](world.training())
@@ -291,7 +291,7 @@ def test_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
         good = tensors_of(both.victim)
         blow_up(both.victim)
         both.step(op="FOSSILIZE", slot="r0c1")
-        slot = both.victim.slot_by_name["r0c1"]
+        slot = both.victim.site_by_name["r0c1"]
         assert slot.stage is S.FOSSILIZED
         both.step()
         both.step()
@@ -364,7 +364,7 @@ def test_a_restored_host_is_not_blamed_for_the_seed_that_it_lost() -> None:
     """With the seed the loss was low for long. Without it, it is high, stays there, and is no divergence."""
     with rig(horizon=20, governor={"snapshot_every": 1, "window": 5}) as world:
         world.grow("r0c1", S.HOLDING)
-        episode, chance = world.episode(), world.episode().governor.chance
+        episode, chance = world.host(), world.host().governor.chance
         world.step()
         before = episode.measurement.committed_loss
         # As it would be had the host learned to lean on the seed.

@@ -84,9 +84,9 @@ class Changing:
         self.stages: dict[str, int] = {}
         self.env = GrowthVectorEnv(task, config, emit=self.count, baseline=flat_baseline(HORIZON))
         for training in self.env.training:
-            training.storage = SeedPool(most=0)  # nothing is kept of seeds that were removed
-            for slot in training.slots:  # what is kept of each slot is made before anything is counted
-                training.storage.shadows[slot.name] = ShadowBuffers(training.host)
+            training.pool = SeedPool(most=0)  # nothing is kept of seeds that were removed
+            for slot in training.sites:  # what is kept of each slot is made before anything is counted
+                training.pool.shadows[slot.name] = ShadowBuffers(training.host)
         self.player = RandomController(self.env.action_spec, self.env.layout, 2)
 
     def count(self, event: Event) -> None:
@@ -128,7 +128,7 @@ def test_changes_of_topology_leave_no_tensor_behind(changes: int, slack: float |
         before = resident_mib() if slack is not None else 0.0
         assert world.until(changes) == first
         assert set(world.stages) == {"GERMINATED", "FOSSILIZED", "PRUNED"}
-        assert all(slot.stage is SeedStage.DORMANT for env in world.env.training for slot in env.slots)
+        assert all(slot.stage is SeedStage.DORMANT for env in world.env.training for slot in env.sites)
         if slack is not None:
             assert resident_mib() - before < slack
     finally:

@@ -60,7 +60,7 @@ def test_a_stage_entered_by_an_action_counts_its_epoch_and_the_ramp_starts_at_on
         assert world.value("r0c0/epochs_in_stage") == pytest.approx(1 / 8)
         assert world.value("r0c0/age") == pytest.approx(2 / 8)
         trained_at: list[float] = []
-        before_training(monkeypatch, lambda: trained_at.append(world.slot("r0c0").alpha.alpha))
+        before_training(monkeypatch, lambda: trained_at.append(world.slot("r0c0").alpha))
         shown = []
         for op in ("ADVANCE", "WAIT", "WAIT"):
             world.do(op, "r0c0")
@@ -219,8 +219,8 @@ def test_the_next_seed_in_a_slot_starts_with_its_own_optimizer() -> None:
         assert not any(bool(buffer.any()) for buffer in momenta)
         assert new.optimizer.state.keys() == set(new.parameters)
         slot = world.slot("r0c0")
-        assert (slot.age, slot.fading, slot.measured.contribution) == (1, False, None)
-        assert slot.alpha.alpha == 0
+        assert (slot.age, slot.fading, slot.contribution) == (1, False, None)
+        assert slot.alpha == 0
         for group in (world.training().host_group, new):
             assert len(group.optimizer.param_groups) == 1
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from esper.env.apply import apply_action
-from esper.env.episode import Episode
+from esper.env.trained_host import TrainedHost
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Action, Op
 from tests.core_helpers import Rig, rig
@@ -28,7 +28,7 @@ SIZES["bottleneck"] = lambda c: 2 * c * max(4, c // 4) + 9 * max(4, c // 4) ** 2
 
 def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool:
     """The rules of the action space, from the state of the slots."""
-    env, episode = world.env.config.env, world.episode(index)
+    env, episode = world.env.config.env, world.host(index)
     slot = episode.slots[place]
     stages = [other.stage for other in episode.slots]
     auto = env.auto_advance
@@ -49,12 +49,12 @@ def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool
     if op is Op.FOSSILIZE:
         return slot.stage is S.HOLDING
     if op is Op.PRUNE:
-        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.alpha.holding
-    return slot.stage in (S.BLENDING, S.HOLDING) and slot.alpha.holding
+        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.holding
+    return slot.stage in (S.BLENDING, S.HOLDING) and slot.holding
 
 
 @contextmanager
-def undone(episode: Episode) -> Iterator[None]:
+def undone(episode: TrainedHost) -> Iterator[None]:
     """Run phase 1 on the episode and put its slots back."""
     training = episode.training
     slots = [(slot, {**vars(slot), "alpha": replace(slot.alpha)}) for slot in episode.slots]
@@ -86,8 +86,8 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
             assert op is not Op.GERMINATE or masks["blueprint"][b]
             if op is Op.GERMINATE and b != planted:
                 continue
-            with undone(world.episode(index)):
-                outcome = apply_action(world.episode(index), Action.decode(row))
+            with undone(world.host(index)):
+                outcome = apply_action(world.host(index), Action.decode(row))
             assert outcome.op is op
             assert outcome.succeeded or op in (Op.ADVANCE, Op.FOSSILIZE)
     for op in Op:

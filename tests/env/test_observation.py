@@ -30,7 +30,7 @@ def check(world: Rig) -> None:
 
 
 def rent(world: Rig, index: int) -> float:
-    weighted = sum(slot.alpha.alpha * slot.parameters for slot in world.training(index).slots)
+    weighted = sum(slot.alpha * slot.parameters for slot in world.training(index).sites)
     return min(0.2 * math.log(1 + weighted / 277), 0.6)
 
 
@@ -43,7 +43,7 @@ def test_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
             world.grow("r0c0", S.TRAINING)
             found = ratios.setdefault(decay, [])
             for _ in range(4):
-                found.append(float(world.slot("r0c0").measured.gradient_ratio or 0))
+                found.append(float(world.slot("r0c0").gradient_ratio or 0))
                 world.step()
     first, *later = ratios[0.0]  # what each epoch measured: training does not depend on how it is averaged
     assert first > 0
@@ -84,8 +84,8 @@ def test_history_baseline_and_contribution() -> None:
     with rig(horizon=8) as world:
         accuracies = [world.value("validation_accuracy")]
         world.grow("r0c0", S.HOLDING)
-        now = world.episode().measurement
-        helper = world.episode().counterfactual
+        now = world.host().measurement
+        helper = world.host().counterfactual
         assert world.value("baseline_accuracy") == pytest.approx(0.1)
         assert world.value("committed_accuracy") == pytest.approx(now.committed / 100)
         paired = helper.contribution("r0c0")
@@ -105,7 +105,7 @@ def test_history_baseline_and_contribution() -> None:
 def test_the_stored_potential_is_in_the_observation() -> None:
     with rig(horizon=6) as world:
         world.do("GERMINATE", "r0c0", "norm")
-        now = world.episode().measurement
+        now = world.host().measurement
         # one epoch in GERMINATED of a dwell of 2: 0.1 · (1 + 0.9 · (2 − 1) · 0.5), and nothing is blended
         assert now.accuracy == now.all_off
         assert world.value("potential") == pytest.approx(0.145)
@@ -123,6 +123,6 @@ def test_an_interaction_is_kept_while_it_is_not_measured_again() -> None:
         for _ in range(4):
             for values in (measured, kept):
                 world.step()
-                values.append(world.slot("r0c0").measured.interaction)
+                values.append(world.slot("r0c0").interaction)
         assert any(measured)
         assert kept == measured

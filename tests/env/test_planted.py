@@ -20,9 +20,9 @@ from esper.data.tasks import load_task
 from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
+from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, POTENTIALS
 from esper.rollout.rollout import play_round
-from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from esper.spaces.observation import LIMIT
 

@@ -12,10 +12,10 @@ from scipy.stats import spearmanr
 
 from esper.config import TrainingConfig
 from esper.control.heuristic import HeuristicController
-from esper.env.state import Floats
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
+from esper.env.state import Floats
 from esper.rewards.modes import MODES
 from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round

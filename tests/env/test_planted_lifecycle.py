@@ -16,12 +16,11 @@ from esper.config import TrainingConfig
 from esper.env import lifecycle
 from esper.env.lifecycle import SeedSlots
 from esper.env.planted import PlantedVectorEnv
-from esper.lifecycle.ramps import AlphaCurve
-from esper.lifecycle.ramps import STYLES
+from esper.lifecycle.ramps import STYLES, AlphaCurve
+from esper.lifecycle.stage import ADVANCES, COOLDOWN, SeedStage
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.gate import GATES, GateResult, SeedMeasurements, evaluate_gate
 from esper.seeds.slot import SeedSlot, SlotSite
-from esper.lifecycle.stage import ADVANCES, COOLDOWN, SeedStage
 from esper.spaces.action import HEADS, RELEVANT, Action, Op
 
 S = SeedStage

@@ -10,9 +10,9 @@ from esper.control.script import ScriptedController, read_schedule, shipped_sche
 from esper.data.tasks import load_task
 from esper.env.state import Bools, Floats
 from esper.env.vector_env import GrowthVectorEnv
+from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, POTENTIALS, Reward
 from esper.rewards.terms import Transition
-from esper.lifecycle.stage import SeedStage
 from tests.core_helpers import DAMAGE, rig
 
 S = SeedStage
@@ -51,14 +51,14 @@ def test_the_benefit_is_what_the_committed_network_leads_by() -> None:
         world.grow("r0c0", S.FOSSILIZED)
         assert world.terminated.all()
         committed = float(world.info["committed_accuracy"][0])
-        assert committed == world.episode().counterfactual.accuracy("committed")
+        assert committed == world.host().counterfactual.accuracy("committed")
         assert world.info["reward_terms"]["benefit"][0] == pytest.approx((committed - 10.0) / 10)
 
 
 def test_a_seed_that_only_holds_is_not_in_the_benefit() -> None:
     with rig(horizon=5) as world:
         world.grow("r0c0", S.HOLDING)
-        helper = world.episode().counterfactual
+        helper = world.host().counterfactual
         assert world.terminated.all()
         expected = (helper.accuracy("all off") - 10.0) / 10
         assert world.info["reward_terms"]["benefit"][0] == pytest.approx(expected)
@@ -74,7 +74,7 @@ def test_the_loss_benefit_is_what_the_committed_network_leads_by() -> None:
         world.grow("r0c0", S.FOSSILIZED)
         world.grow("r1c0", S.HOLDING)
         assert world.terminated.all()
-        helper = world.episode().counterfactual
+        helper = world.host().counterfactual
         committed = helper.loss_of("committed")
         assert len({committed, helper.loss_of("all on"), helper.loss_of("all off")}) == 3
         assert world.info["reward_terms"]["loss_benefit"][0] == pytest.approx((2.3 - committed) / 0.1 / 5)
@@ -86,7 +86,7 @@ def test_the_loss_contribution_is_what_all_seeds_take_off_the_loss() -> None:
         world.grow("r1c0", S.HOLDING)
         before = world.env.reward.stored["loss_contribution_potential"].copy()
         world.step()
-        helper = world.episode().counterfactual
+        helper = world.host().counterfactual
         off, on = (min(helper.loss_of(name), 2.3) for name in ("all off", "all on"))
         assert off != on
         paid = world.info["reward_terms"]["loss_contribution_potential"]
@@ -100,7 +100,7 @@ def test_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
         for _ in range(4):
             world.step()
         assert world.terminated.all()
-        final = np.array([episode.signals.losses[-1] for episode in world.env.episodes])
+        final = np.array([episode.signals.losses[-1] for episode in world.env.hosts.each])
         assert (final < 2.3).all()
         assert np.argsort(final).tolist() == np.argsort(-world.rewards).tolist()
         assert (world.rewards > 0).all()
@@ -111,7 +111,7 @@ def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
     with rig(horizon=14, governor={"snapshot_every": 1}, task={"samples_per_epoch": 512}, **LOSS) as world:
         world.grow("r0c0", S.FOSSILIZED)
         world.grow("r1c0", S.HOLDING)
-        good = world.episode().measurement
+        good = world.host().measurement
         DAMAGE["NaN weight"](world.training())
         world.step()
         assert world.info["reward_terms"]["governor"][0] == -10

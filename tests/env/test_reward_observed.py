@@ -131,7 +131,7 @@ def test_rewards_of_hosts_in_training_follow_from_what_is_observed(mode: str) ->
         chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=2)
         moved = follow(world.env, chooser, disturb)
         assert {"governor", "benefit", "loss_benefit", "advantage"} & set(MODES[mode]) <= moved
-        assert world.episode(0).governor.rollbacks == 3
+        assert world.host(0).governor.rollbacks == 3
 
 
 @pytest.mark.trap(23)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.rewards.modes import MODES
 from esper.lifecycle.stage import SeedStage
+from esper.rewards.modes import MODES
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut, StageChanged
 from tests.core_helpers import DAMAGE, Rig, rig, same_bits, tensors_of
 
@@ -56,13 +56,13 @@ def test_a_rollback_restores_bit_for_bit(damage: str) -> None:
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
         world.grow("r0c0", S.FOSSILIZED)
         good = tensors_of(world.training(), ("r0c0",))
-        before = world.episode().measurement
+        before = world.host().measurement
         DAMAGE[damage](world.training())
         world.step()
         (event,) = world.of_kind(GovernorRollback)
         assert event.restored_epoch == 6
         same_bits(good, tensors_of(world.training(), ("r0c0",)))
-        now = world.episode().measurement
+        now = world.host().measurement
         assert (now.loss, now.committed, now.all_off) == (before.committed_loss, before.committed, before.all_off)
         assert now.accuracy == before.committed  # fossils only: all on is what is committed
         assert world.value("validation_accuracy") == pytest.approx(before.committed / 100)

@@ -75,7 +75,7 @@ class Lives(RuleBasedStateMachine):
         self.twin.reset()
         self.alone = True
         self.broken: set[str] = set()
-        self.known = {slot.name: S.DORMANT for slot in self.training.slots}
+        self.known = {slot.name: S.DORMANT for slot in self.training.sites}
         self.pruned_at: dict[str, int] = {}
         self.done = False
 
@@ -128,10 +128,10 @@ class Lives(RuleBasedStateMachine):
             if not self.done:
                 self.step(wait_actions(1)[0])
 
-    @precondition(lambda self: not self.done and any(slot.seed is not None for slot in self.training.slots))
+    @precondition(lambda self: not self.done and any(slot.seed is not None for slot in self.training.sites))
     @rule(draw=st.integers(0, 3))
     def break_a_seed(self, draw: int) -> None:
-        grown = [slot for slot in self.training.slots if slot.seed is not None]
+        grown = [slot for slot in self.training.sites if slot.seed is not None]
         slot = grown[draw % len(grown)]
         with torch.no_grad():
             list(slot.seed.parameters())[-1].fill_(float("nan"))
@@ -159,7 +159,7 @@ class Lives(RuleBasedStateMachine):
         self.check_masks()
         self.check_numbers(float(rewards[0]), rolled_back)
         self.check_twin(rolled_back)
-        governor = self.env.episodes[0].governor
+        governor = self.env.hosts.each[0].governor
         assert not truncated[0]
         assert self.done == (self.training.epoch == HORIZON or governor.rollbacks == 3)
 
@@ -223,24 +223,24 @@ class Lives(RuleBasedStateMachine):
                 self.broken.discard(event.slot)
             elif after in after_prune:
                 assert event.epoch == self.pruned_at[event.slot] + after_prune[after]
-        assert self.known == {slot.name: slot.stage for slot in self.training.slots}
+        assert self.known == {slot.name: slot.stage for slot in self.training.sites}
 
     def check_owners(self) -> None:
         """Every parameter is in exactly one optimizer, and there is none for a seed that is gone."""
         training = self.training
         groups = [training.host_group, *training.seed_groups.values()]
         owned = [id(p) for group in groups for options in group.optimizer.param_groups for p in options["params"]]
-        modules = [training.host, *(slot.seed for slot in training.slots if slot.seed is not None)]
+        modules = [training.host, *(slot.seed for slot in training.sites if slot.seed is not None)]
         assert sorted(owned) == sorted(id(p) for module in modules for p in module.parameters())
         assert len(set(owned)) == len(owned)
-        assert set(training.seed_groups) == {slot.name for slot in training.slots if slot.seed is not None}
+        assert set(training.seed_groups) == {slot.name for slot in training.sites if slot.seed is not None}
         for group in groups:
             assert set(group.optimizer.state) == set(group.parameters)
             assert group.slot is None or group is training.seed_groups[group.slot.name]
-        assert set(training.shadows) <= {slot.name for slot in training.slots if slot.incubating}
+        assert set(training.shadows) <= {slot.name for slot in training.sites if slot.incubating}
 
     def check_slots(self) -> None:
-        slots = self.training.slots
+        slots = self.training.sites
         assert sum(slot.stage in LIVING for slot in slots) <= MAX_SEEDS
         assert sum(slot.stage in {*LIVING, S.FOSSILIZED} for slot in slots) <= MAX_FOSSILS
         for slot in slots:
@@ -263,9 +263,9 @@ class Lives(RuleBasedStateMachine):
         room = living < MAX_SEEDS and living + stages.count(S.FOSSILIZED) < MAX_FOSSILS
         manual = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}
         for place, (name, stage) in enumerate(zip(spec.slots, stages, strict=True)):
-            slot = self.training.slot_by_name[name]
+            slot = self.training.site_by_name[name]
             affordable = bool(self.mask["slot_blueprint"][place].any())
-            steady = slot.alpha.holding
+            steady = slot.holding
             assert table[Op.GERMINATE, place] == (stage is S.DORMANT and room and affordable)
             automatic = manual.get(stage) in self.env.config.env.auto_advance
             assert table[Op.ADVANCE, place] == (stage in manual and not automatic)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.env.episode import Episode
+from esper.env.trained_host import TrainedHost
 from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
@@ -113,7 +113,7 @@ def test_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch
         for _ in range(2):
             reads = reads_of_a_step(world)
             assert reads.reads == []
-            numbers = sum(len(episode.packed) for episode in world.env.episodes)
+            numbers = sum(len(episode.packed) for episode in world.env.hosts.each)
             totals = world.training(0).totals.accumulators
             bytes_of_all = totals.block.nbytes + totals.correct.nbytes
             assert reads.transfers == [(bytes_of_all,), (numbers,)]
@@ -135,26 +135,26 @@ def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pyte
     """Not even within an operator."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
         world.env.trainer.epoch(world.env.training)
-        for episode in world.env.episodes:
+        for episode in world.env.hosts.each:
             episode.validate()
         assert syncs.found == []
 
 
 def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail: the loss of every env's epoch, looked at where it lies."""
-    epoch, validate = HostTrainer.epoch, Episode.validate
+    epoch, validate = HostTrainer.epoch, TrainedHost.validate
 
     def curious_training(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:
         epoch(trainer, active)
         assert all(training.totals.training[0].item() >= 0 for training in active)
 
-    def curious_validation(episode: Episode) -> None:
+    def curious_validation(episode: TrainedHost) -> None:
         validate(episode)
         assert episode.packed.clone().cpu() is not None
 
     with busy(2, monkeypatch) as world:
         monkeypatch.setattr(HostTrainer, "epoch", curious_training)
-        monkeypatch.setattr(Episode, "validate", curious_validation)
+        monkeypatch.setattr(TrainedHost, "validate", curious_validation)
         reads = reads_of_a_step(world)
         assert reads.reads == ["item"] * 2
         assert len(reads.transfers) == 2 + 2

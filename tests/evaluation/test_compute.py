@@ -16,8 +16,8 @@ from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation import compute
 from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, Kind, Occupant
-from esper.rollout.rollout import play_round
 from esper.lifecycle.ramps import STYLES
+from esper.rollout.rollout import play_round
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.host_trainer import HostTrainer
 from tests.core_helpers import EASY_GATES

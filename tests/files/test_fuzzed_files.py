@@ -18,10 +18,10 @@ from esper.control.script import SCHEDULES, encode, read_schedule
 from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import load_host, save_host
+from esper.lifecycle.stage import SeedStage
 from esper.report.page import report_html
 from esper.report.read import open_run
 from esper.report.terminal import short_form
-from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics

@@ -20,9 +20,9 @@ from esper.files.grown_host import committed_network
 from esper.hosts import cnn
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
+from esper.lifecycle.stage import SeedStage as S
 from esper.ops import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.lifecycle.stage import SeedStage as S
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
 from tests.core_helpers import plant, same_bits, tensors_of, train
@@ -207,10 +207,10 @@ def test_the_fused_operator_serves_every_host_with_every_seed(
                     task={"precision": dtype, "samples_per_epoch": 16, "batch_size": 16},
                     env={"incubation": incubation, "recalibrate": stage is S.HOLDING},
                 )
-                for slot in env.slots:
+                for slot in env.sites:
                     plant(env, slot.name, blueprint, style, stage)
                 train(env)
-                on = tuple(1.0 for _ in env.slots)
+                on = tuple(1.0 for _ in env.sites)
                 few = Split(task.validation.x[:8], task.validation.y[:8], task.validation.table)
                 evaluate(env, few, [on, (0.0, *on[1:])], env.calibration)
 
@@ -243,7 +243,7 @@ def test_a_fused_host_with_its_seeds_comes_back_from_its_files(tmp_path: Path) -
     for layer in loaded.modules():
         if isinstance(layer, nn.Conv2d) and layer in loaded.host.modules():
             assert layer.weight.is_contiguous(memory_format=torch.channels_last)
-    on = tuple(slot.alpha.alpha for slot in env.slots)
+    on = tuple(slot.alpha for slot in env.sites)
     result = evaluate(env, env.task.test, [on])
     everything = env.task.test.inputs(0, len(env.task.test))
     assert esper.accuracy(loaded, everything, env.task.test.y) == pytest.approx(result.accuracy[0], abs=0.26)

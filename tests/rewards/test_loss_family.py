@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
 from esper.env.baseline import Baseline
 from esper.env.history import Measurement, ValidationHistory
+from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
-from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 BASELINE = Baseline(accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_loss_std=0.05, episodes=8)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from esper.config import RewardConfig
+from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, POTENTIALS, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
-from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 DWELL = 10

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from esper.config import RewardConfig
+from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
-from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
 S = SeedStage

@@ -12,11 +12,11 @@ from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Growth, Law
 from esper.env.slot_env import SlotVectorEnv
+from esper.lifecycle.stage import SeedStage
 from esper.ppo.agent import PPOAgent
 from esper.rollout import pretrain as practice
 from esper.rollout.pretrain import practice_env, practice_rounds, practise
 from esper.rollout.rollout import Played, play_round
-from esper.lifecycle.stage import SeedStage
 
 N_ENVS = 64
 QUIET = Law(noise=0.0, paired_noise=0.0)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.lifecycle.ramps import AlphaCurve
-from esper.lifecycle.ramps import STYLES, BlendOperator
+from esper.lifecycle.ramps import STYLES, AlphaCurve, BlendOperator
 from esper.seeds.blend import Seed, gate_parameters
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.blueprints.cnn import group_norm

@@ -12,11 +12,11 @@ from esper.control.script import ScriptedController, read_schedule
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.vector_env import GrowthVectorEnv
-from esper.rollout.pretrain import practice_env
 from esper.lifecycle.ramps import STYLES
+from esper.lifecycle.stage import SeedStage
+from esper.rollout.pretrain import practice_env
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.seeds.blueprints.scale import ChannelScale
-from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS
 from tests.core_helpers import digits, one_thread, rig, tiny_config
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from esper.config import Durations, GateConfig, TrainingConfig
+from esper.lifecycle.stage import SeedStage
 from esper.seeds.alpha import AlphaController, AlphaCurve
 from esper.seeds.gate import GateEvidence, GateResult, SeedMeasurements, evaluate_gate, germination_gate
-from esper.lifecycle.stage import SeedStage
 
 S = SeedStage
 DURATIONS = Durations.of(TrainingConfig(), 150)

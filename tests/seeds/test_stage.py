@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 
-from esper.lifecycle.ramps import AlphaCurve
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.slot import SeedSlot, SlotSite, StageChange
+from esper.lifecycle.ramps import STYLES, AlphaCurve
 from esper.lifecycle.stage import TRANSITIONS, IllegalTransition, SeedStage, check_transition
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.slot import Site, SlotSite, StageChange
 
 S = SeedStage
 LEGAL = {
@@ -29,12 +28,12 @@ LEGAL = {
 }
 
 
-def make_slot(embargo: int = 5) -> tuple[SeedSlot, list[StageChange]]:
+def make_slot(embargo: int = 5) -> tuple[Site, list[StageChange]]:
     changes: list[StageChange] = []
-    return SeedSlot(SlotSite("r0c0", 3), embargo, changes.append), changes
+    return Site(SlotSite("r0c0", 3), embargo, changes.append), changes
 
 
-def germinated(embargo: int = 5, tempo: int = 3, target: float = 1.0) -> tuple[SeedSlot, list[StageChange]]:
+def germinated(embargo: int = 5, tempo: int = 3, target: float = 1.0) -> tuple[Site, list[StageChange]]:
     slot, changes = make_slot(embargo)
     slot.germinate(BLUEPRINTS.get("cnn", "norm"), STYLES["LINEAR_ADD"], tempo, target, torch.randn(2, 3, 4, 4))
     return slot, changes
@@ -97,16 +96,16 @@ def test_a_tick_moves_age_stage_clock_and_alpha_by_one() -> None:
     assert (slot.age, slot.epochs_in_stage) == (2, 1)
     slot.advance("test")
     assert slot.stage is S.BLENDING
-    assert slot.alpha.alpha == pytest.approx(1 / 3)  # entering takes the first step at once
+    assert slot.alpha == pytest.approx(1 / 3)  # entering takes the first step at once
     slot.tick()
-    assert slot.alpha.alpha == pytest.approx(2 / 3)
+    assert slot.alpha == pytest.approx(2 / 3)
     slot.tick()
-    assert slot.alpha.alpha == 1.0
-    assert slot.alpha.holding
+    assert slot.alpha == 1.0
+    assert slot.holding
     assert (slot.age, slot.epochs_in_stage) == (4, 2)
 
 
-def holding() -> tuple[SeedSlot, list[StageChange]]:
+def holding() -> tuple[Site, list[StageChange]]:
     slot, changes = germinated(tempo=0)
     for _ in range(3):
         slot.advance("test")
@@ -119,7 +118,7 @@ def test_a_faded_prune_takes_holding_back_to_blending_freezes_and_then_removes()
     slot.prune(3, AlphaCurve.LINEAR, "prune")
     alphas = []
     while slot.stage is S.BLENDING:
-        alphas.append(slot.alpha.alpha)
+        alphas.append(slot.alpha)
         assert slot.fading
         assert not slot.learning
         slot.tick()
@@ -134,7 +133,7 @@ def test_a_prune_at_speed_zero_is_at_once() -> None:
     slot, _ = holding()
     slot.prune(0, AlphaCurve.LINEAR, "prune")
     assert slot.stage is S.PRUNED
-    assert slot.alpha.alpha == 0
+    assert slot.alpha == 0
 
 
 def test_a_lower_target_leaves_holding_and_freezes_while_it_falls() -> None:
@@ -144,7 +143,7 @@ def test_a_lower_target_leaves_holding_and_freezes_while_it_falls() -> None:
     assert not slot.learning
     slot.tick()
     slot.tick()
-    assert slot.alpha.alpha == 0.5
+    assert slot.alpha == 0.5
     assert slot.learning
     assert slot.stage is S.BLENDING
     assert slot.seed is not None

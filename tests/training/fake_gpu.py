@@ -166,14 +166,14 @@ class FakeGpu:
         """Python's numbers are wrong, and what Python counts stays; for a real launch has nothing to do with either."""
         counted = [(env.collector, env.collector.batches) for env in self.envs]
         places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
-        alphas = [(slot, slot.alpha.alpha, slot.incubation_target) for env in self.envs for slot in env.slots]
+        alphas = [(slot, slot.alpha, slot.target) for env in self.envs for slot in env.sites]
         for env in self.envs:
             env.epoch, env.batch = 10_000, 20_000
             assert env.feed is not None
             env.feed.epoch = 30_000
         for slot, alpha, _ in alphas:
-            slot.alpha.alpha = 0.0123 if alpha else 0.0
-            slot.incubation_target = 0.0456
+            slot.alpha = 0.0123 if alpha else 0.0
+            slot.target = 0.0456
         try:
             yield
         finally:
@@ -184,7 +184,7 @@ class FakeGpu:
                 assert set(env.shadows) == shadows
                 assert all(one is other for one, other in zip(buffers, buffers_of(env), strict=True))
             for slot, alpha, target in alphas:
-                slot.alpha.alpha, slot.incubation_target = alpha, target
+                slot.alpha, slot.target = alpha, target
 
 
 def fake_lanes(gpu: FakeGpu, capture: bool = True) -> StreamLanes:

@@ -17,12 +17,11 @@ from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
-from esper.ops import normalisation_table
-from esper.lifecycle.ramps import AlphaCurve
-from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.slot import SeedSlot
+from esper.lifecycle.ramps import STYLES, AlphaCurve
 from esper.lifecycle.stage import SeedStage
+from esper.ops import normalisation_table
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.seeds.site import Site
 from esper.training.execution.streams import StreamLanes
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
@@ -171,14 +170,14 @@ class Growing:
 
     def tick(self) -> None:
         for env in self.envs:
-            for slot in env.slots:
+            for slot in env.sites:
                 slot.tick()
             env.forget_removed_seeds()
 
-    def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light", tempo: int = 0) -> SeedSlot:
+    def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light", tempo: int = 0) -> Site:
         """A seed at ``stage``, past all gates."""
         training = self.envs[env]
-        made = training.slot_by_name[slot]
+        made = training.site_by_name[slot]
         recipe = self.registry.get(training.host.topology, blueprint)
         training.germinate(made, recipe, STYLES["LINEAR_ADD"], tempo, 1.0)
         for after in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING):
@@ -193,7 +192,7 @@ class Growing:
     def act(self, dice: random.Random) -> None:
         """Something happens in some slots of every env."""
         for env in self.envs:
-            for slot in env.slots:
+            for slot in env.sites:
                 _act(env, slot, dice, self.registry)
             env.forget_removed_seeds()
 
@@ -219,7 +218,7 @@ def _config(kind: Kind, n: int, task: dict[str, Any]) -> TrainingConfig:
     )
 
 
-def _act(env: HostTraining, slot: SeedSlot, dice: random.Random, registry: BlueprintRegistry) -> None:
+def _act(env: HostTraining, slot: Site, dice: random.Random, registry: BlueprintRegistry) -> None:
     roll, blueprint, style = dice.random(), dice.choice(NAMES[env.host.topology]), dice.choice(list(STYLES))
     match slot.stage:
         case SeedStage.DORMANT if roll < 0.5:
@@ -228,7 +227,7 @@ def _act(env: HostTraining, slot: SeedSlot, dice: random.Random, registry: Bluep
             slot.advance("test")
         case SeedStage.TRAINING if roll < 0.6:
             slot.cut("test") if roll < 0.2 else slot.advance("test")
-        case SeedStage.BLENDING if slot.alpha.holding and roll < 0.8:
+        case SeedStage.BLENDING if slot.holding and roll < 0.8:
             slot.prune(2, AlphaCurve.LINEAR, "test") if roll < 0.3 else slot.advance("test")
         case SeedStage.HOLDING if roll < 0.4:
             slot.fossilize()
@@ -240,9 +239,7 @@ def _act(env: HostTraining, slot: SeedSlot, dice: random.Random, registry: Bluep
 
 def configurations_of(env: HostTraining) -> list[Configuration]:
     """All off, all on, and each seed off by itself."""
-    on = tuple(
-        slot.alpha.alpha if slot.blended else slot.incubation_target if slot.incubating else 0.0 for slot in env.slots
-    )
+    on = tuple(slot.alpha if slot.blended else slot.target if slot.incubating else 0.0 for slot in env.sites)
     single = [(*on[:i], 0.0, *on[i + 1 :]) for i in range(len(on))]
     return list(dict.fromkeys([(0.0,) * len(on), on, *single]))
 
@@ -255,12 +252,12 @@ def record(env: HostTraining) -> Record:
     """Copies of all that an epoch leaves behind, in a fixed order."""
     count = len(configurations_of(env))
     found = {f"host.{name}": tensor for name, tensor in env.host.state_dict().items()}
-    for slot in env.slots:
+    for slot in env.sites:
         if slot.seed is not None:
             assert slot.finite is not None
             found |= {f"{slot.name}.{name}": tensor for name, tensor in slot.seed.state_dict().items()}
             found[f"{slot.name}.finite"] = slot.finite
-    for name in ("host", *(slot.name for slot in env.slots if slot.seed is not None)):
+    for name in ("host", *(slot.name for slot in env.sites if slot.seed is not None)):
         group = env.host_group if name == "host" else env.seed_groups[name]
         for i, parameter in enumerate(group.parameters):
             found[f"{name}.momentum.{i}"] = group.optimizer.state[parameter]["momentum_buffer"]

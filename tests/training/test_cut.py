@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.slot import SeedSlot
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.site import Site
 from esper.telemetry.event import GovernorRollback, SeedCut, StageChanged
 from esper.training.validate import evaluate
 from tests.core_helpers import Rig, all_finite, digits, make_training, plant, rig, same_bits, tensors_of, train
@@ -18,19 +18,19 @@ S = SeedStage
 NAN, INF = float("nan"), float("inf")
 
 
-def fill(slot: SeedSlot, value: float, which: int = 0) -> None:
+def fill(slot: Site, value: float, which: int = 0) -> None:
     assert slot.seed is not None
     with torch.no_grad():
         list(slot.seed.parameters())[which].fill_(value)
 
 
-def one_element(slot: SeedSlot) -> None:
+def one_element(slot: Site) -> None:
     assert slot.seed is not None
     with torch.no_grad():
         next(slot.seed.parameters()).flatten()[0] = NAN
 
 
-INJECTIONS: dict[str, Callable[[SeedSlot], None]] = {
+INJECTIONS: dict[str, Callable[[Site], None]] = {
     "weights NaN": lambda slot: fill(slot, NAN),
     "one weight NaN": one_element,
     "scale infinite": lambda slot: fill(slot, INF, -1),
@@ -49,7 +49,7 @@ def check_cut(world: Rig, slot: str, blueprint: str, epoch: int) -> None:
     assert [change.cause for change in last] == ["not finite"]
     assert all_finite(world.training())
     assert bool(torch.isfinite(torch.as_tensor(world.observation)).all())
-    assert world.episode().governor.rollbacks == 0
+    assert world.host().governor.rollbacks == 0
     assert slot not in world.training().seed_groups
 
 
@@ -67,7 +67,7 @@ def test_a_living_seed_that_breaks_is_cut_without_rollback_or_penalty(
         if "scale" in injection and style == "GATED_GATE":
             fill(world.slot("r0c0"), INF, 3)  # conv, norm, norm, scale, then the gate
         world.step()
-        check_cut(world, "r0c0", "conv_light", world.episode().epoch)
+        check_cut(world, "r0c0", "conv_light", world.host().epoch)
         for _ in range(2):
             world.step()
         assert len(world.of_kind(SeedCut)) == 1
@@ -91,7 +91,7 @@ def test_a_seed_that_breaks_in_validation_only_is_seen_there() -> None:
     slot = plant(training, "r0c0", stage=S.HOLDING)
     assert slot.finite is not None
     fill(slot, NAN)
-    on, off = (tuple(alpha * (s.name == "r0c0") for s in training.slots) for alpha in (1.0, 0.0))
+    on, off = (tuple(alpha * (s.name == "r0c0") for s in training.sites) for alpha in (1.0, 0.0))
     result = evaluate(training, digits().validation, [on, off])
     assert not bool(slot.finite)
     assert result.loss[0] == result.loss[1]
@@ -124,7 +124,7 @@ def test_a_living_seed_whose_backward_pass_breaks_is_cut_too(stage: SeedStage) -
         seed: Any = world.slot("r0c0").seed
         seed.body.late = True
         world.step()
-        check_cut(world, "r0c0", "own", world.episode().epoch)
+        check_cut(world, "r0c0", "own", world.host().epoch)
 
 
 @pytest.mark.parametrize("value", [NAN, 3e38])

@@ -114,7 +114,7 @@ def test_gate_parameters_are_optimised_and_each_parameter_has_one_owner(style: s
     training = make_training()
     for name, stage in {"r0c0": S.FOSSILIZED, "r1c0": S.HOLDING, "r0c1": S.BLENDING, "r1c1": S.TRAINING}.items():
         plant(training, name, style=style, stage=stage)
-    before = [p.detach().clone() for slot in training.slots for p in _seed(slot).parameters()]
+    before = [p.detach().clone() for slot in training.sites for p in _seed(slot).parameters()]
     train(training, 2)
     owned = [
         id(parameter)
@@ -122,11 +122,11 @@ def test_gate_parameters_are_optimised_and_each_parameter_has_one_owner(style: s
         for options in group.optimizer.param_groups
         for parameter in options["params"]
     ]
-    modules = [training.host, *(_seed(slot) for slot in training.slots)]
+    modules = [training.host, *(_seed(slot) for slot in training.sites)]
     there = [id(p) for module in modules for p in module.parameters() if p.requires_grad]
     assert sorted(owned) == sorted(there)
     assert len(set(owned)) == len(owned)
-    after = [p.detach() for slot in training.slots for p in _seed(slot).parameters()]
+    after = [p.detach() for slot in training.sites for p in _seed(slot).parameters()]
     assert all(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
@@ -159,7 +159,7 @@ def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> 
     assert not torch.equal(frozen["host.parameter.0"], after["host.parameter.0"])
     slot.tick()
     slot.tick()
-    assert slot.alpha.holding
+    assert slot.holding
     train(training)
     assert not torch.equal(after["r0c0.parameter.0"], tensors_of(training, ("r0c0",))["r0c0.parameter.0"])
 
@@ -174,5 +174,5 @@ def test_reset_starts_again_in_the_same_storage() -> None:
     same_bits(first, tensors_of(training))
     assert [p.data_ptr() for p in training.host.parameters()] == places
     assert not training.seed_groups
-    assert all(slot.stage is S.DORMANT for slot in training.slots)
+    assert all(slot.stage is S.DORMANT for slot in training.sites)
     assert (training.epoch, training.germinations) == (0, 0)

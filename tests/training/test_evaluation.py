@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.data.task import PAD, Task
-from esper.env.episode import Episode
+from esper.env.trained_host import TrainedHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.seeds.site import SlotSite
 from esper.lifecycle.stage import SeedStage as S
+from esper.seeds.site import SlotSite
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
 from esper.training.metrics import FIELDS, EpochMetrics, make_metrics
@@ -86,10 +86,10 @@ def by_hand(env: HostTraining, configuration: tuple[float, ...]) -> Tensor:
     """Logits of the validation split."""
 
     def at(site: int, h: Tensor) -> Tensor:
-        seed, alpha = env.slots[site].seed, configuration[site]
+        seed, alpha = env.sites[site].seed, configuration[site]
         return h + alpha * seed(h) if seed is not None and alpha else h
 
-    seeds = [slot.seed for slot in env.slots if slot.seed is not None]
+    seeds = [slot.seed for slot in env.sites if slot.seed is not None]
     for module in (env.host, *seeds):
         module.eval()
     with torch.no_grad():
@@ -110,9 +110,9 @@ def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
     env = training_of(task)
     env.totals = totals[1]
     name = "mlp" if language_task else "conv_light"
-    plant(env, env.slots[0].name, name, stage=S.BLENDING, target=0.7)
+    plant(env, env.sites[0].name, name, stage=S.BLENDING, target=0.7)
     train(env)
-    plan = CounterfactualHelper().plan(env.slots, costly=True)
+    plan = CounterfactualHelper().plan(env.sites, costly=True)
     assert len(plan) > 1
     evaluate(env, task.validation, plan, totals=env.totals)
     read = EpochMetrics(env.totals.accumulators.read(), 1)
@@ -140,13 +140,13 @@ def test_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
         for _ in range(2):
             world.step()
         block = world.training().totals.accumulators.block
-        rows, kept = block.clone(), [world.episode(i).measurement for i in range(3)]
+        rows, kept = block.clone(), [world.host(i).measurement for i in range(3)]
         world.reset(options={"reset_mask": np.array([False, True, False])})
         for index in (0, 2):
             assert torch.equal(block[index], rows[index])
-            assert world.episode(index).measurement is kept[index]
+            assert world.host(index).measurement is kept[index]
         assert not torch.equal(block[1], rows[1])
-        assert world.episode(1).measurement is not kept[1]
+        assert world.host(1).measurement is not kept[1]
         assert block[1, 0].tolist() == [0.0] * FIELDS  # nothing was trained yet
 
 
@@ -174,7 +174,7 @@ def fleet(count: int = len(STAGES), task: Task | None = None) -> list[HostTraini
 
 def epoch(env: HostTraining) -> None:
     train_epoch(env)
-    evaluate(env, env.task.validation, CounterfactualHelper().plan(env.slots, costly=True), totals=env.totals)
+    evaluate(env, env.task.validation, CounterfactualHelper().plan(env.sites, costly=True), totals=env.totals)
 
 
 def bits_of(envs: list[HostTraining]) -> dict[str, Tensor]:
@@ -261,10 +261,10 @@ def test_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> Non
     with rig(n_envs=2, horizon=9) as world:
         world.grow("r0c0", S.BLENDING)
         world.grow("r0c1", S.TRAINING)
-        episodes = [world.episode(index) for index in range(2)]
+        episodes = [world.host(index) for index in range(2)]
         on_the_lane: list[list[str]] = []
 
-        def validate(episode: Episode) -> None:
+        def validate(episode: TrainedHost) -> None:
             with Writes() as writes:
                 episode.validate()
             on_the_lane.append(writes.operators)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.lifecycle.stage import SeedStage as S
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import GovernorRollback, SeedCut
 from esper.training.execution.workers import LaneError, WorkerLanes
 from esper.training.host_training import HostTraining
@@ -47,7 +47,7 @@ def test_a_host_with_seeds_learns_in_float16() -> None:
     born = tensors_of(env, ("r0c1",)) if plant(env, "r0c1") else {}
     seen: list[torch.dtype] = []
     env.host.segments[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))  # type: ignore[operator, union-attr]
-    alphas = tuple(slot.alpha.alpha for slot in env.slots)
+    alphas = tuple(slot.alpha for slot in env.sites)
     before = evaluate(env, digits().validation, [alphas])
     train(env, 8)
     after = evaluate(env, digits().validation, [alphas])
@@ -90,7 +90,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
     same_bits(
         {n: t for n, t in weights.items() if "tracked" not in n}, {n: now[n] for n in weights if "tracked" not in n}
     )
-    assert all(bool(slot.finite) for slot in env.slots if slot.seed is not None)
+    assert all(bool(slot.finite) for slot in env.sites if slot.seed is not None)
     summaries = env.collector.summaries(env.collector.packed())
     assert [summary.not_finite for summary in summaries.values()] == [0, 0, 0]
     set_scale(env, 1024.0)

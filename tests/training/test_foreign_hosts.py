@@ -18,8 +18,8 @@ from esper.data.host_checks import check_hosts
 from esper.data.task import PAD, Split, Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
-from esper.seeds.site import SlotSite
 from esper.lifecycle.stage import SeedStage as S
+from esper.seeds.site import SlotSite
 from esper.training.host_training import HostTraining
 from esper.training.loss import measured_loss
 from esper.training.metrics import make_metrics
@@ -104,7 +104,7 @@ def test_a_grafted_host_trains_as_its_segments_do() -> None:
     ours, theirs = ([p for g in seeds for p in t.seed_groups[g].parameters] for t in (one, other))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    plan = CounterfactualHelper().plan(one.slots, costly=True)
+    plan = CounterfactualHelper().plan(one.sites, costly=True)
     a, b = (evaluate(t, digits().validation, plan) for t in (one, other))
     np.testing.assert_allclose(a.loss.numpy(), b.loss.numpy(), rtol=1e-5)
     assert len(set(a.loss.tolist())) == len(plan) == 3  # on, off, trial
@@ -115,7 +115,7 @@ def test_each_configuration_of_a_grafted_host_gives_by_itself_what_it_gives_in_t
     plant(training, "r0c0", stage=S.BLENDING, target=0.7)
     plant(training, "r0c1", stage=S.HOLDING)
     train(training, 1)
-    plan = CounterfactualHelper().plan(training.slots, costly=True)
+    plan = CounterfactualHelper().plan(training.sites, costly=True)
     together = evaluate(training, digits().validation, plan)
     for row, configuration in enumerate(plan):
         alone = evaluate(training, digits().validation, [configuration])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.slot import GerminationFailed, SeedSlot
 from esper.lifecycle.stage import IllegalTransition, SeedStage
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
+from esper.seeds.site import GerminationFailed, Site
 from esper.telemetry.event import ActionTaken
 from esper.training.host_training import HostTraining
 from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, train
@@ -58,7 +58,7 @@ BROKEN = {
 }
 
 
-def state_of(training: HostTraining, slot: SeedSlot) -> dict[str, Any]:
+def state_of(training: HostTraining, slot: Site) -> dict[str, Any]:
     fields = {name: value for name, value in vars(slot).items() if name not in ("alpha", "measured")}
     return {
         **fields,
@@ -75,8 +75,8 @@ def state_of(training: HostTraining, slot: SeedSlot) -> dict[str, Any]:
 def check_untouched(build: Callable[[int], nn.Module], expected: type[Exception]) -> None:
     training = make_training()
     train(training)
-    slot = training.slot_by_name["r0c1"]
-    slot.measured.epochs_since_measured = 3
+    slot = training.site_by_name["r0c1"]
+    slot.epochs_since_measured = 3
     before, tensors, rng = state_of(training, slot), tensors_of(training), torch.get_rng_state()
     order = training.order.get_state()
     with pytest.raises(expected):
@@ -106,7 +106,7 @@ def test_a_body_that_is_no_seed_at_all_leaves_everything_as_it_was(name: str) ->
 def test_the_failure_names_blueprint_and_slot(name: str) -> None:
     training = make_training()
     with pytest.raises(GerminationFailed, match="own in r0c1"):
-        training.germinate(training.slot_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"], 3, 1.0)
+        training.germinate(training.site_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"], 3, 1.0)
 
 
 def test_an_occupied_slot_is_refused() -> None:
@@ -137,7 +137,7 @@ def test_a_failed_germination_does_not_shift_the_seeds_that_follow() -> None:
         if fails:
             with pytest.raises(GerminationFailed):
                 training.germinate(
-                    training.slot_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"], 3, 1.0
+                    training.site_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"], 3, 1.0
                 )
         seed = plant(training, "r0c0").seed
         assert seed is not None
@@ -184,8 +184,8 @@ class Unused(nn.Module):
 
 def test_a_users_seed_with_an_unused_parameter_incubates() -> None:
     training = make_training()
-    training.germinate(training.slot_by_name["r0c0"], blueprint(Unused), STYLES["LINEAR_ADD"], 3, 1.0)
-    training.slot_by_name["r0c0"].advance("test")
+    training.germinate(training.site_by_name["r0c0"], blueprint(Unused), STYLES["LINEAR_ADD"], 3, 1.0)
+    training.site_by_name["r0c0"].advance("test")
     before = tensors_of(training, ("r0c0",))["r0c0.parameter.0"]
     train(training)
     assert not torch.equal(before, tensors_of(training, ("r0c0",))["r0c0.parameter.0"])

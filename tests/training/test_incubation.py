@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.lifecycle.ramps import STYLES
-from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.slot import SeedSlot
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.seeds.site import Site
 from esper.training.step import begin_epoch, blending, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
@@ -18,7 +18,7 @@ SITES = ("r0c0", "r1c0", "r0c1", "r1c1")
 BLUEPRINT_NAMES = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
 
 
-def seed_of(slot: SeedSlot) -> nn.Module:
+def seed_of(slot: Site) -> nn.Module:
     assert slot.seed is not None
     return slot.seed
 
@@ -42,7 +42,7 @@ def test_an_incubating_seed_changes_no_bit_of_the_host(blueprint: str, sites: tu
         assert torch.equal(alone.totals.training, growing.totals.training)
         mine, theirs = (host_gradients([p.grad for p in t.host.parameters()]) for t in (alone, growing))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-        trials = [tuple(float(slot.incubating and slot.name == site) for slot in growing.slots) for site in sites]
+        trials = [tuple(float(slot.incubating and slot.name == site) for slot in growing.sites) for site in sites]
         result, reference = (
             evaluate(growing, digits().validation, [off, *trials]),
             evaluate(alone, digits().validation, [off]),
@@ -51,7 +51,7 @@ def test_an_incubating_seed_changes_no_bit_of_the_host(blueprint: str, sites: tu
         assert result.loss[0] == reference.loss[0]
         same_bits(tensors_of(alone), tensors_of(growing))  # the trials changed nothing either
     assert any(
-        float(p.grad.norm()) > 0 for p in seed_of(growing.slot_by_name[sites[0]]).parameters() if p.grad is not None
+        float(p.grad.norm()) > 0 for p in seed_of(growing.site_by_name[sites[0]]).parameters() if p.grad is not None
     )
 
 
@@ -188,7 +188,7 @@ def test_straight_through_the_gradient_of_the_delta_is_that_of_the_features() ->
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
 
 
-def rms_ratio(training: object, slot: SeedSlot) -> float:
+def rms_ratio(training: object, slot: Site) -> float:
     """RMS(d) / RMS(h) in the slot r0c0."""
     host = training.host.eval()  # type: ignore[attr-defined]
     with torch.no_grad():

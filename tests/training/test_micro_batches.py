@@ -14,9 +14,9 @@ from esper.config import ConfigError
 from esper.data.task import PAD, Split, Task
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.ramps import STYLES
+from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.site import SlotSite
-from esper.lifecycle.stage import SeedStage as S
 from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout
@@ -89,7 +89,7 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
     found = []
     for count in (1, parts):
         env = training_of(task, task={**CONSTANT, "micro_batches": count})
-        slot = env.slot_by_name["r0c0"]
+        slot = env.site_by_name["r0c0"]
         env.germinate(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"], 0, 1.0)
         slot.advance("test")
         groups = begin_epoch(env)

@@ -9,8 +9,8 @@ from torch import nn
 import esper
 from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
-from esper.ops import SGD
 from esper.lifecycle.stage import SeedStage as S
+from esper.ops import SGD
 from esper.training.host_training import HostTraining
 from tests.core_helpers import digits, plant, tiny_config, train
 from tests.hosts.test_users_models import Plain, X, task_of

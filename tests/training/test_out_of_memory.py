@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from esper.data.task import resolve
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.lifecycle.stage import SeedStage as S
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training.contents import TensorSnapshot
 from esper.training.execution.streams import StreamLanes
@@ -195,7 +195,7 @@ def test_validation_takes_half_at_once() -> None:
         assert (event.env, event.epoch) == (0, 2)
         assert hurt.training(1).evaluation_batch == 250
         # Measured as ever; what is summed in other parts is rounded otherwise.
-        for one, other in zip(plain.env.episodes, hurt.env.episodes, strict=True):
+        for one, other in zip(plain.env.hosts.each, hurt.env.hosts.each, strict=True):
             assert one.measurement.accuracy == other.measurement.accuracy
             assert one.measurement.loss == pytest.approx(other.measurement.loss, rel=1e-5)
             same_bits(tensors_of(one.training), tensors_of(other.training))

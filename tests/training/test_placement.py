@@ -115,7 +115,7 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
         governor.snapshot_if_due(training, RECORD, fossilized=False)
         for _ in range(12):
             roll = dice.random()
-            empty = [slot.name for slot in training.slots if slot.stage is SeedStage.DORMANT]
+            empty = [slot.name for slot in training.sites if slot.stage is SeedStage.DORMANT]
             if roll < 0.2 and empty:
                 plant(training, dice.choice(empty), "norm", stage=SeedStage.FOSSILIZED)
             train(training)
@@ -127,7 +127,7 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
                 governor.load_state_dict(state, training.device)
-            for slot in training.slots:
+            for slot in training.sites:
                 slot.tick()
             training.forget_removed_seeds()
             seen.append(tensors_of(training, tuple(slot.name for slot in training.fossils())))
@@ -223,7 +223,7 @@ def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.Mon
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: (OLDER, START))
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
         assert world.env.pinned == (OLDER, START)
-        for episode in world.env.episodes:
+        for episode in world.env.hosts.each:
             assert [snapshot.pinned for snapshot in episode.governor._generations] == [False, True]
             assert world.env.trainer._starts[episode.index].pinned
 

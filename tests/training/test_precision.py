@@ -17,9 +17,9 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
+from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import SlotSite
-from esper.lifecycle.stage import SeedStage as S
 from esper.training import precision
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
@@ -68,7 +68,7 @@ def watched(env: HostTraining) -> Iterator[list[tuple[str, torch.dtype, torch.dt
     """(slot, dtype of the features that go in, dtype of the delta) of every pass through a seed."""
     seen: list[tuple[str, torch.dtype, torch.dtype]] = []
     hooks = []
-    for slot in env.slots:
+    for slot in env.sites:
         if slot.seed is not None:
 
             def note(_seed: nn.Module, inputs: Any, delta: Tensor, name: str = slot.name) -> None:
@@ -86,10 +86,10 @@ def watched(env: HostTraining) -> Iterator[list[tuple[str, torch.dtype, torch.dt
 def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint: str, style: str) -> None:
     for stage in (S.TRAINING, S.HOLDING):
         env = training_of(TASKS[task](), **BF16)
-        for slot in env.slots:
+        for slot in env.sites:
             plant(env, slot.name, blueprint, style, stage)
         alive: set[tuple[str, str]] = set()
-        named = [(slot.name, name, p) for slot in env.slots if slot.seed for name, p in slot.seed.named_parameters()]
+        named = [(slot.name, name, p) for slot in env.sites if slot.seed for name, p in slot.seed.named_parameters()]
         with watched(env) as seen:
             groups = begin_epoch(env)
             assert env.feed is not None
@@ -112,7 +112,7 @@ def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint
             assert {p.dtype for p in group.parameters} == {torch.float32}
             assert {p.grad.dtype for p in group.parameters if p.grad is not None} == {torch.float32}
             assert {state["momentum_buffer"].dtype for state in group.optimizer.state.values()} == {torch.float32}
-        assert all(bool(slot.finite) for slot in env.slots)
+        assert all(bool(slot.finite) for slot in env.sites)
 
 
 @pytest.mark.finding("L3")
@@ -121,7 +121,7 @@ def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     """A seed may compute its delta with float32 parameters; what the host goes on with is what it made itself."""
     env = training_of(TASKS[task](), **BF16)
     name = BLUEPRINTS.names(env.host.topology)[-1]
-    plant(env, env.slots[0].name, name, stage=S.HOLDING)
+    plant(env, env.sites[0].name, name, stage=S.HOLDING)
     env.set_alphas()
     at, seen = blending(env), list[torch.dtype]()
 
@@ -142,7 +142,7 @@ def test_an_incubating_seed_changes_no_bit_of_a_host_in_bfloat16(task: str, incu
     made = of(grafted(modules=0.5)) if task == "grafted" else TASKS[task]()
     sections: dict[str, Any] = {**BF16, "env": {"incubation": incubation}}
     alone, growing = training_of(made, **sections), training_of(made, **sections)
-    names = [growing.slots[0].name, growing.slots[-1].name]
+    names = [growing.sites[0].name, growing.sites[-1].name]
     for name in names:
         plant(growing, name, BLUEPRINTS.names(growing.host.topology)[-1])
     born = tensors_of(growing, tuple(names))
@@ -151,8 +151,8 @@ def test_an_incubating_seed_changes_no_bit_of_a_host_in_bfloat16(task: str, incu
         train(growing)
         same_bits(tensors_of(alone), tensors_of(growing))
         assert torch.equal(alone.totals.training, growing.totals.training)
-        off = (0.0,) * len(alone.slots)
-        trials = [tuple(float(slot.name == name) for slot in growing.slots) for name in names]
+        off = (0.0,) * len(alone.sites)
+        trials = [tuple(float(slot.name == name) for slot in growing.sites) for name in names]
         found = evaluate(growing, made.validation, [off, *trials])
         assert torch.equal(found.stats[0], evaluate(alone, made.validation, [off]).stats[0])
         same_bits(tensors_of(alone), tensors_of(growing))
@@ -202,7 +202,7 @@ def test_bfloat16_learns_as_well_as_float32(side: int) -> None:
             )
             plant(env, "r1c0", stage=S.HOLDING)
             train(env, 6)
-            result = evaluate(env, env.task.validation, [tuple(slot.alpha.alpha for slot in env.slots)])
+            result = evaluate(env, env.task.validation, [tuple(slot.alpha for slot in env.sites)])
             found.append(float(result.accuracy[0]))
             losses[name].append(float(result.loss[0]))
     means = {name: sum(found) / 3 for name, found in accuracies.items()}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blend import Seed
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
@@ -60,7 +60,7 @@ def test_a_seed_in_used_memory_is_a_new_one_to_the_last_bit(blueprint: str) -> N
         plant(training, "r0c0", blueprint)
         train(training, 2)
     same_bits(tensors_of(used, ("r0c0",)), tensors_of(fresh, ("r0c0",)))
-    assert bool(used.slot_by_name["r0c0"].finite)
+    assert bool(used.site_by_name["r0c0"].finite)
 
 
 def test_another_slot_or_blueprint_has_memory_of_its_own() -> None:
@@ -72,19 +72,19 @@ def test_another_slot_or_blueprint_has_memory_of_its_own() -> None:
 
 
 def test_a_seed_that_is_made_differently_does_not_take_the_memory() -> None:
-    storage = SeedPool()
-    first = storage.house(seed_of(), "kind")
-    wider = storage.house(seed_of(4), "kind")
+    pool = SeedPool()
+    first = pool.reuse(seed_of(), "kind")
+    wider = pool.reuse(seed_of(4), "kind")
     assert wider is not first
-    other = storage.house(seed_of(4, lambda c: nn.Sequential(nn.Conv2d(c, c, 1))), "kind")
+    other = pool.reuse(seed_of(4, lambda c: nn.Sequential(nn.Conv2d(c, c, 1))), "kind")
     assert other is not wider
     cast = seed_of(4, lambda c: nn.Sequential(nn.Conv2d(c, c, 1))).double()
-    assert storage.house(cast, "kind") is cast
+    assert pool.reuse(cast, "kind") is cast
 
 
 def test_what_a_blueprint_freezes_stays_frozen_and_no_gradient_is_inherited() -> None:
-    storage = SeedPool()
-    first = storage.house(seed_of(), "kind")
+    pool = SeedPool()
+    first = pool.reuse(seed_of(), "kind")
     for parameter in first.parameters():
         parameter.requires_grad_(False)  # as a seed's are whose alpha falls
         parameter.grad = torch.ones_like(parameter)
@@ -92,29 +92,29 @@ def test_what_a_blueprint_freezes_stays_frozen_and_no_gradient_is_inherited() ->
     bias = new.body.bias
     assert isinstance(bias, Tensor)
     bias.requires_grad_(False)
-    again = storage.house(new, "kind")
+    again = pool.reuse(new, "kind")
     assert again is first
     assert [(p.requires_grad, p.grad) for p in again.parameters()] == [(True, None), (False, None)]
 
 
 def test_only_so_many_kinds_are_kept_those_used_last() -> None:
-    storage = SeedPool(most=2)
-    seeds = {kind: storage.house(seed_of(), kind) for kind in "ab"}
-    assert storage.house(seed_of(), "a") is seeds["a"]
-    storage.house(seed_of(), "c")
-    assert storage.house(seed_of(), "a") is seeds["a"]
-    assert storage.house(seed_of(), "b") is not seeds["b"]
+    pool = SeedPool(most=2)
+    seeds = {kind: pool.reuse(seed_of(), kind) for kind in "ab"}
+    assert pool.reuse(seed_of(), "a") is seeds["a"]
+    pool.reuse(seed_of(), "c")
+    assert pool.reuse(seed_of(), "a") is seeds["a"]
+    assert pool.reuse(seed_of(), "b") is not seeds["b"]
 
 
 def test_an_optimizer_lives_as_long_as_its_seed() -> None:
-    storage = SeedPool(most=1)
-    seed = storage.house(seed_of(), "a")
+    pool = SeedPool(most=1)
+    seed = pool.reuse(seed_of(), "a")
     training = make_training()
-    storage.groups[seed] = ParameterGroup("a", [], training.host_group.optimizer, None)
-    storage.house(seed_of(), "b")
-    assert seed in storage.groups
+    pool.groups[seed] = ParameterGroup("a", [], training.host_group.optimizer, None)
+    pool.reuse(seed_of(), "b")
+    assert seed in pool.groups
     del seed
-    assert not storage.groups
+    assert not pool.groups
 
 
 def test_a_shadow_begins_in_the_same_memory_with_the_hosts_buffers_of_then() -> None:
@@ -137,7 +137,7 @@ def test_straight_through_needs_no_shadow() -> None:
     plant(training, "r0c0")
     train(training)
     assert not training.shadows
-    assert not training.storage.shadows
+    assert not training.pool.shadows
 
 
 def test_groups_are_in_the_order_of_slots_whichever_seed_came_first() -> None:
@@ -145,4 +145,4 @@ def test_groups_are_in_the_order_of_slots_whichever_seed_came_first() -> None:
     for name in ("r0c1", "r0c0", "r1c0"):
         plant(training, name)
     names = [group.name for group in training.learning_groups()]
-    assert names == ["host", *(slot.name for slot in training.slots if slot.seed is not None)]
+    assert names == ["host", *(slot.name for slot in training.sites if slot.seed is not None)]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
 from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train
@@ -101,7 +101,7 @@ def count_tensors() -> int:
 def test_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
     """With a fossil and a rollback in every episode."""
     with rig(horizon=7, governor={"snapshot_every": 1}) as world:
-        governor = world.episode().governor
+        governor = world.host().governor
         places: set[tuple[int, ...]] = set()
         counts, sizes = [], []
         for episode in range(50):
@@ -186,5 +186,5 @@ def test_what_a_blueprint_has_frozen_stays_frozen_and_is_restored() -> None:
         assert not torch.equal(seed.body.first, torch.full_like(seed.body.first, 0.1))
         seed.body.second.fill_(float("nan"))
         world.step()
-        assert world.episode().governor.rollbacks == 1
+        assert world.host().governor.rollbacks == 1
         assert torch.equal(seed.body.second, torch.full_like(seed.body.second, 0.1))

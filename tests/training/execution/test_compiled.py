@@ -22,8 +22,8 @@ from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.hosts.transformer import TransformerHost
-from esper.seeds.site import SlotSite
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.site import SlotSite
 from esper.spaces.action import Op
 from esper.telemetry.event import StepsNotCaptured
 from esper.training.execution import compiled
@@ -287,7 +287,7 @@ def test_an_episode_goes_as_in_eager() -> None:
             losses = []
             for row in ("GERMINATE", "ADVANCE", "ADVANCE"):
                 run.do(row, "r0c0", "conv_light" if row == "GERMINATE" else None, tempo=3)
-                losses += [episode.measurement.loss for episode in run.env.episodes]
+                losses += [episode.measurement.loss for episode in run.env.hosts.each]
             found.append(losses)
     assert found[0] != [found[0][0]] * len(found[0])
     assert found[1] == pytest.approx(found[0], rel=1e-3)

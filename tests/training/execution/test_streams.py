@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blueprints import BLUEPRINTS
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.graph_cache import REPLACES, WAITS
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import LaneError, WorkerLanes
@@ -152,8 +152,8 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         for alpha in (0.3, 0.7):
             for world in (plain, made):
                 for env in world.envs:
-                    env.slot_by_name["r0c0"].alpha.alpha = alpha
-                    env.slot_by_name["r1c0"].incubation_target = 1 - alpha
+                    env.site_by_name["r0c0"].alpha = alpha
+                    env.site_by_name["r1c0"].target = 1 - alpha
             assert_same(made.epoch(), plain.epoch())  # the learning rate falls with every epoch, too
         assert len(gpu.captured) == captured
 
@@ -295,7 +295,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
         assert [text.startswith(reason) for text in counts] == [True]
         assert list(counts.values()) == [1]
         for world in (plain, made):  # without that seed, the step is like any other
-            world.envs[0].slot_by_name["r0c0"].cut("test")
+            world.envs[0].site_by_name["r0c0"].cut("test")
             world.tick()
         assert_same(made.epoch(), plain.epoch())
         assert len(launches(gpu)) == 4

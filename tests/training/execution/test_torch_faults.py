@@ -50,7 +50,7 @@ def test_the_norm_seed_is_incubated_in_a_host_whose_features_are_in_channels_las
     precision: str, incubation: str
 ) -> None:
     env = training_of(byte_digits(), task={"precision": precision}, env={"incubation": incubation})
-    born = [plant(env, slot.name, "norm", stage=S.TRAINING) for slot in env.slots]
+    born = [plant(env, slot.name, "norm", stage=S.TRAINING) for slot in env.sites]
     before = [[p.detach().clone() for p in slot.seed.parameters()] for slot in born if slot.seed]
     train(env)
     for slot, old in zip(born, before, strict=True):
