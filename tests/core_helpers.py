@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from esper.env.trained_host import TrainedHost
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
 from esper.lifecycle.ramps import STYLES
+from esper.lifecycle.slots import MEASUREMENTS
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
@@ -90,6 +92,10 @@ class SlotView:
         return SeedStage(self.env.state.slots.stage[self.place])
 
     @property
+    def measured(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in MEASUREMENTS}
+
+    @property
     def blended(self) -> bool:
         return bool(self.env.state.slots.blended_alpha[self.place] > 0)
 
@@ -143,6 +149,11 @@ class Rig:
 
     def slot(self, name: str, index: int = 0) -> SlotView:
         return SlotView(self.env, name, index)
+
+    def measurement(self, index: int = 0) -> SimpleNamespace:
+        """The measurements of one env as they are now."""
+        names = ("loss", "accuracy", "committed", "all_off", "committed_loss", "all_off_loss", "train_loss")
+        return SimpleNamespace(**{name: float(getattr(self.env.state, name)[index]) for name in names})
 
     def value(self, name: str, index: int = 0) -> float:
         return float(self.env.layout.read(self.observation[index], name))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.env import device_time, vector_env
+from esper.env import device_time, trained
 from esper.env.device_time import TrainingTime
 from esper.telemetry import span
 from esper.telemetry.span import Spans
@@ -138,9 +138,9 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         return work
 
     with rig(n_envs=2) as world:
-        world.env.training_time = TrainingTime(world.env.spans, [FIRST])
+        world.env.hosts.training_time = TrainingTime(world.env.spans, [FIRST])
         monkeypatch.setattr(HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch))
-        monkeypatch.setattr(vector_env, "transfer", takes(8.0, "transfer", vector_env.transfer))
+        monkeypatch.setattr(trained, "_transfer", takes(8.0, "transfer", trained._transfer))
         yield world
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class Pair:
             same_bits(state_of(self.healthy.training(index)), state_of(self.hurt.training(index)))
             assert np.array_equal(self.healthy.observation[index], self.hurt.observation[index])
             assert self.healthy.rewards[index] == self.hurt.rewards[index]
-            stages = [[slot.stage for slot in w.training(index).slots] for w in (self.healthy, self.hurt)]
+            stages = [w.env.state.slots.stage[index].tolist() for w in (self.healthy, self.hurt)]
             assert stages[0] == stages[1]
         assert np.isfinite(self.hurt.observation).all()
         assert np.isfinite(self.hurt.rewards).all()
@@ -156,7 +156,7 @@ def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(fault
         assert (event.reason, event.epoch, event.restored_epoch, event.rollbacks) == ("not finite", at + 1, at, 1)
         assert not event.value <= event.threshold  # a NaN is not, either
         same_bits(good, tensors_of(both.victim, kept))
-        assert both.victim.site_by_name["r0c1"].stage is (S.FOSSILIZED if fossil else S.PRUNED)
+        assert both.hurt.slot("r0c1", VICTIM).stage is (S.FOSSILIZED if fossil else S.PRUNED)
         both.victim.task = digits()  # clean again
         for _ in range(2):
             both.step()
@@ -193,9 +193,9 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
     """The only later snapshot than the reset's is that of the step in which it fossilized."""
     with grown_pair(fossil=True, governor={"snapshot_every": 100}) as both:
         good = tensors_of(both.victim, ("r0c1",))
-        at, slot = both.victim.epoch, both.victim.site_by_name["r0c1"]
-        measured = replace(slot.measured)
-        assert measured.contribution is not None
+        at, slot = both.victim.epoch, both.hurt.slot("r0c1", VICTIM)
+        measured = slot.measured
+        assert measured["contribution"] is not None
         assert slot.seed is not None
         with torch.no_grad():
             list(slot.seed.parameters())[-1].fill_(NAN)
@@ -205,7 +205,7 @@ def test_a_fossil_that_breaks_one_epoch_after_its_fossilization_is_restored() ->
         same_bits(good, tensors_of(both.victim, ("r0c1",)))
         assert slot.stage is S.FOSSILIZED
         # What the broken epoch measured of it is gone, too.
-        assert slot.measured == replace(measured, epochs_since_measured=measured.epochs_since_measured + 1)
+        assert slot.measured == {**measured, "epochs_since_measured": measured["epochs_since_measured"] + 1}
         both.step()
         assert both.penalties == [-10, 0]
         assert slot.epochs_since_measured == 0
@@ -244,18 +244,18 @@ def test_the_second_panic_within_snapshot_every_restores_the_older_generation(ga
     """Snapshots at epochs 0, 2 and 4; the first panic in epoch 5 restores 4. A healthy epoch 6 is a snapshot, too: the
     next panic restores what is older than the newest one, unless it comes three epochs after the first."""
     with rig(horizon=14, governor={"snapshot_every": 2}) as world:
-        episode, kept = world.host(), {}
+        kept = {}
         for epoch in range(1, 5 + gap + 1):
             if epoch in (5, 5 + gap):
                 DAMAGE["NaN weight"](world.training())
             world.step()
-            kept[epoch] = (tensors_of(world.training()), episode.measurement)
+            kept[epoch] = (tensors_of(world.training()), world.measurement())
         first, last = world.of_kind(GovernorRollback)
         assert (first.epoch, first.restored_epoch) == (5, 4)
         assert (last.epoch, last.restored_epoch) == (5 + gap, second)
         weights, measured = kept[second]
         same_bits(weights, tensors_of(world.training()))
-        assert episode.measurement.committed == measured.committed
+        assert world.measurement().committed == measured.committed
         assert world.value("validation_accuracy") == pytest.approx(measured.committed / 100)
 
 
@@ -291,7 +291,7 @@ def test_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
         good = tensors_of(both.victim)
         blow_up(both.victim)
         both.step(op="FOSSILIZE", slot="r0c1")
-        slot = both.victim.site_by_name["r0c1"]
+        slot = both.hurt.slot("r0c1", VICTIM)
         assert slot.stage is S.FOSSILIZED
         both.step()
         both.step()
@@ -306,8 +306,8 @@ def test_a_fossil_made_while_the_host_diverges_is_revoked() -> None:
 def test_a_host_that_falls_back_to_chance_is_restored_at_once() -> None:
     """Its last block is dead: every image gets the same logits, and no gradient reaches the features again."""
     with pair(horizon=16, task={"samples_per_epoch": 640}, governor={"snapshot_every": 1}) as both:
-        chance = both.hurt.episode().governor.chance
-        while np.mean(both.hurt.episode(VICTIM).governor.losses) >= 0.6 * chance:
+        chance = both.hurt.host().governor.chance
+        while np.mean(both.hurt.host(VICTIM).governor.losses) >= 0.6 * chance:
             assert both.victim.epoch < 14
             both.step()
         good = tensors_of(both.victim)
@@ -366,7 +366,7 @@ def test_a_restored_host_is_not_blamed_for_the_seed_that_it_lost() -> None:
         world.grow("r0c1", S.HOLDING)
         episode, chance = world.host(), world.host().governor.chance
         world.step()
-        before = episode.measurement.committed_loss
+        before = world.measurement().committed_loss
         # As it would be had the host learned to lean on the seed.
         episode.governor.losses.extend([0.3 * chance] * 5)
         DAMAGE["NaN weight"](world.training())

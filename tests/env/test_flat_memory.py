@@ -128,7 +128,7 @@ def test_changes_of_topology_leave_no_tensor_behind(changes: int, slack: float |
         before = resident_mib() if slack is not None else 0.0
         assert world.until(changes) == first
         assert set(world.stages) == {"GERMINATED", "FOSSILIZED", "PRUNED"}
-        assert all(slot.stage is SeedStage.DORMANT for env in world.env.training for slot in env.sites)
+        assert (world.env.state.slots.stage == SeedStage.DORMANT).all()
         if slack is not None:
             assert resident_mib() - before < slack
     finally:

@@ -84,7 +84,7 @@ def test_history_baseline_and_contribution() -> None:
     with rig(horizon=8) as world:
         accuracies = [world.value("validation_accuracy")]
         world.grow("r0c0", S.HOLDING)
-        now = world.host().measurement
+        now = world.measurement()
         helper = world.host().counterfactual
         assert world.value("baseline_accuracy") == pytest.approx(0.1)
         assert world.value("committed_accuracy") == pytest.approx(now.committed / 100)
@@ -105,7 +105,7 @@ def test_history_baseline_and_contribution() -> None:
 def test_the_stored_potential_is_in_the_observation() -> None:
     with rig(horizon=6) as world:
         world.do("GERMINATE", "r0c0", "norm")
-        now = world.host().measurement
+        now = world.measurement()
         # one epoch in GERMINATED of a dwell of 2: 0.1 · (1 + 0.9 · (2 − 1) · 0.5), and nothing is blended
         assert now.accuracy == now.all_off
         assert world.value("potential") == pytest.approx(0.145)

@@ -155,7 +155,7 @@ def test_an_ended_env_idles_until_it_is_reset_and_leaves_the_others_alone() -> N
     assert (observation[0] != first_episode[0]).any(), "the second episode has noise of its own"
     observation, rewards, terminated, _, info = env.step(grow)
     assert terminated.tolist() == [False, True]
-    assert env.seeds.stage[:, 0].tolist() == [SeedStage.GERMINATED, SeedStage.DORMANT]
+    assert env.state.slots.stage[:, 0].tolist() == [SeedStage.GERMINATED, SeedStage.DORMANT]
     np.testing.assert_array_equal(observation[1], last[1])
 
 
@@ -250,7 +250,7 @@ def test_neighbours_of_positive_worth_help_each_other() -> None:
     law = replace(QUIET, synergy=2.0)
     env = planted(1, law=law)
     env.reset(seed=0)
-    seeds, growth = env.seeds, env.growth
+    seeds, growth = env.state.slots, env.simulated.growth
     seeds.stage[0] = [SeedStage.FOSSILIZED] * 3
     seeds.blueprint[0] = [1, 2, 2]  # 8, 9 and −5 pp
     seeds.alpha[0] = [1.0, 0.5, 1.0]
@@ -268,7 +268,7 @@ def test_gate_two_refuses_a_harmful_seed_and_charges_for_it() -> None:
     rows = life(env, 0, "oak")
     for epoch in range(6):
         _, _, _, _, info = env.step(rows.get(epoch, env.action_spec.encode(Op.WAIT))[None])
-    assert env.seeds.stage[0, 0] == SeedStage.TRAINING
+    assert env.state.slots.stage[0, 0] == SeedStage.TRAINING
     assert not env.state.succeeded[0]
     assert info["reward_terms"]["action_cost"][0] == -env.config.reward.refused_cost
 
@@ -284,4 +284,4 @@ def test_wait_is_zero_chance_is_no_better_and_a_rule_and_a_script_can_win() -> N
     assert random.mean() < alone.mean()
     assert alone.mean() < rule.mean() < scripted.mean()
     assert scripted.mean() > 1
-    assert np.all(env.seeds.stage == SeedStage.FOSSILIZED), "the script's gates open in every env"
+    assert np.all(env.state.slots.stage == SeedStage.FOSSILIZED), "the script's gates open in every env"

@@ -108,7 +108,7 @@ def test_a_schedule_is_worth_what_an_env_pays_for_it() -> None:
             return np.tile(best().schedule[self.epoch], (256, 1))
 
     returns = play_round(env, Replay(), seed=0).returns
-    kept = (env.seeds.fossil).sum(axis=1) == (best().schedule[:, 0] == Op.FOSSILIZE).sum()
+    kept = (env.state.slots.fossil).sum(axis=1) == (best().schedule[:, 0] == Op.FOSSILIZE).sum()
     assert kept.mean() > 0.8, "noise seldom shuts a gate"
     assert returns[kept].mean() == pytest.approx(best().discounted, abs=0.02)
 
@@ -140,7 +140,7 @@ def returns_and_outcomes(mode: str, loss_scale: float = 5.0, seed: int = 1) -> t
     gained = info["committed_accuracy"] - info["baseline_accuracy"]
     # The law's loss falls by ln(10)/90 a point, and its standard deviation is that of 0.3 points.
     benefit = gained / 0.3 / loss_scale if mode.startswith("loss_") else gained / 10
-    fossils = np.where(env.seeds.fossil, env.seeds.parameters, 0).sum(axis=1)
+    fossils = np.where(env.state.slots.fossil, env.state.slots.parameters, 0).sum(axis=1)
     assert len(np.unique(fossils)) > 5
     rent = np.minimum(0.2 * np.log1p(fossils / 1000), 0.6)
     cost = {"rent": rent, "fossil_cost": 0.1 * fossils / 10_000}

@@ -100,7 +100,7 @@ def test_the_host_whose_tracked_loss_is_lowest_is_paid_most() -> None:
         for _ in range(4):
             world.step()
         assert world.terminated.all()
-        final = np.array([episode.signals.losses[-1] for episode in world.env.hosts.each])
+        final = np.array(world.env.state.loss)
         assert (final < 2.3).all()
         assert np.argsort(final).tolist() == np.argsort(-world.rewards).tolist()
         assert (world.rewards > 0).all()
@@ -111,7 +111,7 @@ def test_after_a_rollback_the_loss_reward_reads_the_restored_network() -> None:
     with rig(horizon=14, governor={"snapshot_every": 1}, task={"samples_per_epoch": 512}, **LOSS) as world:
         world.grow("r0c0", S.FOSSILIZED)
         world.grow("r1c0", S.HOLDING)
-        good = world.host().measurement
+        good = world.measurement()
         DAMAGE["NaN weight"](world.training())
         world.step()
         assert world.info["reward_terms"]["governor"][0] == -10

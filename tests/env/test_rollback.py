@@ -56,13 +56,13 @@ def test_a_rollback_restores_bit_for_bit(damage: str) -> None:
     with rig(horizon=10, governor=EVERY_EPOCH) as world:
         world.grow("r0c0", S.FOSSILIZED)
         good = tensors_of(world.training(), ("r0c0",))
-        before = world.host().measurement
+        before = world.measurement()
         DAMAGE[damage](world.training())
         world.step()
         (event,) = world.of_kind(GovernorRollback)
         assert event.restored_epoch == 6
         same_bits(good, tensors_of(world.training(), ("r0c0",)))
-        now = world.host().measurement
+        now = world.measurement()
         assert (now.loss, now.committed, now.all_off) == (before.committed_loss, before.committed, before.all_off)
         assert now.accuracy == before.committed  # fossils only: all on is what is committed
         assert world.value("validation_accuracy") == pytest.approx(before.committed / 100)
@@ -138,8 +138,8 @@ def test_a_surviving_fossil_is_measured_again_after_a_rollback() -> None:
         world.step()
         world.step()
         measured = world.slot("r0c0").measured
-        assert measured.gradient_ratio is not None
-        assert np.isfinite(measured.gradient_ratio)
+        assert measured["gradient_ratio"] is not None
+        assert np.isfinite(measured["gradient_ratio"])
         assert world.value("r0c0/gradient_ratio") > 0
 
 

@@ -95,51 +95,24 @@ def test_options_of_a_reset_are_refused() -> None:
         venv.reset()
 
 
-class CutShort(SlotVectorEnv):
-    """Stands in for an env that truncates: env 0 at its second step, with observations that count steps."""
+def test_an_episode_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = vector(2)
+    step = env.loop.step
 
-    def __init__(self) -> None:
-        env = vector(2)
-        super().__init__(env.config, env.action_spec, "SameStep")
-        self.inner = env
-        self.reset_masks: list[list[bool]] = []
+    def cut_short(actions: Any) -> None:
+        step(actions)
+        env.state.truncated[0] = env.state.done[0] = True
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        started = self._begin(seed, options, everyone=not self.reset_masks)
-        self.reset_masks.append(started.tolist())
-        observation, info = self.inner.reset()
-        return np.where(started[:, None], 0, 1) * np.ones_like(observation), info
-
-    def _step(self, actions: Any) -> Any:
-        observation, _, _, _, info = self.inner.step(actions)
-        cut = np.array([True, False])
-        return np.full_like(observation, 7), np.array([0.5, 0.25]), ~cut & False, cut, info
-
-    def test_accuracy(self) -> Any:
-        return self.inner.test_accuracy()
-
-    def _hosts_state(self) -> Any:
-        return self.inner.state_dict()
-
-    def _load_hosts(self, state: Any) -> Any:
-        self.inner.load_state_dict(state)
-        return self.inner.state
-
-    @property
-    def host_parameters(self) -> Any:
-        return self.inner.host_parameters
-
-
-def test_an_episode_that_was_cut_short_says_so() -> None:
-    venv = SB3VecEnv(CutShort())
+    monkeypatch.setattr(env.loop, "step", cut_short)
+    venv = SB3VecEnv(env)
     venv.reset()
     observation, _, done, infos = venv.step(wait_actions(2))
     assert done.tolist() == [True, False]
     assert [info["TimeLimit.truncated"] for info in infos] == [True, False]
-    assert set(infos[0]["terminal_observation"]) == {7}
+    assert env.layout.read(infos[0]["terminal_observation"], "epoch") == pytest.approx(1 / env.horizon)
+    assert env.layout.read(observation[0], "epoch") == 0
     assert "terminal_observation" not in infos[1]
-    assert venv.env.reset_masks[1:] == [[True, False]]  # type: ignore[attr-defined]
-    assert set(observation[0]) == {0}
+    assert env.episode_numbers.tolist() == [1, 0]  # only the first was reset
 
 
 def test_a_rollback_that_ends_the_episode_is_no_time_limit() -> None:

@@ -174,7 +174,7 @@ def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
         marks.append(len(first.events))
     told = [stable_record(event) for event in first.events]
     simulated = name.startswith("planted")
-    assert first.env.truncated.any() == ("cut short" in name)
+    assert first.env.state.truncated.any() == ("cut short" in name)
     if name in KINDS:
         assert any(isinstance(event, GovernorRollback) for event in first.events)
         assert {"TRAINING", "BLENDING", "HOLDING"} <= {e.after for e in first.events if isinstance(e, StageChanged)}

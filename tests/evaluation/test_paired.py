@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.config import ConfigError, TrainingConfig
-from esper.env.baseline import measure_baseline
+from esper.env.no_growth import measure_baseline
 from esper.evaluation.paired import Arm, against_reference, compare_controllers
 from esper.stats.paired import compare_pairs, holm_adjusted
 from esper.telemetry.event import ArmPlayed
