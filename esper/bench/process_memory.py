@@ -36,7 +36,7 @@ def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
     on_gpu = device != "cpu"
     task = image_task(BATCHES * batch, width, device, validation=batch)
     with one_thread(), growth_env(image_task(2, width, device, validation=2), 1, 2) as env:
-        env.trainer.epoch(env.training)
+        env.hosts.trainer.epoch(env.training)
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -46,7 +46,7 @@ def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
     reserved = torch.cuda.memory_reserved() if on_gpu else 0
     with one_thread(), growth_env(task, envs, batch) as env:
         for _ in range(2):
-            env.trainer.epoch(env.training)
+            env.hosts.trainer.epoch(env.training)
         if on_gpu:
             torch.cuda.synchronize()
     peak = torch.cuda.max_memory_reserved() if on_gpu else 0

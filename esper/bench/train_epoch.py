@@ -67,7 +67,7 @@ def _speed(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
 
         def ours() -> None:
             with one_thread():
-                env.trainer.epoch(env.training)
+                env.hosts.trainer.epoch(env.training)
 
         yield Comparison(
             NAME,

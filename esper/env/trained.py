@@ -32,6 +32,7 @@ from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.placement import HostCopy
+from esper.training.rng import seeded
 from esper.training.validate import committed_configuration, evaluate
 
 
@@ -42,7 +43,8 @@ def make_trainings(
 
     ``devices`` is the number of devices that the tasks lie on, in turn.
     """
-    sites = len(tasks[0].build_host().sites)
+    with seeded(0):
+        sites = len(tasks[0].build_host().sites)
     rows: list[EpochMetrics] = [None] * len(tasks)  # type: ignore[list-item]
     for place in range(devices):
         mine = [i for i, index in enumerate(indices) if device_index(index, devices) == place]
@@ -170,6 +172,9 @@ class TrainedHosts:
         row, slots, governor = host.row, state.slots, host.governor
         panic = governor.check(float(state.loss[row]), host.not_finite)
         state.anomaly_pending[row] = governor.anomaly_pending
+        if panic is None and host.finite.all():
+            host.keep(state)
+            return
         gone = np.zeros_like(slots.gate_passed)
         if panic is None:
             gone[row] = slots.living[row] & ~host.finite

@@ -90,15 +90,15 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.lanes = make_lanes(config.run, *(each.device for each in self.tasks))
         tier = prepare_hosts(config.run, self.training, self.lanes)
         pinned = copies_to_pin(config.run, self.training, self._max_seed_parameters(config))
-        self.trainer = HostTrainer(task, self.training, self.lanes, self.parts, pinned)
+        trainer = HostTrainer(task, self.training, self.lanes, self.parts, pinned)
         reporter = Reporter(self._tell, spec, config.env) if emit is not ignore else None
-        self.hosts: TrainedHosts = TrainedHosts(self.trainer, spec, self.blueprints, spans, pinned, reporter)
+        self.hosts: TrainedHosts = TrainedHosts(trainer, spec, self.blueprints, spans, pinned, reporter)
         super().__init__(config, spec, self.hosts, spans, autoreset_mode, reporter)
         self.baseline, self.tier, self.pinned = baseline, tier, pinned
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
-        if self.trainer.batches is not None:
-            self.trainer.batches.spans = spans
+        if trainer.batches is not None:
+            trainer.batches.spans = spans
 
     def prepare(self) -> None:
         """Measures the baseline unless it was given."""

@@ -135,8 +135,9 @@ def _enter(slots: Slots, where: Bools, stage: Ints | SeedStage) -> None:
 
 
 def _remove(slots: Slots, where: Bools) -> None:
-    slots.clear(where)
-    slots.stage[where] = SeedStage.PRUNED
+    if where.any():
+        slots.clear(where)
+        slots.stage[where] = SeedStage.PRUNED
 
 
 def _check(slots: Slots, where: Bools, stage: Ints | SeedStage) -> None:

@@ -134,7 +134,7 @@ def test_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyP
 def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even within an operator."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
-        world.env.trainer.epoch(world.env.training)
+        world.env.hosts.trainer.epoch(world.env.training)
         for episode in world.env.hosts.each:
             episode.validate()
         assert syncs.found == []
@@ -159,7 +159,7 @@ def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         assert reads.reads == ["item"] * 2
         assert len(reads.transfers) == 2 + 2
         with Syncs() as syncs:
-            world.env.trainer.epoch(world.env.training)
+            world.env.hosts.trainer.epoch(world.env.training)
         assert syncs.found == ["aten::_local_scalar_dense"] * 2
 
 

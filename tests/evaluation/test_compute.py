@@ -145,8 +145,8 @@ def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) ->
     hosts.lanes.close()
     lanes = CountingLanes()
     hosts.lanes = lanes  # type: ignore[assignment]
-    hosts.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
-    hosts.watch = meter.watch
+    hosts.hosts.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
+    hosts.hosts.watch = meter.watch
     play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
     assert lanes.flops > 0
     assert sum(meter.flops(i) for i in range(2)) == pytest.approx(lanes.flops, rel=1e-9)

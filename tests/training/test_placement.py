@@ -225,7 +225,7 @@ def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.Mon
         assert world.env.pinned == (OLDER, START)
         for episode in world.env.hosts.each:
             assert [snapshot.pinned for snapshot in episode.governor._generations] == [False, True]
-            assert world.env.trainer._starts[episode.index].pinned
+            assert world.env.hosts.trainer._starts[episode.index].pinned
 
 
 def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget() -> None:
