@@ -75,10 +75,7 @@ def test_a_seed_starts_with_momentum_of_its_own() -> None:
     slot = plant(env, "r0c0", stage=S.HOLDING)
     train(env, 2)
     assert all(state["momentum_buffer"].any() for state in env.seed_groups["r0c0"].optimizer.state.values())
-    slot.cut("test")
-    env.forget_removed_seeds()
-    for _ in range(10):
-        slot.tick()
+    env.remove(slot)
     plant(env, "r0c0")
     again = env.seed_groups["r0c0"].optimizer
     assert not any(bool(state["momentum_buffer"].any()) for state in again.state.values())
