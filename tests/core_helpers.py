@@ -240,6 +240,11 @@ def plant_in(
     return site
 
 
+def unmeasured_fossils(training: HostTraining) -> dict[str, dict[str, float]]:
+    """The fossils that a snapshot is to hold, without measurements."""
+    return {site.name: {} for site in training.fossils()}
+
+
 def train(training: HostTraining, epochs: int = 1) -> None:
     for _ in range(epochs):
         train_epoch(training)

@@ -15,10 +15,8 @@ from esper.lifecycle.slots import Bools, Floats, Ints
 class Hosts(Protocol):
     """E hosts with S slots. ``active`` is bool [E]: the hosts that take part; the state of envs is changed in place."""
 
-    @property
-    def host_parameters(self) -> int:
-        """Number of parameters of a host without seeds."""
-        ...
+    host_parameters: int
+    """Number of parameters of a host without seeds."""
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
         """Makes new hosts for these episodes, int64 [E]."""

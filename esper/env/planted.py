@@ -47,13 +47,10 @@ class SimulatedHosts:
 
     def __init__(self, law: Law, n_envs: int, horizon: int, counterfactual_every: int) -> None:
         self.law, self.counterfactual_every = law, counterfactual_every
+        self.host_parameters = law.host_parameters
         self.growth = Growth(law, n_envs, horizon)
         self.noise = np.zeros((n_envs, horizon + 1, 1 + 2 * len(law.slots)))
         """[E, T + 1, 1 + 2S], pp: errors of the accuracies, the contributions and the trials."""
-
-    @property
-    def host_parameters(self) -> int:
-        return self.law.host_parameters
 
     def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
         """Starts episodes; draws a whole episode's errors at once, from each env's own stream."""

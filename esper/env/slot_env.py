@@ -172,7 +172,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         return {
             "run_seed": self.run_seed,
-            "arrays": {name: {key: copied(a) for key, a in arrays.items()} for name, arrays in self._arrays().items()},
+            "arrays": {
+                name: {key: copied(a) for key, a in arrays.items()} for name, arrays in changing_arrays(self).items()
+            },
             "hosts": self.hosts.state_dict(),
         }
 
@@ -183,21 +185,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         self.prepare()
         self.run_seed = state["run_seed"]
-        for name, arrays in self._arrays().items():
+        for name, arrays in changing_arrays(self).items():
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
         self.hosts.load_state_dict(state["hosts"], self.state)
         return self._observe(), step_info(self)
-
-    def _arrays(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Returns all arrays that change from step to step, themselves."""
-        return {
-            "envs": self.state.arrays(),
-            "slots": self.state.slots.arrays(),
-            "loop": {"best_by_epoch": self.loop.best_by_epoch, "illegal_actions": self.illegal_actions},
-            "potentials": self.reward.stored,
-            "reward_terms": self.reward_terms,
-        }
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -232,7 +224,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         if self.rules is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        actions, idle = self._accepted(np.asarray(actions, dtype=np.int64)), self.done.copy()
+        actions, idle = accepted_actions(self, np.asarray(actions, dtype=np.int64)), self.done.copy()
         self.loop.step(actions)
         with self.spans("decide"):
             rewards = self._pay(~idle)
@@ -251,20 +243,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Returns the concatenated masks of the heads, bool [E, sum of head sizes], as sb3-contrib reads them."""
         masks = self.mask.heads(self.action_spec)
         return np.concatenate([masks[head] for head in HEADS], axis=1)
-
-    def _accepted(self, actions: Actions) -> Actions:
-        """Returns the actions to execute: WAIT for idle envs, and for illegal actions, which are counted.
-
-        Raises ValueError for actions of another shape or out of range.
-        """
-        if actions.shape != (self.num_envs, len(HEADS)):
-            raise ValueError(f"actions have shape {actions.shape}, expected {(self.num_envs, len(HEADS))}")
-        for head, size, column in zip(HEADS, self.action_spec.sizes, actions.T, strict=True):
-            if column.min() < 0 or column.max() >= size:
-                raise ValueError(f"{head} must be one of 0 to {size - 1}, not {column.tolist()}")
-        legal = self.mask.legal(np.arange(self.num_envs), actions)
-        self.illegal_actions += ~legal & ~self.done
-        return np.where((legal & ~self.done)[:, None], actions, Op.WAIT)
 
     def _observe(self) -> Float32s:
         """Sets the masks, and returns the observations [E, size]."""
@@ -299,3 +277,29 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def close_extras(self, **_kwargs: Any) -> None:
         self.hosts.close()
+
+
+def accepted_actions(env: SlotVectorEnv, actions: Actions) -> Actions:
+    """Returns the actions to execute: WAIT for idle envs, and for illegal actions, which are counted.
+
+    Raises ValueError for actions of another shape or out of range.
+    """
+    if actions.shape != (env.num_envs, len(HEADS)):
+        raise ValueError(f"actions have shape {actions.shape}, expected {(env.num_envs, len(HEADS))}")
+    for head, size, column in zip(HEADS, env.action_spec.sizes, actions.T, strict=True):
+        if column.min() < 0 or column.max() >= size:
+            raise ValueError(f"{head} must be one of 0 to {size - 1}, not {column.tolist()}")
+    legal = env.mask.legal(np.arange(env.num_envs), actions)
+    env.illegal_actions += ~legal & ~env.done
+    return np.where((legal & ~env.done)[:, None], actions, Op.WAIT)
+
+
+def changing_arrays(env: SlotVectorEnv) -> dict[str, dict[str, NDArray[Any]]]:
+    """Returns all arrays that change from step to step, themselves."""
+    return {
+        "envs": env.state.arrays(),
+        "slots": env.state.slots.arrays(),
+        "loop": {"best_by_epoch": env.loop.best_by_epoch, "illegal_actions": env.illegal_actions},
+        "potentials": env.reward.stored,
+        "reward_terms": env.reward_terms,
+    }

@@ -99,6 +99,7 @@ class TrainedHosts:
         self.trainer, self.spec, self.blueprints = trainer, spec, blueprints
         self.reporter, self.governed = reporter, governed
         self.training = list(trainer.envs)
+        self.host_parameters = self.training[0].host_parameters
         self.each = [
             TrainedHost(
                 training,
@@ -111,10 +112,6 @@ class TrainedHosts:
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in self.training))
         self.watch: Callable[[TrainedHost], None] = lambda _host: None
         """Called after each validation of a host, before anything changes."""
-
-    @property
-    def host_parameters(self) -> int:
-        return self.training[0].host_parameters
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
         for host in self._of(starting):

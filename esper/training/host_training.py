@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -24,7 +23,6 @@ from esper.training.precision import Arithmetic, concrete
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
-from esper.training.upload import upload
 
 HOST = "host"
 
@@ -83,7 +81,7 @@ class HostTraining:
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.collector = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()
-        self.feed = self._make_feed()
+        self.feed = _make_feed(task, config, self.arithmetic.image_dtype)
         """Batches of data in memory; None for streamed data."""
         self.episode = -1
         self.micro_batches = config.task.micro_batches
@@ -126,9 +124,11 @@ class HostTraining:
     def germinate(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
         """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
 
-        Raises GerminationFailed without changing the site.
+        Raises GerminationFailed without changing the site, and ValueError for a site that has a seed.
         """
-        probe = self._features_at(site, self.sample)
+        if site.seed is not None:
+            raise ValueError(f"{site.name} has a seed")
+        probe = _features_at(self, site, self.sample)
 
         def prepare(seed: Seed) -> Seed:
             own_dropout(seed, self.draws)
@@ -178,15 +178,6 @@ class HostTraining:
             self.shadows[site.name] = kept
         return self.shadows[site.name]
 
-    def begin_shadows(self) -> None:
-        """Makes the buffers of seeds whose incubation begins with this epoch.
-
-        This is done before any step, because a step that was captured with an earlier seed does not make them.
-        """
-        for site in self.sites if self.config.env.incubation == "shadow" else ():
-            if site.incubating:
-                self.shadow_of(site)
-
     @contextmanager
     def apart(self, site: Site) -> Iterator[None]:
         """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's."""
@@ -232,44 +223,8 @@ class HostTraining:
                 parameter.requires_grad_(group.site is not None and group.site.learning)
         return [self.host_group, *(self.seed_groups[site.name] for site in self.sites if site.learning)]
 
-    def set_learning_rate(self) -> None:
-        """Sets lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant."""
-        rate = float(self.config.task.learning_rate or 0.0)
-        if self.config.task.schedule == "cosine":
-            rate *= (1 + math.cos(math.pi * self.epoch / self.horizon)) / 2
-        self.rate.fill_(rate)
-
-    def set_alphas(self) -> None:
-        """Uploads the alphas of the epoch's steps and sets ``vacant``."""
-        alphas = [[site.alpha for site in self.sites], [site.target for site in self.sites]]
-        upload(torch.tensor(alphas), self.alphas)
-        self.vacant = frozenset(i for i, site in enumerate(self.sites) if site.role is Role.ABSENT)
-
     def fossils(self) -> list[Site]:
         return [site for site in self.sites if site.fossil]
-
-    def _features_at(self, site: Site, x: Tensor) -> Tensor:
-        """Returns the features of inputs ``x`` at ``site``, in eval mode so that no buffer of the host changes."""
-        place, found = self.sites.index(site), list[Tensor]()
-
-        def keep(reached: int, h: Tensor) -> Tensor:
-            if reached == place:
-                found.append(self.host.kept(h))
-            return h
-
-        training = self.host.training
-        self.host.eval()
-        with self.host.without_gradients():
-            self.host.walk(x, keep)
-        self.host.train(training)
-        return found[0]
-
-    def _make_feed(self) -> BatchLoader | None:
-        task, sizes = self.task, self.config.task
-        if not isinstance(task.train, Split):
-            return None
-        batch, samples = _number(sizes.batch_size), _number(sizes.samples_per_epoch)
-        return BatchLoader(task.train, batch, samples, task.augmentation, self.arithmetic.image_dtype)
 
     def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD:
         optimizer = SGD(module.parameters(), self.rate, self.config.task.momentum, weight_decay)
@@ -289,3 +244,27 @@ def _number(value: int | None) -> int:
     if value is None:
         raise ValueError("the config has sizes left to the task; call esper.data.task.resolve first")
     return value
+
+
+def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
+    """Returns the features of inputs ``x`` at ``site``, in eval mode so that no buffer of the host changes."""
+    host, place, found = training.host, training.sites.index(site), list[Tensor]()
+
+    def keep(reached: int, h: Tensor) -> Tensor:
+        if reached == place:
+            found.append(host.kept(h))
+        return h
+
+    mode = host.training
+    host.eval()
+    with host.without_gradients():
+        host.walk(x, keep)
+    host.train(mode)
+    return found[0]
+
+
+def _make_feed(task: Task, config: TrainingConfig, dtype: torch.dtype) -> BatchLoader | None:
+    if not isinstance(task.train, Split):
+        return None
+    batch, samples = _number(config.task.batch_size), _number(config.task.samples_per_epoch)
+    return BatchLoader(task.train, batch, samples, task.augmentation, dtype)

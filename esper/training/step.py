@@ -7,6 +7,7 @@ pass (``env.incubation``). The host's output, gradients and buffers are bit-iden
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,12 +16,13 @@ from torch import Tensor
 from esper.hosts.host import At
 from esper.ops import GradStats, grad_stats, sgd_step
 from esper.seeds.blend import blend
-from esper.seeds.site import Site
+from esper.seeds.site import Role, Site
 from esper.training.execution.workers import Cancelled
 from esper.training.host_training import HostTraining
 from esper.training.loss import count_of, measured_loss
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
+from esper.training.upload import upload
 
 EXPLODING = 10.0
 """A gradient tensor with a norm above this multiple of the clip norm counts as exploding."""
@@ -47,12 +49,25 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
     """Prepares the first step of an epoch and returns the parameter groups that its steps update."""
     training.host.train()
     training.totals.zero_training()
-    training.set_learning_rate()
-    training.set_alphas()
-    training.begin_shadows()
+    training.rate.fill_(learning_rate(training))
+    alphas = [[site.alpha for site in training.sites], [site.target for site in training.sites]]
+    upload(torch.tensor(alphas), training.alphas)
+    training.vacant = frozenset(i for i, site in enumerate(training.sites) if site.role is Role.ABSENT)
+    # Before any step, because a step that was captured with an earlier seed does not make buffers.
+    for site in training.sites if training.config.env.incubation == "shadow" else ():
+        if site.incubating:
+            training.shadow_of(site)
     groups = training.learning_groups()
     training.collector.begin(tuple(group.name for group in groups))
     return groups
+
+
+def learning_rate(training: HostTraining) -> float:
+    """Returns lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant."""
+    rate = float(training.config.task.learning_rate or 0.0)
+    if training.config.task.schedule == "cosine":
+        rate *= (1 + math.cos(math.pi * training.epoch / training.horizon)) / 2
+    return rate
 
 
 def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:

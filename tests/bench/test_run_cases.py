@@ -20,6 +20,7 @@ from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import growth_env, image_task, split
 from esper.data import digits
 from esper.hosts.cnn import CNNHost
+from esper.seeds.site import Role
 from esper.training.validate import evaluate
 from tests.telemetry.sample_events import completed, cut
 
@@ -137,8 +138,8 @@ def test_eight_configurations_in_one_walk_and_one_by_one_are_the_same() -> None:
     with growth_env(task, envs=1, batch=4) as env:
         host = env.training[0]
         validate.blend(host)
-        assert sum(slot.blended and slot.living for slot in host.slots) == 3
-        everything = CounterfactualHelper().plan(host.slots, costly=True)
+        assert sum(site.role is Role.BLENDED for site in host.sites) == 3
+        everything = CounterfactualHelper().plan(host.sites, costly=True)
         assert len(set(everything)) == 8
         together = evaluate(host, task.validation, everything)
         for row, configuration in enumerate(everything):

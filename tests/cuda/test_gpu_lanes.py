@@ -90,7 +90,7 @@ def test_a_gpu_and_a_cpu_train_the_same_hosts_but_for_rounding(kind: str) -> Non
     for world in (Growing(KINDS[kind], WorkerLanes(1)), growing(kind, capture=False)):
         with world as made:
             made.reset()
-            slots = [slot.name for slot in made.envs[0].slots]
+            slots = [slot.name for slot in made.envs[0].sites]
             blueprint = "attention" if kind == "text" else "conv_light"
             made.plant(0, slots[0], S.HOLDING, blueprint)
             made.plant(1, slots[-1], S.TRAINING, blueprint)
@@ -208,7 +208,7 @@ def test_captured_work_serves_later_rounds() -> None:
 @pytest.mark.parametrize("kind", ["float images", "bytes in bfloat16, micro-batches", "text"])
 def test_nothing_waits_for_the_gpu_within_an_epoch(kind: str, capture: bool) -> None:
     with growing(kind, capture=capture) as made:
-        slot = made.envs[0].slots[0].name
+        slot = made.envs[0].sites[0].name
         blueprint = "attention" if kind == "text" else "conv_light"
         made.plant(0, slot, S.HOLDING, blueprint)
         made.plant(1, slot, S.TRAINING, blueprint)
@@ -324,8 +324,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever_and_leave_no_trace(odd: str
         assert all(text.startswith(reason) for text in reasons), reasons
         before = captured(made)
         for world in worlds:
-            world.envs[0].site_by_name["r0c0"].cut("test")
-            world.tick()
+            world.envs[0].remove(world.envs[0].site_by_name["r0c0"])
         for _ in range(3):
             assert_same(made.epoch(), plain.epoch())
         assert captured(made) == before + 2  # the step and the validation of the env without that seed

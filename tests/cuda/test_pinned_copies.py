@@ -14,7 +14,7 @@ from esper.training.governor import Governor
 from esper.training.placement import HostCopy
 from esper.training.snapshot import ValidationRecord
 from esper.training.step import train_epoch
-from tests.core_helpers import same_bits, tensors_of, wait_actions
+from tests.core_helpers import same_bits, tensors_of, unmeasured_fossils, wait_actions
 from tests.training.kernels_used import channels_last_env
 
 pytestmark = pytest.mark.cuda
@@ -76,7 +76,7 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]
 
     def take() -> None:
         busy()
-        assert governor.snapshot_if_due(env, RECORD, fossilized=False)
+        assert governor.snapshot_if_due(env, RECORD, unmeasured_fossils(env), fossilized=False)
         states.append(tensors_of(env))
         train_epoch(env)
 
@@ -135,8 +135,8 @@ def test_an_env_keeps_to_the_limit() -> None:
         with torch.no_grad():
             next(env.training[0].host.parameters()).fill_(float("nan"))
         env.step(wait_actions(2))
-        assert [episode.governor.rollbacks for episode in env.hosts.each] == [1, 0]
+        assert [host.governor.rollbacks for host in env.hosts.each] == [1, 0]
         same_bits(tensors_of(env.training[0]), good)
-        assert all(set(held) == {"pinned"} for held in env.copies_held())
+        assert all(set(held) == {"pinned"} for held in env.hosts.copies_held())
     finally:
         env.close()

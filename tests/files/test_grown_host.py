@@ -17,7 +17,6 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import load_task
 from esper.files.grown_host import accuracy, load_host, save_host
 from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.stage import SeedStage
 from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.telemetry.event import EpisodeCompleted, Event
@@ -160,7 +159,7 @@ def test_a_stem_may_have_dots(tmp_path: Path) -> None:
     config = TrainingConfig.parse({"task": {"samples_per_epoch": 128, "batch_size": 64}, "env": {"episode_length": 4}})
     env = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
     env.reset(0, 0)
-    assert all(slot.stage is SeedStage.DORMANT for slot in env.sites)
+    assert all(site.seed is None for site in env.sites)
     for version in ("best.v1", "best.v2"):
         save_host(env, tmp_path / version, {})
         load_host(tmp_path / version)

@@ -25,7 +25,7 @@ from esper.ops import NormReluPool
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import evaluate
-from tests.core_helpers import plant, same_bits, tensors_of, train
+from tests.core_helpers import plant, same_bits, tensors_of, train, unmeasured_fossils
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
@@ -268,7 +268,7 @@ def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
     env = grown_env()
     before, places = tensors_of(env, ("r0c0", "r1c1")), [p.data_ptr() for p in env.host.parameters()]
     snapshot = Snapshot()
-    snapshot.capture(env, ValidationRecord(0.0, 0.0, 0.0, 0.0))
+    snapshot.capture(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
     train(env)
     assert not torch.equal(before["host.parameter.0"], tensors_of(env)["host.parameter.0"])
     snapshot.restore(env)

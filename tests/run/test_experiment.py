@@ -17,8 +17,8 @@ import torch
 
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.tasks import load_task
-from esper.env.no_growth import FIRST_INDEX
 from esper.env.make import EnvMaker
+from esper.env.no_growth import FIRST_INDEX
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files import checkpoint
 from esper.files.system_info import describe_environment

@@ -17,17 +17,18 @@ from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
-from esper.lifecycle.ramps import STYLES, AlphaCurve
+from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
 from esper.ops import normalisation_table
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.site import Site
+from esper.seeds.site import Role, Site
 from esper.training.execution.streams import StreamLanes
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
 from esper.training.validate import Configuration, evaluate
+from tests.core_helpers import plant
 
 BATCHES, BATCH = 6, 8
 """Of an epoch: three steps warm a step up, and the others are launched."""
@@ -158,43 +159,23 @@ class Growing:
             env.reset(7, episode)
 
     def epoch(self) -> list[Record]:
-        """Train, validate and write down; then clocks move."""
+        """Train, validate and write down."""
         self.trainer.epoch(self.envs)
         self.validate()
-        records = [record(env) for env in self.envs]
-        self.tick()
-        return records
+        return [record(env) for env in self.envs]
 
     def validate(self) -> None:
         self.lanes.run(validate, self.envs)
 
-    def tick(self) -> None:
-        for env in self.envs:
-            for slot in env.sites:
-                slot.tick()
-            env.forget_removed_seeds()
-
-    def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light", tempo: int = 0) -> Site:
-        """A seed at ``stage``, past all gates."""
-        training = self.envs[env]
-        made = training.site_by_name[slot]
-        recipe = self.registry.get(training.host.topology, blueprint)
-        training.germinate(made, recipe, STYLES["LINEAR_ADD"], tempo, 1.0)
-        for after in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING):
-            if made.stage is not stage:
-                made.advance("test")
-                assert made.stage is after or stage is SeedStage.FOSSILIZED
-        if stage is SeedStage.FOSSILIZED:
-            made.fossilize()
-        assert made.stage is stage
-        return made
+    def plant(self, env: int, slot: str, stage: SeedStage, blueprint: str = "conv_light") -> Site:
+        """A seed with the role that it has at ``stage``."""
+        return plant(self.envs[env], slot, blueprint, stage=stage, registry=self.registry)
 
     def act(self, dice: random.Random) -> None:
-        """Something happens in some slots of every env."""
+        """Something happens at some sites of every env."""
         for env in self.envs:
-            for slot in env.sites:
-                _act(env, slot, dice, self.registry)
-            env.forget_removed_seeds()
+            for site in env.sites:
+                _act(env, site, dice, self.registry)
 
     def episodes(self, count: int, epochs: int, seed: int = 0) -> list[Record]:
         """All that was written down, in a course of events that ``seed`` decides."""
@@ -218,21 +199,29 @@ def _config(kind: Kind, n: int, task: dict[str, Any]) -> TrainingConfig:
     )
 
 
-def _act(env: HostTraining, slot: Site, dice: random.Random, registry: BlueprintRegistry) -> None:
+def _act(env: HostTraining, site: Site, dice: random.Random, registry: BlueprintRegistry) -> None:
+    """Plants, incubates, blends, fades, fossilizes or removes the site's seed, or leaves it as it is."""
     roll, blueprint, style = dice.random(), dice.choice(NAMES[env.host.topology]), dice.choice(list(STYLES))
-    match slot.stage:
-        case SeedStage.DORMANT if roll < 0.5:
-            env.germinate(slot, registry.get(env.host.topology, blueprint), STYLES[style], 2, 0.5 + 0.5 * roll)
-        case SeedStage.GERMINATED if roll < 0.8:
-            slot.advance("test")
-        case SeedStage.TRAINING if roll < 0.6:
-            slot.cut("test") if roll < 0.2 else slot.advance("test")
-        case SeedStage.BLENDING if slot.holding and roll < 0.8:
-            slot.prune(2, AlphaCurve.LINEAR, "test") if roll < 0.3 else slot.advance("test")
-        case SeedStage.HOLDING if roll < 0.4:
-            slot.fossilize()
-        case SeedStage.HOLDING if roll < 0.8:
-            slot.set_alpha_target(0.25 + roll / 2, 2, AlphaCurve.LINEAR)
+    alpha, target = site.alpha, site.target
+    match site.role:
+        case Role.ABSENT if site.seed is None and roll < 0.5:
+            env.germinate(site, registry.get(env.host.topology, blueprint), STYLES[style])
+        case Role.ABSENT if site.seed is not None and roll < 0.8:
+            env.assign(site, Role.INCUBATING, 0.0, 0.5 + 0.5 * roll, learning=True)
+        case Role.INCUBATING if roll < 0.2:
+            env.remove(site)
+        case Role.INCUBATING if roll < 0.6:
+            env.assign(site, Role.BLENDED, target / 2, target, learning=True)
+        case Role.BLENDED if not site.learning and roll < 0.4:
+            env.remove(site)
+        case Role.BLENDED if not site.learning and roll < 0.7:  # alpha holds again
+            env.assign(site, Role.BLENDED, alpha, alpha, learning=True)
+        case Role.BLENDED if not site.learning or roll < 0.3:  # alpha falls
+            env.assign(site, Role.BLENDED, alpha / 2, target, learning=False)
+        case Role.BLENDED if roll < 0.8 and alpha < target:  # alpha rises
+            env.assign(site, Role.BLENDED, target, target, learning=True)
+        case Role.BLENDED if roll < 0.6:
+            env.assign(site, Role.FOSSIL, alpha, target, learning=True)
         case _:
             pass
 

@@ -12,25 +12,36 @@ from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.seeds.site import Site
 from esper.telemetry.event import GovernorRollback, SeedCut, StageChanged
 from esper.training.validate import evaluate
-from tests.core_helpers import Rig, all_finite, digits, make_training, plant, rig, same_bits, tensors_of, train
+from tests.core_helpers import (
+    Rig,
+    SlotView,
+    all_finite,
+    digits,
+    make_training,
+    plant,
+    rig,
+    same_bits,
+    tensors_of,
+    train,
+)
 
 S = SeedStage
 NAN, INF = float("nan"), float("inf")
 
 
-def fill(slot: Site, value: float, which: int = 0) -> None:
+def fill(slot: Site | SlotView, value: float, which: int = 0) -> None:
     assert slot.seed is not None
     with torch.no_grad():
         list(slot.seed.parameters())[which].fill_(value)
 
 
-def one_element(slot: Site) -> None:
+def one_element(slot: SlotView) -> None:
     assert slot.seed is not None
     with torch.no_grad():
         next(slot.seed.parameters()).flatten()[0] = NAN
 
 
-INJECTIONS: dict[str, Callable[[Site], None]] = {
+INJECTIONS: dict[str, Callable[[SlotView], None]] = {
     "weights NaN": lambda slot: fill(slot, NAN),
     "one weight NaN": one_element,
     "scale infinite": lambda slot: fill(slot, INF, -1),

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.site import Role
 from esper.training import step as host_step
 from esper.training.host_training import HostTraining
-from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
+from esper.training.step import begin_epoch
+from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
 
@@ -71,8 +73,7 @@ def test_a_step_is_clipped_sgd_with_momentum_and_decay() -> None:
     twin.load_state_dict(training.host.state_dict())
     twin.train()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    training.set_learning_rate()
-    training.host.train()
+    begin_epoch(training)
     split = digits().train
     clipped = 0
     for batch in range(6):
@@ -145,23 +146,19 @@ def test_a_germinated_seed_is_not_trained() -> None:
 
 
 def test_a_seed_whose_alpha_falls_is_frozen_and_learns_again_when_it_holds() -> None:
-    from esper.lifecycle.ramps import AlphaCurve
-
-    training = make_training()
-    slot = plant(training, "r0c0", stage=S.HOLDING)
-    train(training)
-    slot.set_alpha_target(0.5, 3, AlphaCurve.LINEAR)
-    frozen = tensors_of(training, ("r0c0",))
-    train(training)
-    after = tensors_of(training, ("r0c0",))
-    seed_only = [name for name in frozen if name.startswith("r0c0")]
-    same_bits({name: frozen[name] for name in seed_only}, {name: after[name] for name in seed_only})
-    assert not torch.equal(frozen["host.parameter.0"], after["host.parameter.0"])
-    slot.tick()
-    slot.tick()
-    assert slot.holding
-    train(training)
-    assert not torch.equal(after["r0c0.parameter.0"], tensors_of(training, ("r0c0",))["r0c0.parameter.0"])
+    with rig(horizon=12) as world:
+        world.grow("r0c0", S.HOLDING)
+        training = world.training()
+        frozen = tensors_of(training, ("r0c0",))
+        seed_only = [name for name in frozen if name.startswith("r0c0")]
+        world.do("SET_ALPHA_TARGET", "r0c0", alpha_target=0.5, alpha_speed=3)
+        world.step()  # the last epoch before alpha holds
+        after = tensors_of(training, ("r0c0",))
+        same_bits({name: frozen[name] for name in seed_only}, {name: after[name] for name in seed_only})
+        assert not torch.equal(frozen["host.parameter.0"], after["host.parameter.0"])
+        assert world.slot("r0c0").alpha == 0.5
+        world.step()
+        assert not torch.equal(after["r0c0.parameter.0"], tensors_of(training, ("r0c0",))["r0c0.parameter.0"])
 
 
 def test_reset_starts_again_in_the_same_storage() -> None:
@@ -174,5 +171,5 @@ def test_reset_starts_again_in_the_same_storage() -> None:
     same_bits(first, tensors_of(training))
     assert [p.data_ptr() for p in training.host.parameters()] == places
     assert not training.seed_groups
-    assert all(slot.stage is S.DORMANT for slot in training.sites)
+    assert all(site.seed is None and site.role is Role.ABSENT for site in training.sites)
     assert (training.epoch, training.germinations) == (0, 0)

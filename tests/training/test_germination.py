@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.ramps import STYLES
-from esper.lifecycle.stage import IllegalTransition, SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import GerminationFailed, Site
+from esper.seeds.site import GerminationFailed, Role, Site
 from esper.telemetry.event import ActionTaken
 from esper.training.host_training import HostTraining
 from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, train
@@ -59,15 +59,12 @@ BROKEN = {
 
 
 def state_of(training: HostTraining, slot: Site) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(slot).items() if name not in ("alpha", "measured")}
     return {
-        **fields,
-        "alpha": repr(slot.alpha),
-        "measured": repr(slot.measured),
+        **vars(slot),
         "groups": dict(training.seed_groups),
         "shadows": dict(training.shadows),
         "germinations": training.germinations,
-        "changes": list(training.changes),
+        "global_seeds": set(training.global_seeds),
         "mode": training.host.training,
     }
 
@@ -76,11 +73,11 @@ def check_untouched(build: Callable[[int], nn.Module], expected: type[Exception]
     training = make_training()
     train(training)
     slot = training.site_by_name["r0c1"]
-    slot.epochs_since_measured = 3
+    slot.assign(Role.ABSENT, 0.25, 0.75)
     before, tensors, rng = state_of(training, slot), tensors_of(training), torch.get_rng_state()
     order = training.order.get_state()
     with pytest.raises(expected):
-        training.germinate(slot, blueprint(build), STYLES["LINEAR_ADD"], 3, 1.0)
+        training.germinate(slot, blueprint(build), STYLES["LINEAR_ADD"])
     assert state_of(training, slot) == before
     same_bits(tensors, tensors_of(training))
     assert torch.equal(torch.get_rng_state(), rng)
@@ -106,17 +103,18 @@ def test_a_body_that_is_no_seed_at_all_leaves_everything_as_it_was(name: str) ->
 def test_the_failure_names_blueprint_and_slot(name: str) -> None:
     training = make_training()
     with pytest.raises(GerminationFailed, match="own in r0c1"):
-        training.germinate(training.site_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"], 3, 1.0)
+        training.germinate(training.site_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"])
 
 
 def test_an_occupied_slot_is_refused() -> None:
-    training = make_training()
-    slot = plant(training, "r0c0")
-    seed = slot.seed
-    with pytest.raises(IllegalTransition):
-        plant(training, "r0c0", "norm")
-    assert slot.seed is seed
-    assert slot.stage is S.TRAINING
+    with rig() as world:
+        world.grow("r0c0", S.TRAINING)
+        seed = world.slot("r0c0").seed
+        assert seed is not None
+        world.do("GERMINATE", "r0c0", "norm")
+        assert world.info["illegal_actions"].tolist() == [1]
+        assert world.slot("r0c0").seed is seed
+        assert world.slot("r0c0").stage is S.TRAINING
 
 
 def test_the_probe_touches_no_buffer_and_no_random_number_of_the_process() -> None:
@@ -136,9 +134,7 @@ def test_a_failed_germination_does_not_shift_the_seeds_that_follow() -> None:
         training = make_training()
         if fails:
             with pytest.raises(GerminationFailed):
-                training.germinate(
-                    training.site_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"], 3, 1.0
-                )
+                training.germinate(training.site_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"])
         seed = plant(training, "r0c0").seed
         assert seed is not None
         weights.append(torch.cat([p.detach().flatten() for p in seed.parameters()]))
@@ -184,8 +180,8 @@ class Unused(nn.Module):
 
 def test_a_users_seed_with_an_unused_parameter_incubates() -> None:
     training = make_training()
-    training.germinate(training.site_by_name["r0c0"], blueprint(Unused), STYLES["LINEAR_ADD"], 3, 1.0)
-    training.site_by_name["r0c0"].advance("test")
+    training.germinate(training.site_by_name["r0c0"], blueprint(Unused), STYLES["LINEAR_ADD"])
+    training.site_by_name["r0c0"].assign(Role.INCUBATING, target=1.0)
     before = tensors_of(training, ("r0c0",))["r0c0.parameter.0"]
     train(training)
     assert not torch.equal(before, tensors_of(training, ("r0c0",))["r0c0.parameter.0"])

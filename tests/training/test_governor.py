@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from esper.config import Durations, GovernorConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.site import Role
 from esper.training.governor import Governor, Panic
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import ValidationRecord
-from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train, unmeasured_fossils
 
 S = SeedStage
 RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
@@ -135,7 +136,7 @@ def world(every: int = 5) -> tuple[Governor, HostTraining]:
     config = tiny_config(horizon=150, governor={"snapshot_every": every}, task={"schedule": "constant"})
     training = make_training(config)
     governor = Governor(config.governor, training.durations, 10)
-    assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
     return governor, training
 
 
@@ -148,7 +149,9 @@ def poison(training: HostTraining) -> None:
 
 def epoch(governor: Governor, training: HostTraining, loss: float = 1.0, fossilized: bool = False) -> bool:
     train(training)
-    return governor.check(loss, 0) is None and governor.snapshot_if_due(training, RECORD, fossilized)
+    return governor.check(loss, 0) is None and governor.snapshot_if_due(
+        training, RECORD, unmeasured_fossils(training), fossilized
+    )
 
 
 @pytest.mark.finding("L5")
@@ -199,7 +202,7 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
     governor, training = world()
     old = plant(training, "r0c0", stage=S.FOSSILIZED)
     train(training)
-    governor.snapshot_if_due(training, RECORD, fossilized=True)
+    governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=True)
     good = tensors_of(training, ("r0c0",))
     new = plant(training, "r1c1", stage=S.FOSSILIZED)
     living = plant(training, "r0c1", stage=S.HOLDING)
@@ -211,7 +214,8 @@ def test_a_fossil_newer_than_the_snapshot_is_pruned_and_an_older_one_restored() 
                 parameter.fill_(float("nan"))
     governor.roll_back(training)
     same_bits(good, tensors_of(training, ("r0c0",)))
-    assert [slot.stage for slot in (old, new, living)] == [S.FOSSILIZED, S.PRUNED, S.PRUNED]
+    assert [site.role for site in (old, new, living)] == [Role.FOSSIL, Role.ABSENT, Role.ABSENT]
+    assert [site.seed is None for site in (old, new, living)] == [False, True, True]
     assert set(training.seed_groups) == {"r0c0"}
 
 
@@ -259,7 +263,7 @@ def test_a_fossil_that_a_fall_back_pruned_does_not_break_a_later_rollback() -> N
     for _ in range(2):
         train(training)
         governor.roll_back(training)
-    assert fossil.stage is S.PRUNED
+    assert fossil.seed is None
     train(training, 6)
     governor.roll_back(training)
     assert governor.rollbacks == 3
@@ -285,7 +289,7 @@ def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
     assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (0, False, 0)
     training.reset(1, 1)
     fresh = tensors_of(training)
-    assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
     train(training)
     governor.roll_back(training)
     same_bits(fresh, tensors_of(training))

@@ -71,7 +71,6 @@ def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
     training = make_training()
     slot = plant(training, "r0c0", target=0.7)
     before = {name: tensor.clone() for name, tensor in training.host.state_dict().items()}
-    training.set_learning_rate()
     groups = begin_epoch(training)
     x, y = digits().train.x[:32], digits().train.y[:32]
     seed = seed_of(slot)

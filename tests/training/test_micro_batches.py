@@ -16,7 +16,7 @@ from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
-from esper.seeds.site import SlotSite
+from esper.seeds.site import Role, SlotSite
 from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout
@@ -90,8 +90,8 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
     for count in (1, parts):
         env = training_of(task, task={**CONSTANT, "micro_batches": count})
         slot = env.site_by_name["r0c0"]
-        env.germinate(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"], 0, 1.0)
-        slot.advance("test")
+        env.germinate(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
+        slot.assign(Role.INCUBATING, target=1.0)
         groups = begin_epoch(env)
         train_step(env, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
         found.append(all_of(env, ("r0c0",)))

@@ -12,6 +12,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
 from esper.ops import SGD
 from esper.training.host_training import HostTraining
+from esper.training.step import begin_epoch
 from tests.core_helpers import digits, plant, tiny_config, train
 from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
@@ -63,7 +64,7 @@ def test_host_and_seeds_read_one_rate_on_the_device() -> None:
         assert isinstance(group.optimizer, SGD)
         (options,) = group.optimizer.param_groups
         assert options["lr"] is env.rate
-    env.set_learning_rate()
+    begin_epoch(env)
     assert float(env.rate) == pytest.approx(0.05)
     train(env, 3)
     assert 0 < float(env.rate) < 0.05
@@ -75,10 +76,7 @@ def test_a_seed_starts_with_momentum_of_its_own() -> None:
     slot = plant(env, "r0c0", stage=S.HOLDING)
     train(env, 2)
     assert all(state["momentum_buffer"].any() for state in env.seed_groups["r0c0"].optimizer.state.values())
-    slot.cut("test")
-    env.forget_removed_seeds()
-    for _ in range(10):
-        slot.tick()
+    env.remove(slot)
     plant(env, "r0c0")
     again = env.seed_groups["r0c0"].optimizer
     assert not any(bool(state["momentum_buffer"].any()) for state in again.state.values())

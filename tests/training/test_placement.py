@@ -21,7 +21,7 @@ from esper.training.governor import Governor
 from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
 from esper.training.snapshot import ValidationRecord
-from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, tiny_config, train, unmeasured_fossils
 
 OLDER, START, NEWEST = HostCopy.OLDER, HostCopy.EPOCH_START, HostCopy.NEWEST
 PLACEMENTS = [(), (OLDER,), (OLDER, START), (OLDER, START, NEWEST)]
@@ -87,7 +87,7 @@ def test_on_a_cpu_the_limit_has_no_effect() -> None:
     with rig(run={"max_device_copies_mib": 1e-6}) as world:
         assert world.env.pinned == ()
         world.step()
-        assert all(set(held) == {"cpu"} for held in world.env.copies_held())
+        assert all(set(held) == {"cpu"} for held in world.env.hosts.copies_held())
     assert copies_to_pin(RunConfig(max_device_copies_mib=1e-6), [make_training()]) == ()
 
 
@@ -112,24 +112,21 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
     for episode in range(2):
         training.reset(0, episode)
         governor.reset()
-        governor.snapshot_if_due(training, RECORD, fossilized=False)
+        governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
         for _ in range(12):
             roll = dice.random()
-            empty = [slot.name for slot in training.sites if slot.stage is SeedStage.DORMANT]
+            empty = [site.name for site in training.sites if site.seed is None]
             if roll < 0.2 and empty:
                 plant(training, dice.choice(empty), "norm", stage=SeedStage.FOSSILIZED)
             train(training)
             if roll > 0.6:
                 governor.roll_back(training)
             else:
-                governor.snapshot_if_due(training, RECORD, fossilized=roll < 0.2)
+                governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=roll < 0.2)
             if roll > 0.9:  # as a run that was stopped and goes on
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
                 governor.load_state_dict(state, training.device)
-            for slot in training.sites:
-                slot.tick()
-            training.forget_removed_seeds()
             seen.append(tensors_of(training, tuple(slot.name for slot in training.fossils())))
     return seen
 
@@ -151,7 +148,7 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
     governor = Governor(config.governor, training.durations, 10, (OLDER,))
     states = []
     for _ in range(4):
-        assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+        assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
         states.append(tensors_of(training))
         train(training)
         assert [snapshot.pinned for snapshot in governor._generations] == [False, True]
@@ -164,7 +161,7 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
     assert [snapshot.pinned for snapshot in governor._generations] == [True, False]
     train(training)
     now = tensors_of(training)
-    assert governor.snapshot_if_due(training, RECORD, fossilized=False)
+    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
     assert [snapshot.pinned for snapshot in governor._generations] == [False, True]
     for snapshot in governor._generations:
         assert snapshot._copies.tensors["host.segments.0.0.weight"] is places[snapshot.pinned]
@@ -183,7 +180,7 @@ def test_snapshots_saved_under_one_placement_are_loaded_under_another() -> None:
             governor = Governor(config.governor, training.durations, 10, before)
             states = []
             for _ in range(3):
-                governor.snapshot_if_due(training, RECORD, fossilized=False)
+                governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
                 states.append(tensors_of(training))
                 train(training)
             loaded = Governor(config.governor, training.durations, 10, after)
@@ -223,16 +220,16 @@ def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.Mon
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: (OLDER, START))
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
         assert world.env.pinned == (OLDER, START)
-        for episode in world.env.hosts.each:
-            assert [snapshot.pinned for snapshot in episode.governor._generations] == [False, True]
-            assert world.env.hosts.trainer._starts[episode.index].pinned
+        for host in world.env.hosts.each:
+            assert [snapshot.pinned for snapshot in host.governor._generations] == [False, True]
+            assert world.env.hosts.trainer._starts[host.index].pinned
 
 
 def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget() -> None:
     sizes = []
     for budget in (0.5, 1e6):
         with rig(env={"parameter_budget": budget}) as world:
-            sizes.append(world.env._most_seed_parameters())
+            sizes.append(world.env._max_seed_parameters(world.env.config))
             largest = world.env.rules.largest.max(axis=1).sum()  # type: ignore[union-attr]
             host = world.env.host_parameters
     assert sizes == [int(0.5 * host), int(largest)]
@@ -246,7 +243,7 @@ def test_what_is_held_is_counted_by_host() -> None:
         host = world.training().host
         momentum = sum(parameter.nbytes for parameter in host.parameters())
         one = sum(tensor.nbytes for tensor in host.state_dict().values()) + momentum
-        assert [dict(held) for held in world.env.copies_held()] == [{"cpu": 3 * one}] * 2
+        assert [dict(held) for held in world.env.hosts.copies_held()] == [{"cpu": 3 * one}] * 2
 
 
 def test_copies_keep_the_layout_of_what_they_are_of() -> None:

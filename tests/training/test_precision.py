@@ -122,7 +122,7 @@ def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     env = training_of(TASKS[task](), **BF16)
     name = BLUEPRINTS.names(env.host.topology)[-1]
     plant(env, env.sites[0].name, name, stage=S.HOLDING)
-    env.set_alphas()
+    begin_epoch(env)
     at, seen = blending(env), list[torch.dtype]()
 
     def look(site: int, h: Tensor) -> Tensor:

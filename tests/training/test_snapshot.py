@@ -13,7 +13,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
-from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train
+from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, train, unmeasured_fossils
 
 S = SeedStage
 RECORD = ValidationRecord(loss=1.0, committed=50.0, all_off=40.0, all_off_loss=1.5)
@@ -31,7 +31,7 @@ def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
     ends = []
     for times in (1, 2):
         training, snapshot = with_fossil(), Snapshot()
-        snapshot.capture(training, RECORD)
+        snapshot.capture(training, RECORD, unmeasured_fossils(training))
         good = tensors_of(training, ("r0c0",))
         train(training)
         for tensor in (*training.host.parameters(), *training.host.buffers()):
@@ -48,7 +48,7 @@ def test_a_capture_is_a_copy_of_that_moment() -> None:
     """The fused optimizer does not raise ``_version``: a capture that trusted it would keep old values."""
     training, snapshot = with_fossil(), Snapshot()
     for _ in range(3):
-        snapshot.capture(training, RECORD)
+        snapshot.capture(training, RECORD, unmeasured_fossils(training))
         good = tensors_of(training, ("r0c0",))
         train(training)
         changed = tensors_of(training, ("r0c0",))
@@ -62,10 +62,10 @@ def test_a_capture_is_a_copy_of_that_moment() -> None:
 def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters_copied_once() -> None:
     training, snapshot = make_training(), Snapshot()
     plain = Snapshot()
-    plain.capture(training, RECORD)
+    plain.capture(training, RECORD, unmeasured_fossils(training))
     training.host.register_buffer("scratch", torch.arange(5.0), persistent=False)
     training.host.register_module("again", training.host.segments[0])
-    snapshot.capture(training, RECORD)
+    snapshot.capture(training, RECORD, unmeasured_fossils(training))
     assert snapshot.bytes == plain.bytes + 5 * 4
     training.host.get_buffer("scratch").fill_(float("nan"))
     snapshot.restore(training)

@@ -104,12 +104,11 @@ def test_a_streamed_epoch_is_begun_on_the_lane_that_adds_to_it(monkeypatch: pyte
         for owner, name in (
             (EpochMetrics, "zero_training"),
             (EpochMetrics, "add_training"),
-            (HostTraining, "set_learning_rate"),
-            (HostTraining, "set_alphas"),
+            (HostTraining, "learning_groups"),
         ):
             noted(owner, name)
         trainer.epoch(envs)
-    assert len(threads) == 3 * (3 + 2)  # of each env, begun once and two batches
+    assert len(threads) == 3 * (2 + 2)  # of each env, begun once and two batches
     assert threading.get_ident() not in threads
 
 

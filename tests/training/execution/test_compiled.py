@@ -287,7 +287,7 @@ def test_an_episode_goes_as_in_eager() -> None:
             losses = []
             for row in ("GERMINATE", "ADVANCE", "ADVANCE"):
                 run.do(row, "r0c0", "conv_light" if row == "GERMINATE" else None, tempo=3)
-                losses += [episode.measurement.loss for episode in run.env.hosts.each]
+                losses += run.env.state.loss.tolist()
             found.append(losses)
     assert found[0] != [found[0][0]] * len(found[0])
     assert found[1] == pytest.approx(found[0], rel=1e-3)

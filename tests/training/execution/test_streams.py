@@ -295,8 +295,7 @@ def test_seeds_that_cannot_be_captured_train_as_ever(odd: str) -> None:
         assert [text.startswith(reason) for text in counts] == [True]
         assert list(counts.values()) == [1]
         for world in (plain, made):  # without that seed, the step is like any other
-            world.envs[0].site_by_name["r0c0"].cut("test")
-            world.tick()
+            world.envs[0].remove(world.envs[0].site_by_name["r0c0"])
         assert_same(made.epoch(), plain.epoch())
         assert len(launches(gpu)) == 4
         assert launches(gpu)[-1].count(",") == 1

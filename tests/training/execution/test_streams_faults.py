@@ -163,8 +163,7 @@ def test_a_failed_capture_ends_the_other_work_that_was_captured_on_its_stream() 
         assert all(one.dead for one in gpu.captured)  # a step of one, a validation of the other
         gpu.refusal = None
         for world in (plain, made):
-            world.envs[0].site_by_name["r0c0"].cut("test")
-            world.tick()
+            world.envs[0].remove(world.envs[0].site_by_name["r0c0"])
         assert_same(made.epoch(), plain.epoch())
         assert len(gpu.captured) > captured
 
