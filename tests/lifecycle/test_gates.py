@@ -211,7 +211,7 @@ def test_a_value_that_was_not_measured_is_none_in_a_check() -> None:
 def test_seeds_are_judged_side_by_side_as_they_are_alone(config: GateConfig) -> None:
     """Seeds of several envs, at all stages; an anomaly that is pending counts in its own env only."""
     stages = np.array([sorted(SeedStage)] * 4)
-    slots = made(*stages.shape, stage=stages, epochs_in_stage=10, **TRAINED, **HELD, contribution=2.0)
+    slots = made(4, len(SeedStage), stage=stages, epochs_in_stage=10, **TRAINED, **HELD, contribution=2.0)
     slots.contribution_error[...] = np.array([[0.5], [np.nan], [0.5], [0.5]])
     slots.gradient_health[2] = np.nan
     pending = np.array([False, False, False, True])

@@ -1,32 +1,24 @@
-"""Seeds in arrays live as ``SeedSlot`` does: both are driven by the same actions and compared after every epoch."""
+"""Seeds in arrays live as the reference does: both are driven by the same actions and compared after every epoch."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from esper.config import TrainingConfig
-from esper.env import lifecycle
-from esper.env.lifecycle import SeedSlots
 from esper.env.planted import PlantedVectorEnv
-from esper.lifecycle.ramps import STYLES, AlphaCurve
-from esper.lifecycle.stage import ADVANCES, COOLDOWN, SeedStage
-from esper.seeds.blueprints import Blueprint
-from esper.seeds.gate import GATES, GateResult, SeedMeasurements, evaluate_gate
-from esper.seeds.slot import SeedSlot, SlotSite
+from esper.lifecycle import transitions
+from esper.lifecycle.slots import MEASUREMENTS, Slots
+from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, RELEVANT, Action, Op
+from tests.lifecycle.reference import Slot, automatic_gate, legal
 
 S = SeedStage
 EPISODES, EPOCHS = 8, 50
-PROBE = torch.zeros(1, 2, 2, 2)
-MEASURED = {f.name for f in fields(SeedMeasurements)}
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},
     "easy": {"gates": {"trial_standard_errors": 100.0, "min_training_epochs": 1}, "min_prune_age": 2, "embargo": 3},
@@ -53,98 +45,71 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 class Twin:
-    """One env's slots as objects, with the rules of the spec written out a second time."""
+    """The slots of one env, by the reference."""
 
     def __init__(self, env: PlantedVectorEnv) -> None:
-        self.env = env
+        self.env, self.config = env, env.config.env
         assert env.rules is not None
-        self.rules = env.rules
-        self.slots = [
-            SeedSlot(SlotSite(name, 2), self.rules.durations.embargo, lambda _change: None) for name in env.law.slots
-        ]
+        self.durations = env.rules.durations
+        self.slots = [Slot() for _ in env.law.slots]
         self.refused = 0
 
-    def gate(self, slot: SeedSlot) -> GateResult | None:
-        target = S.FOSSILIZED if slot.stage is S.HOLDING else ADVANCES.get(slot.stage)
-        if target is None:
-            return None
-        return evaluate_gate(target, slot.evidence(False), self.env.config.env.gates, self.rules.durations)
+    def legal(self, op: Op, slot: Slot) -> bool:
+        return legal(op, slot, self.slots, self.config, self.durations)
 
-    def legal(self, op: Op, slot: SeedSlot) -> bool:
-        config, stages = self.env.config.env, [slot.stage for slot in self.slots]
-        living, fossils = sum(slot.living for slot in self.slots), stages.count(S.FOSSILIZED)
-        if op is Op.GERMINATE:
-            kept = len(stages) if config.max_fossils is None else config.max_fossils
-            busy = config.one_incubating and any(stage in (S.GERMINATED, S.TRAINING, *COOLDOWN) for stage in stages)
-            return slot.stage is S.DORMANT and living < config.max_seeds and living + fossils < kept and not busy
-        if op is Op.ADVANCE:
-            return slot.stage in ADVANCES and GATES[ADVANCES[slot.stage]][0] not in config.auto_advance
-        if op is Op.FOSSILIZE:
-            return slot.stage is S.HOLDING
-        if op is Op.PRUNE:
-            return slot.living and slot.age >= self.rules.durations.min_prune_age and slot.alpha.holding
-        return slot.stage in (S.BLENDING, S.HOLDING) and slot.alpha.holding
+    def passes(self, slot: Slot) -> bool:
+        return all(slot.checks(self.config.gates, self.durations))
 
     def act(self, row: NDArray[np.int64]) -> None:
         action = Action.decode(row)
         if action.op is Op.WAIT:
             return
-        slot, curve = self.slots[action.slot], AlphaCurve(action.alpha_curve)
+        slot = self.slots[action.slot]
         if not self.legal(action.op, slot):
             return
-        gate = self.gate(slot)
         if action.op is Op.GERMINATE:
-            name = self.env.law.blueprints[action.blueprint]
-            body = Blueprint("planted", name, "", lambda c: nn.Conv2d(c, c, 1), lambda c: c * c + c)
-            slot.germinate(body, STYLES[action.style], action.tempo, action.alpha_target, PROBE)
+            slot.germinate(action.style, action.tempo, action.alpha_target)
         elif action.op is Op.PRUNE:
-            slot.prune(action.alpha_speed, curve, "prune")
+            slot.prune(action.alpha_speed, action.alpha_curve)
         elif action.op is Op.SET_ALPHA_TARGET:
-            slot.set_alpha_target(action.alpha_target, action.alpha_speed, curve)
-        elif gate is None or not gate.passed:
+            slot.set_alpha_target(action.alpha_target, action.alpha_speed, action.alpha_curve)
+        elif not self.passes(slot):
             self.refused += 1
         elif action.op is Op.ADVANCE:
-            slot.advance("advance")
+            slot.advance()
         else:
-            slot.fossilize()
+            slot.enter(S.FOSSILIZED)
 
-    def measure(self, seeds: SeedSlots, env: int) -> None:
+    def measure(self, slots: Slots, env: int) -> None:
         """Both are judged by the same measurements."""
         for place, slot in enumerate(self.slots):
-            values = {name: float(getattr(seeds, name)[env, place]) for name in MEASURED}
-            slot.measured = SeedMeasurements(**{k: None if np.isnan(v) else v for k, v in values.items()})  # type: ignore[arg-type]
+            values = {name: float(getattr(slots, name)[env, place]) for name in MEASUREMENTS}
+            slot.measured = {name: None if np.isnan(value) else value for name, value in values.items()}
 
     def tick(self) -> None:
-        automatic, limit = self.env.config.env.auto_advance, self.rules.durations.max_training_epochs
         for slot in self.slots:
-            slot.tick()
+            slot.tick(self.durations.embargo)
         for slot in self.slots:
-            gate, after = self.gate(slot), ADVANCES.get(slot.stage)
-            if gate is None or after is None or gate.gate not in automatic or slot.epochs_in_stage == 0:
-                continue
-            if gate.passed:
-                slot.advance("automatic")
-            elif slot.incubating and slot.epochs_in_stage >= limit:
-                slot.cut("stuck")
+            automatic_gate(slot, self.config, self.durations)
 
-    def values(self, slot: SeedSlot) -> dict[str, float]:
-        gate, alpha = self.gate(slot), slot.alpha
+    def values(self, slot: Slot) -> dict[str, float]:
+        checks, ramp = slot.checks(self.config.gates, self.durations), slot.ramp
         return {
             "stage": slot.stage,
             "epochs_in_stage": slot.epochs_in_stage,
             "age": slot.age,
-            "alpha": alpha.alpha,
-            "alpha_start": alpha.start,
-            "alpha_target": alpha.target,
-            "alpha_steps": alpha.steps,
-            "alpha_done": alpha.done,
-            "alpha_velocity": alpha.velocity,
+            "alpha": ramp.alpha,
+            "alpha_start": ramp.start,
+            "alpha_target": ramp.target,
+            "alpha_steps": ramp.steps,
+            "alpha_done": ramp.done,
+            "alpha_velocity": ramp.velocity,
             "incubation_target": slot.incubation_target,
             "fading": slot.fading,
-            "holding": alpha.holding,
+            "holding": ramp.holding,
             "learning": slot.learning,
-            "gate_score": gate.score if gate else 0.0,
-            "gate_passed": gate is not None and gate.passed,
+            "gate_score": sum(checks) / len(checks) if checks else 0.0,
+            "gate_passed": bool(checks) and all(checks),
         }
 
 
@@ -162,18 +127,18 @@ def draw(random: np.random.Generator, twin: Twin) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_seeds_in_arrays_live_as_slots_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_in_arrays_live_as_the_reference_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     envs = 6
     config = TrainingConfig.parse({"env": {"n_envs": envs, "episode_length": EPOCHS, **CONFIGS[name]}})
     env = PlantedVectorEnv(config)
-    measured: list[SeedSlots] = []
+    measured: list[Slots] = []
 
-    def tick(seeds: SeedSlots, *rest: Any) -> None:
-        measured.append(copy.deepcopy(seeds))  # a seed that goes in this tick takes its measurements along
-        original(seeds, *rest)
+    def tick(slots: Slots, *rest: Any) -> None:
+        measured.append(copy.deepcopy(slots))  # a seed that goes in this tick takes its measurements along
+        original(slots, *rest)
 
-    original = lifecycle.tick
-    monkeypatch.setattr(lifecycle, "tick", tick)
+    original = transitions.tick
+    monkeypatch.setattr(transitions, "tick", tick)
     random = np.random.default_rng(sum(map(ord, name)))
     seen: set[SeedStage] = set()
     faded, illegal = 0, 0
@@ -192,8 +157,8 @@ def test_seeds_in_arrays_live_as_slots_do(name: str, monkeypatch: pytest.MonkeyP
                 twin.tick()
                 for place, slot in enumerate(twin.slots):
                     values = twin.values(slot)
-                    mine = {key: getattr(env.seeds, key)[e, place] for key in values}
-                    assert mine == values, (epoch, e, slot.name)
+                    mine = {key: getattr(env.state.slots, key)[e, place] for key in values}
+                    assert mine == values, (epoch, e, place)
                     seen.add(slot.stage)
                     faded += slot.fading
                     for op in (op for op in Op if op is not Op.WAIT):
@@ -206,15 +171,6 @@ def test_seeds_in_arrays_live_as_slots_do(name: str, monkeypatch: pytest.MonkeyP
     assert name == "automatic" or sum(twin.refused for twin in twins) > 0
 
 
-def test_every_ramp_of_the_table_is_the_curve() -> None:
-    """The reference ramps of the lifecycle spec: to 1.0 in 5 steps."""
-    curves = [curve.value for curve in AlphaCurve]
-    ramps = {name: lifecycle._RAMPS[curves.index(name), 5, 1:6] for name in curves}
-    assert ramps["linear"] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert ramps["cosine"] == pytest.approx([0.0955, 0.3455, 0.6545, 0.9045, 1.0], abs=1e-4)
-    assert ramps["logistic_12"] == pytest.approx([0.0242, 0.2301, 0.7699, 0.9758, 1.0], abs=1e-4)
-
-
 def test_a_gated_seed_has_the_gates_parameters() -> None:
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 2}}))
     env.reset(seed=0)
@@ -222,5 +178,5 @@ def test_a_gated_seed_has_the_gates_parameters() -> None:
     rows = [spec.encode(Op.GERMINATE, "r0c0", "oak", style=style) for style in ("LINEAR_ADD", "GATED_GATE")]
     env.step(np.array(rows))
     oak = env.law.parameters[env.law.blueprints.index("oak")]
-    assert env.seeds.parameters[:, 0].tolist() == [oak, oak + env.law.gate_parameters]
+    assert env.state.slots.parameters[:, 0].tolist() == [oak, oak + env.law.gate_parameters]
     assert rows[0].shape == (len(HEADS),)

@@ -37,7 +37,7 @@ def test_a_tick_moves_age_stage_clock_and_alpha_by_one() -> None:
     tick(slots)
     transitions.advance(slots, every(slots))
     tick(slots)
-    assert (slots.age, slots.epochs_in_stage) == (2, 1)
+    assert (slots.age.item(), slots.epochs_in_stage.item()) == (2, 1)
     transitions.advance(slots, every(slots))
     assert slots.stage == S.BLENDING
     assert slots.alpha == pytest.approx(1 / 3)  # entering takes the first step at once
@@ -46,7 +46,7 @@ def test_a_tick_moves_age_stage_clock_and_alpha_by_one() -> None:
     tick(slots)
     assert slots.alpha == 1.0
     assert slots.holding
-    assert (slots.age, slots.epochs_in_stage) == (4, 2)
+    assert (slots.age.item(), slots.epochs_in_stage.item()) == (4, 2)
 
 
 def test_a_tick_moves_only_the_slots_of_where() -> None:
