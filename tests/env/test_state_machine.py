@@ -265,8 +265,7 @@ class Lives(RuleBasedStateMachine):
         living = sum(stage in LIVING for stage in stages)
         room = living < MAX_SEEDS and living + stages.count(S.FOSSILIZED) < MAX_FOSSILS
         manual = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}
-        for place, (name, stage) in enumerate(zip(spec.slots, stages, strict=True)):
-            slot = self.slots[place]
+        for place, (slot, stage) in enumerate(zip(self.slots, stages, strict=True)):
             affordable = bool(self.mask["slot_blueprint"][place].any())
             steady = slot.holding
             assert table[Op.GERMINATE, place] == (stage is S.DORMANT and room and affordable)

@@ -183,7 +183,7 @@ def test_a_change_that_is_not_in_the_table_is_refused_and_changes_nothing(stage:
 def test_one_illegal_slot_among_legal_ones_is_refused() -> None:
     slots = made(1, 3, stage=np.array([[S.TRAINING, S.FOSSILIZED, S.BLENDING]]))
     before = copy.deepcopy(slots)
-    with pytest.raises(IllegalTransition, match="FOSSILIZED cannot become PRUNED; .* nothing: it is final"):
+    with pytest.raises(IllegalTransition, match=r"FOSSILIZED cannot become PRUNED; .* nothing: it is final"):
         transitions.cut(slots, every(slots))
     same(slots, before)
     transitions.cut(slots, np.array([[True, False, True]]))
