@@ -10,7 +10,7 @@ import numpy as np
 
 from esper.lifecycle.ramps import PROGRESS, STYLE_CURVE
 from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, Bools, Floats, Ints, Slots
-from esper.lifecycle.stage import ADVANCES, COOLDOWN, TRANSITIONS, SeedStage, check_transition
+from esper.lifecycle.stage import ADVANCES, COOLDOWN, TRANSITIONS, IllegalTransition, SeedStage, check_transition
 
 
 def _following(after: dict[SeedStage, SeedStage]) -> Ints:
@@ -66,7 +66,13 @@ def fossilize(slots: Slots, where: Bools) -> None:
 
 
 def set_alpha_target(slots: Slots, where: Bools, target: Floats, steps: Ints, curve: Ints) -> None:
-    """Starts a new ramp; a target below 1 takes a seed from HOLDING back to BLENDING."""
+    """Starts a new ramp; a target below 1 takes a seed from HOLDING back to BLENDING.
+
+    Raises IllegalTransition unless the seeds are in BLENDING or HOLDING and their alpha holds.
+    """
+    ready = ((slots.stage == SeedStage.BLENDING) | (slots.stage == SeedStage.HOLDING)) & slots.holding
+    if (where & ~ready).any():
+        raise IllegalTransition("an alpha target is set in BLENDING or HOLDING, while alpha holds")
     _ramp(slots, where, target, steps, curve)
     _enter(slots, where & (slots.stage == SeedStage.HOLDING) & (target < 1), SeedStage.BLENDING)
 

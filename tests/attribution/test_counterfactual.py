@@ -12,25 +12,20 @@ from torch.nn import functional as F
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper, max_configurations
 from esper.lifecycle.stage import SeedStage
-from esper.seeds.alpha import AlphaController
-from esper.seeds.slot import Site, SlotSite
+from esper.seeds.site import Role, Site, SlotSite
 from esper.training.validate import Configuration, committed_configuration, evaluate
-from tests.core_helpers import DAMAGE, digits, make_training, plant, rig, same_bits, tensors_of, train
+from tests.core_helpers import DAMAGE, ROLES, digits, make_training, plant, rig, same_bits, tensors_of, train
 
 S = SeedStage
 
 
-def slots(*given: tuple[SeedStage, float]) -> list[Site]:
-    """Slots a, b, c, ... at these stages and alphas; an incubating one has its target there."""
+def sites(*given: tuple[SeedStage, float]) -> list[Site]:
+    """Sites a, b, c, ... with the role of these stages and these alphas; an incubating one has its target there."""
     made = []
     for name, (stage, alpha) in zip("abcdef", given, strict=False):
-        slot = Site(SlotSite(name, 3), 1, lambda _change: None)
-        slot.stage = stage
-        if stage is S.TRAINING:
-            slot.incubation_target = alpha
-        else:
-            slot.alpha = AlphaController(alpha=alpha)
-        made.append(slot)
+        site, role = Site(SlotSite(name, 3)), ROLES.get(stage, Role.ABSENT)
+        site.assign(role, 0.0 if role is Role.INCUBATING else alpha, alpha)
+        made.append(site)
     return made
 
 
@@ -41,14 +36,14 @@ def named(helper: CounterfactualHelper, configurations: list[Configuration]) -> 
 
 def test_nothing_blended_is_one_configuration() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True)
+    plan = helper.plan(sites((S.DORMANT, 0), (S.GERMINATED, 0), (S.PRUNED, 0)), costly=True)
     assert named(helper, plan) == {ALL_ON: (0, 0, 0), ALL_OFF: (0, 0, 0), COMMITTED: (0, 0, 0)}
     assert len(plan) == 1
 
 
 def test_two_blended_and_one_on_trial() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True)
+    plan = helper.plan(sites((S.FOSSILIZED, 1.0), (S.TRAINING, 0.7), (S.BLENDING, 0.4)), costly=True)
     assert named(helper, plan) == {
         ALL_ON: (1.0, 0, 0.4),
         ALL_OFF: (0, 0, 0),
@@ -66,7 +61,7 @@ def test_two_blended_and_one_on_trial() -> None:
 def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinct: int) -> None:
     """Of two seeds "off" is the other's "alone", of three it is a pair: up to four, these are all subsets."""
     helper = CounterfactualHelper()
-    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * blended), costly=True)
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * blended), costly=True)
     found = {name: configuration for name, configuration in named(helper, plan).items() if " and " in name}
     assert len(found) == pairs
     for name, configuration in found.items():
@@ -76,7 +71,7 @@ def test_pairs_are_measured_for_three_and_four(blended: int, pairs: int, distinc
 
 def test_the_costly_ones_can_be_left_out() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 3), costly=False)
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
     assert set(named(helper, plan)) == {ALL_ON, ALL_OFF, COMMITTED, "a off", "b off", "c off"}
     helper.record(np.zeros((len(plan), 4), dtype=np.uint8), np.zeros(len(plan)), np.ones(4))
     assert helper.interaction("a") is None
@@ -84,7 +79,7 @@ def test_the_costly_ones_can_be_left_out() -> None:
 
 def test_paired_statistics_against_numpy() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
+    plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
     draw = np.random.default_rng(0)
     correct = (draw.random((len(plan), 50)) < 0.6).astype(np.uint8)
     loss = draw.random(len(plan))
@@ -106,7 +101,7 @@ def test_paired_statistics_against_numpy() -> None:
 def test_a_paired_error_by_hand() -> None:
     """Differences 100, 0, 0, -100 pp: mean 0, sum of squares 20000, over n - 1 = 3, root 81.65, over 2 is 40.82."""
     helper = CounterfactualHelper()
-    helper.plan(slots((S.HOLDING, 1.0)), costly=False)
+    helper.plan(sites((S.HOLDING, 1.0)), costly=False)
     helper.record(np.array([[1, 1, 0, 0], [0, 1, 0, 1]], dtype=np.uint8), np.zeros(2), np.ones(4))
     paired = helper.contribution("a")
     assert paired is not None
@@ -117,7 +112,7 @@ def test_a_paired_error_by_hand() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_interactions_by_hand(count: int) -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * count), costly=True)
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * count), costly=True)
     right = {  # of 100 images, by what is on
         (): 40,
         ("a",): 50,
@@ -147,7 +142,7 @@ def test_interactions_by_hand(count: int) -> None:
 @pytest.mark.finding("M13")
 def test_reset_forgets_the_matrix() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
+    plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
     helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4))
     helper.reset()
     assert (helper.row_of, helper.configurations, helper.blended) == ({}, [], [])
@@ -175,9 +170,9 @@ def test_a_rollback_resets_the_helper_of_its_env_and_of_no_other() -> None:
 
 def test_the_plan_given_away_is_not_the_helpers_next_one() -> None:
     helper = CounterfactualHelper()
-    first = helper.plan(slots((S.HOLDING, 1.0)), costly=True)
+    first = helper.plan(sites((S.HOLDING, 1.0)), costly=True)
     kept = list(first)
-    helper.plan(slots((S.DORMANT, 0.0)), costly=True)
+    helper.plan(sites((S.DORMANT, 0.0)), costly=True)
     assert first == kept
 
 
@@ -239,7 +234,7 @@ def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> N
         training = world.training()
         on, off = (1.0, 0.0, 0.0, 0.0), (0.0,) * 4
         result = evaluate(training, digits().validation, [on, off]).correct.double()
-        measured = world.slot("r0c0").measured
+        measured = world.slot("r0c0")
         difference = 100 * (result[0] - result[1])
         assert measured.contribution == pytest.approx(float(difference.mean()))
         assert measured.contribution_error == pytest.approx(float(difference.std()) / 20)
@@ -248,11 +243,11 @@ def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> N
 @given(stages=st.lists(st.sampled_from([S.DORMANT, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]), max_size=6))
 def test_no_plan_is_longer_than_what_room_is_made_for(stages: list[SeedStage]) -> None:
     """All envs' totals lie in one block that is made once; a plan that did not fit would end the run."""
-    made = slots(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
+    made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
     assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(len(made))
 
 
 def test_the_largest_plan_fills_the_room() -> None:
     """But for the configuration without seeds, which is the committed one as well where nothing is a fossil."""
-    plan = CounterfactualHelper().plan(slots(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
+    plan = CounterfactualHelper().plan(sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
     assert len(plan) == max_configurations(4) - 1

@@ -55,6 +55,6 @@ def test_the_config_asks_for_it() -> None:
     for recalibrate in (False, True):
         with rig(horizon=8, env={"recalibrate": recalibrate}) as world:
             world.grow("r0c0", S.HOLDING)
-            losses.append(world.host().measurement.all_off_loss)
+            losses.append(world.env.state.all_off_loss.item())
     assert losses[0] != losses[1]
     assert tiny_config().env.recalibrate is False

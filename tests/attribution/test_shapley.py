@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, CounterfactualHelper
 from esper.attribution.shapley import Coalition, coalitions, exact, sampled
 from esper.lifecycle.stage import SeedStage as S
-from tests.attribution.test_counterfactual import slots
+from tests.attribution.test_counterfactual import sites
 
 Floats = NDArray[np.float64]
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -94,7 +94,7 @@ def test_more_orders_make_a_smaller_error_and_one_pair_has_none() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * count), costly=True)
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * count), costly=True)
     names = tuple(helper.blended)
     rng = np.random.default_rng(5)
     helper.record(rng.integers(0, 2, (len(plan), 50)), np.zeros(len(plan)), np.ones(50))
@@ -111,10 +111,10 @@ def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -
 
 def test_no_values_where_the_table_is_not_full() -> None:
     helper = CounterfactualHelper()
-    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 3), costly=False)
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
     helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert helper.shapley() == {}
-    plan = helper.plan(slots(*[(S.HOLDING, 1.0)] * 5), costly=True)
+    plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 5), costly=True)
     helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))
     assert helper.shapley() == {}
     assert CounterfactualHelper().shapley() == {}

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from esper.config import ConfigError, Durations, PPOConfig, TrainingConfig
 from esper.control.random import RandomController
-from esper.env.history import Measurement, ValidationHistory
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.env.single import SingleEnv
@@ -115,13 +114,20 @@ def test_an_anomalous_loss_is_the_governors_to_judge_first() -> None:
         assert not world.truncated.any()
 
 
-def test_a_plateau_is_seen_by_the_best_so_far() -> None:
-    signals = ValidationHistory()
-    risen = []
-    for accuracy in (10.0, 30.0, 20.0, 30.25, 29.0, 31.0):
-        signals.record(Measurement(1.0, 1.0, 1.0, accuracy, 1.0, 1.0, 1.0, 1.0))
-        risen.append(signals.risen(2))
-    assert risen == [float("inf"), float("inf"), 20.0, 0.25, 0.25, 0.75]
+@pytest.mark.parametrize(
+    ("margin", "epochs"), [(20.0, 2), (19.0, 3), (1.0, 3), (0.9, 5), (0.5, 5), (0.4, None), (0.0, None)]
+)
+def test_a_plateau_is_seen_by_the_best_so_far(margin: float, epochs: int | None) -> None:
+    """Over the last two epochs the best accuracy rises by 20, 1, 1, 0.5 and 0.5; no episode ends before the second."""
+    law = Law(noise=0.0, paired_noise=0.0, curve=(10.0, 30.0, 20.0, 31.0, 29.0, 31.5, 30.0))
+    limits = {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": margin}
+    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1, "episode_length": 6, **limits}}), law)
+    env.reset(seed=0)
+    while not env.done.all():
+        _, _, terminated, truncated, _ = env.step(wait_actions(1))
+    assert (terminated.tolist(), truncated.tolist()) == ([epochs is None], [epochs is not None])
+    assert env.grown().epochs.tolist() == [epochs or 6]
+    assert env.state.best_accuracy == max(law.curve[: (epochs or 6) + 1])  # type: ignore[index]
 
 
 def test_what_is_not_given_scales_with_the_horizon_and_what_is_not_known_is_refused() -> None:

@@ -3,18 +3,15 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.env.apply import apply_action
-from esper.env.trained_host import TrainedHost
 from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import HEADS, Action, Op
-from tests.core_helpers import Rig, rig
+from esper.spaces.action import HEADS, Op
+from tests.core_helpers import Rig, rig, wait_actions
 
 S = SeedStage
 LIVING = (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
@@ -28,9 +25,9 @@ SIZES["bottleneck"] = lambda c: 2 * c * max(4, c // 4) + 9 * max(4, c // 4) ** 2
 
 def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool:
     """The rules of the action space, from the state of the slots."""
-    env, episode = world.env.config.env, world.host(index)
-    slot = episode.slots[place]
-    stages = [other.stage for other in episode.slots]
+    env, slots = world.env.config.env, [world.slot(name, index) for name in world.env.action_spec.slots]
+    slot = slots[place]
+    stages = [other.stage for other in slots]
     auto = env.auto_advance
     if op is Op.WAIT:
         return True
@@ -38,9 +35,10 @@ def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool
         living, fossils = sum(stage in LIVING for stage in stages), stages.count(S.FOSSILIZED)
         busy = any(stage in (S.GERMINATED, S.TRAINING, *COOLDOWN) for stage in stages)
         room = living < env.max_seeds and living + fossils < (env.max_fossils or len(stages))
-        c, hidden = slot.site.channels, max(8, slot.site.channels // 4)
+        channels = slot.site.place.channels
+        c, hidden = channels, max(8, channels // 4)
         cost = SIZES[blueprint](c) + c * hidden + hidden + hidden + 1
-        used = sum(p.numel() for s in episode.slots if s.seed is not None for p in s.seed.parameters())
+        used = sum(p.numel() for s in slots if s.seed is not None for p in s.seed.parameters())
         affordable = used + cost <= env.parameter_budget * 277
         return slot.stage is S.DORMANT and room and affordable and not (env.one_incubating and busy)
     if op is Op.ADVANCE:
@@ -54,16 +52,18 @@ def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool
 
 
 @contextmanager
-def undone(episode: TrainedHost) -> Iterator[None]:
-    """Run phase 1 on the episode and put its slots back."""
-    training = episode.training
-    slots = [(slot, {**vars(slot), "alpha": replace(slot.alpha)}) for slot in episode.slots]
+def undone(world: Rig, index: int) -> Iterator[None]:
+    """Put the arrays, and the seeds of one host, back to what they were."""
+    training, state = world.training(index), world.env.state
+    arrays = [(values, values.copy()) for holder in (state, state.slots) for values in holder.arrays().values()]
+    sites = [(site, dict(vars(site))) for site in training.sites]
     groups, shadows, count = dict(training.seed_groups), dict(training.shadows), training.germinations
     yield
-    for slot, values in slots:
-        vars(slot).update(values)
+    for values, before in arrays:
+        values[...] = before
+    for site, attributes in sites:
+        vars(site).update(attributes)
     training.seed_groups, training.shadows, training.germinations = groups, shadows, count
-    training.changes.clear()
 
 
 def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
@@ -86,10 +86,12 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
             assert op is not Op.GERMINATE or masks["blueprint"][b]
             if op is Op.GERMINATE and b != planted:
                 continue
-            with undone(world.host(index)):
-                outcome = apply_action(world.host(index), Action.decode(row))
-            assert outcome.op is op
-            assert outcome.succeeded or op in (Op.ADVANCE, Op.FOSSILIZE)
+            state, actions = world.env.state, wait_actions(2)
+            actions[index] = row
+            with undone(world, index):
+                world.env.loop._act(actions, np.arange(2) == index)
+                assert state.last_op[index] == op
+                assert state.succeeded[index] or op in (Op.ADVANCE, Op.FOSSILIZE)
     for op in Op:
         assert masks["op"][op] == any(
             expected(world, index, op, place, name) for place in range(4) for name in spec.blueprints

@@ -20,7 +20,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import BLENDED, LIVING, TRANSITIONS, SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event, GateEvaluated, GovernorRollback, SeedCut, StageChanged
-from tests.core_helpers import digits, flat_baseline, same_bits, tensors_of, tiny_config, wait_actions
+from tests.core_helpers import SlotView, digits, flat_baseline, same_bits, tensors_of, tiny_config, wait_actions
 
 S = SeedStage
 HORIZON, MAX_SEEDS, MAX_FOSSILS = 24, 2, 3
@@ -82,6 +82,10 @@ class Lives(RuleBasedStateMachine):
     @property
     def training(self) -> Any:
         return self.env.training[0]
+
+    @property
+    def slots(self) -> list[SlotView]:
+        return [SlotView(self.env, name) for name in self.env.action_spec.slots]
 
     @property
     def mask(self) -> dict[str, NDArray[np.bool_]]:
@@ -223,35 +227,34 @@ class Lives(RuleBasedStateMachine):
                 self.broken.discard(event.slot)
             elif after in after_prune:
                 assert event.epoch == self.pruned_at[event.slot] + after_prune[after]
-        assert self.known == {slot.name: slot.stage for slot in self.training.sites}
+        assert self.known == {slot.name: slot.stage for slot in self.slots}
 
     def check_owners(self) -> None:
         """Every parameter is in exactly one optimizer, and there is none for a seed that is gone."""
         training = self.training
         groups = [training.host_group, *training.seed_groups.values()]
         owned = [id(p) for group in groups for options in group.optimizer.param_groups for p in options["params"]]
-        modules = [training.host, *(slot.seed for slot in training.sites if slot.seed is not None)]
+        modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
         assert sorted(owned) == sorted(id(p) for module in modules for p in module.parameters())
         assert len(set(owned)) == len(owned)
-        assert set(training.seed_groups) == {slot.name for slot in training.sites if slot.seed is not None}
+        assert set(training.seed_groups) == {site.name for site in training.sites if site.seed is not None}
         for group in groups:
             assert set(group.optimizer.state) == set(group.parameters)
-            assert group.slot is None or group is training.seed_groups[group.slot.name]
-        assert set(training.shadows) <= {slot.name for slot in training.sites if slot.incubating}
+            assert group.site is None or group is training.seed_groups[group.site.name]
+        assert set(training.shadows) <= {site.name for site in training.sites if site.incubating}
 
     def check_slots(self) -> None:
-        slots = self.training.sites
+        slots = self.slots
         assert sum(slot.stage in LIVING for slot in slots) <= MAX_SEEDS
         assert sum(slot.stage in {*LIVING, S.FOSSILIZED} for slot in slots) <= MAX_FOSSILS
         for slot in slots:
-            alpha = slot.alpha
-            low, high = sorted((alpha.start, alpha.target))
-            assert 0 <= low <= alpha.alpha <= high <= 1
+            low, high = sorted((slot.alpha_start, slot.alpha_target))
+            assert 0 <= low <= slot.alpha <= high <= 1
             assert (slot.seed is not None) == (slot.stage in {*LIVING, S.FOSSILIZED})
             if slot.stage in (S.HOLDING, S.FOSSILIZED):
-                assert alpha.alpha == 1
+                assert slot.alpha == 1
             elif slot.stage not in BLENDED:
-                assert alpha.alpha == 0
+                assert slot.alpha == 0
             if slot.seed is not None:
                 assert 0 <= slot.epochs_in_stage <= slot.age <= self.training.epoch
 
@@ -262,8 +265,7 @@ class Lives(RuleBasedStateMachine):
         living = sum(stage in LIVING for stage in stages)
         room = living < MAX_SEEDS and living + stages.count(S.FOSSILIZED) < MAX_FOSSILS
         manual = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}
-        for place, (name, stage) in enumerate(zip(spec.slots, stages, strict=True)):
-            slot = self.training.site_by_name[name]
+        for place, (slot, stage) in enumerate(zip(self.slots, stages, strict=True)):
             affordable = bool(self.mask["slot_blueprint"][place].any())
             steady = slot.holding
             assert table[Op.GERMINATE, place] == (stage is S.DORMANT and room and affordable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
 from esper.env.baseline import Baseline
-from esper.env.history import Measurement, ValidationHistory
+from esper.env.epoch_loop import EpochLoop
+from esper.env.planted import SimulatedHosts
+from esper.env.planted_law import Law
+from esper.env.state import EnvState
+from esper.lifecycle.slots import Bools
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
 from esper.spaces.action import Op
+from esper.telemetry.span import Spans
 
 BASELINE = Baseline(accuracy=(10.0, 60.0, 80.0), loss=(2.3, 1.1, 0.5), final_loss_std=0.05, episodes=8)
 
@@ -112,40 +117,56 @@ def test_a_loss_mode_is_the_accuracy_mode_with_the_negative_loss_in_place_of_acc
     }
 
 
-def measured(loss: float) -> Measurement:
-    """A host without seeds: every configuration has the same loss."""
-    return Measurement(0.0, 0.0, loss, 50.0, 50.0, 50.0, committed_loss=loss, all_off_loss=loss)
+class ScriptedHosts(SimulatedHosts):
+    """One host whose losses are given by the number of its epochs: with everything on, and with every seed off."""
+
+    def __init__(self, *losses: tuple[float, float]) -> None:
+        super().__init__(Law(), 1, len(losses) - 1, 1)
+        self.losses = losses
+
+    def measure(self, active: Bools, state: EnvState) -> None:
+        state.loss[:], state.all_off_loss[:] = self.losses[int(state.epoch[0])]
+        state.committed_loss[:] = state.loss
+
+
+def tracked(*losses: tuple[float, float]) -> Iterator[EnvState]:
+    """The state of the env after each epoch of a scripted host; the first losses are those before any training."""
+    hosts, config = ScriptedHosts(*losses), TrainingConfig()
+    loop = EpochLoop(hosts, config, [len(losses) - 1], len(hosts.law.slots), None, Spans(marks=False))
+    loop.begin(np.array([True]), 0)
+    while not loop.state.done.all():
+        loop.wait()
+        yield loop.state
 
 
 losses = st.floats(0.01, 2.29)
 
 
 @pytest.mark.trap(29)
+@settings(deadline=None)
 @given(first=losses, second=losses, mode=st.sampled_from(["loss_shaped", "loss_sparse"]))
-def test_what_the_tracker_calls_a_fall_of_the_loss_is_paid_and_not_charged(
+def test_what_the_env_tracks_as_a_fall_of_the_loss_is_paid_and_not_charged(
     first: float, second: float, mode: str
 ) -> None:
     assume(abs(first - second) > 1e-6)
-    tracker = ValidationHistory()
     paid = []
-    for loss in (first, second):
-        now = measured(loss)
-        tracker.record(now)
-        paid.append(float(pay(state(loss=now.loss, committed_loss=now.committed_loss), mode)["loss_benefit"]))
-    fell = tracker.ago(tracker.losses, 1) > tracker.ago(tracker.losses, 0)
-    assert (paid[1] > paid[0]) == fell
-    assert (paid[1] > 0) == (tracker.losses[-1] < BASELINE.loss[-1])
+    for now in tracked((2.3, 2.3), (first, first), (second, second)):
+        nats = {"loss": now.loss.item(), "committed_loss": now.committed_loss.item()}
+        paid.append(float(pay(state(**nats), mode)["loss_benefit"]))
+    fell = now.loss_ago[0, 0] > now.loss[0]
+    assert (paid[1] > paid[0]) == fell == (second < first)
+    assert (paid[1] > 0) == (now.loss[0] < BASELINE.loss[-1])
 
 
 @pytest.mark.trap(29)
+@settings(deadline=None)
 @given(on=losses, off=losses)
 def test_seeds_that_lower_the_tracked_loss_raise_the_potential(on: float, off: float) -> None:
     assume(abs(on - off) > 1e-6)
-    tracker = ValidationHistory()
-    tracker.record(measured(off))
-    tracker.record(replace(measured(on), all_off_loss=off))
-    paid = float(pay(state(loss=on, all_off_loss=off), "loss_shaped", False)["loss_contribution_potential"])
-    assert (paid > 0) == (tracker.losses[-1] < tracker.ago(tracker.losses, 1))
+    (now,) = tracked((off, off), (on, off))
+    nats = {"loss": now.loss.item(), "all_off_loss": now.all_off_loss.item()}
+    paid = float(pay(state(**nats), "loss_shaped", False)["loss_contribution_potential"])
+    assert (paid > 0) == (now.loss[0] < now.loss_ago[0, 0]) == (on < off)
 
 
 def test_a_broken_network_is_as_bad_as_an_untrained_one_and_no_reward_is_infinite() -> None:
