@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
 from esper.data.task import Task
-from esper.training.execution.multi_gpu import AnyLanes, device_index
+from esper.training.execution.lanes import Lanes
+from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.tiers import prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
-from esper.training.micro_batching import Parts
-from esper.training.placement import HostCopy, copies_to_pin
+from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.validate import evaluate
 
 Floats = NDArray[np.float64]
@@ -54,11 +54,11 @@ class Baseline:
 
 
 def measure_baseline(
-    tasks: Sequence[Task], config: TrainingConfig, lanes: AnyLanes, run_seed: int, parts: Parts | None = None
+    tasks: Sequence[Task], config: TrainingConfig, lanes: Lanes, run_seed: int, policy: MicroBatchPolicy | None = None
 ) -> Baseline:
     """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``lanes``; ``parts`` see HostTrainer.
+    ``tasks`` is the task on each of the devices of ``lanes``; ``policy`` see HostTrainer.
     """
     count, horizon = config.env.baseline_episodes, config.env.episode_length
     assert horizon is not None
@@ -74,8 +74,7 @@ def measure_baseline(
     prepare_hosts(config.run, envs, lanes)
     for training in envs:
         training.reset(run_seed, episode=0)
-    pinned = copies_to_pin(config.run, envs, kept=(HostCopy.EPOCH_START,))
-    trainer = HostTrainer(tasks[0], envs, lanes, parts, pinned)
+    trainer = HostTrainer(tasks[0], envs, lanes, policy)
     try:
         trainer.repeatable(validate, envs)
         for _ in range(horizon):

@@ -33,7 +33,7 @@ from esper.training.execution.tiers import make_lanes, prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
-from esper.training.micro_batching import Parts
+from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
 from esper.training.precision import casting, concrete, image_dtype
 from esper.training.rng import seeded
@@ -72,7 +72,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         blueprints: what seeds can be; None takes the built-in registry as it is now. ``config.env.blueprints`` says
             which of the host's topology a controller may choose, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
-        parts: what batches are computed in, for envs that share a machine; None: this env's own.
+        parts: how batches are split, shared by the envs of a run; None: this env's own.
 
     Raises:
         ConfigError: sizes that the task's data cannot serve, a host that does not fit the task, or blueprints that are
@@ -88,7 +88,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         baseline: Baseline | None = None,
         blueprints: BlueprintRegistry | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
-        parts: Parts | None = None,
+        parts: MicroBatchPolicy | None = None,
         elsewhere: Sequence[Task] = (),
     ) -> None:
         config = resolve(config, task)
@@ -109,12 +109,12 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.baseline = baseline
         self.lanes = make_lanes(config.run, *(each.device for each in self.tasks))
         self.tier = prepare_hosts(config.run, self.training, self.lanes)
-        self.parts = parts or Parts(config)
+        self.parts = parts or MicroBatchPolicy(config)
         if emit is not ignore:
-            self.parts.tell = self._tell
+            self.parts.on_split = self._tell
         if config.run.max_device_copies_mib is not None:
             self.pinned = copies_to_pin(config.run, self.training, self._most_seed_parameters())
-        self.trainer = HostTrainer(task, self.training, self.lanes, self.parts, self.pinned)
+        self.trainer = HostTrainer(task, self.training, self.lanes, self.parts)
         self.training_time = TrainingTime(self.spans, [each.device for each in self.tasks])
         self.episodes: list[Episode] = []
         self._not_captured: set[str] = set()
@@ -168,7 +168,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.episodes = [Episode(training, world) for training in self.training]
 
     def copies_held(self) -> list[Counter[str]]:
-        return [episode.governor.held() + self.trainer.held(episode.training) for episode in self.episodes]
+        return [episode.governor.held() for episode in self.episodes]
 
     def _most_seed_parameters(self) -> int:
         """The most parameters that seeds add to a host: the largest in every slot, within the budget."""

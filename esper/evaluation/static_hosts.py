@@ -62,7 +62,7 @@ def train_fixed(
     ]
     meters = [ComputeMeter(host.task, host.config, blueprints) for host in hosts]
     with make_lanes(config.run, task.device) as lanes:
-        trainer = HostTrainer(task, training, lanes, pinned=pinned)
+        trainer = HostTrainer(task, training, lanes)
         try:
             _play(episodes, run_seed, episode, trainer, meters, Action.decode(spec.encode(Op.WAIT)))
         finally:

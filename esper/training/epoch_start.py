@@ -1,6 +1,10 @@
-"""What an epoch of training changes in one env, as it was before, so that the epoch can be done again."""
+"""The state of hosts before an epoch, so that the epoch can be repeated."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -8,60 +12,60 @@ from esper.training.contents import TensorSnapshot, all_generators, all_tensors
 from esper.training.host_training import HostTraining
 
 
-class EpochStart:
-    """Copies of host, seeds, momentum and the buffers of shadows, and the states of generators.
+@dataclass(frozen=True)
+class _HostStart:
+    epoch: int
+    shadows: set[str]
+    scale: dict[str, Any]
+    generators: dict[str, Tensor]
+    copies: TensorSnapshot
 
-    Its storage is kept and filled again by the next capture. What :func:`esper.training.step.begin_epoch` sets
-    anew is not in it.
+
+class EpochStart:
+    """Copies of everything that an epoch changes in its hosts, except what ``begin_epoch`` sets anyway.
+
+    Copies of a host on a GPU lie in pinned CPU memory, because they are made when the GPU has little left.
 
     Args:
-        pinned: whether copies of a host on a GPU lie in pinned CPU memory.
+        hosts: all hosts whose data is read, whether they train in this epoch or not.
     """
 
-    _generators: dict[str, Tensor]
-    """Their states, by name."""
-
-    def __init__(self, pinned: bool = False) -> None:
-        self.pinned = pinned
-        self.forget()
+    def __init__(self, hosts: Iterable[HostTraining]) -> None:
+        self._orders = [(training.order, training.order.get_state()) for training in hosts]
+        self._hosts: dict[int, _HostStart] = {}
 
     def capture(self, training: HostTraining) -> None:
-        """Copy the env's present state; where there is no memory for that, nothing has been trained yet."""
-        self._taken = False
-        self.epoch, self._shadows = training.epoch, set(training.shadows)
-        self._scale = training.arithmetic.state_dict()
-        self._generators = {name: generator.get_state() for name, generator in all_generators(training).items()}
-        self._copies.capture(all_tensors(training))
-        self._taken = True
-
-    def forget(self) -> None:
-        """Give the memory back: nothing is going to be restored."""
-        self._copies = TensorSnapshot(self.pinned)
-        self._generators = {}
-        self._taken = False
+        """Copies the state of a host, on its lane."""
+        copies = TensorSnapshot(pinned=True)
+        copies.capture(all_tensors(training))
+        self._hosts[training.index] = _HostStart(
+            training.epoch,
+            set(training.shadows),
+            training.arithmetic.state_dict(),
+            {name: generator.get_state() for name, generator in all_generators(training).items()},
+            copies,
+        )
 
     def restore(self, training: HostTraining) -> None:
-        """Put everything back, bit for bit; gradients, of whatever step they are, go. An env of which no copy could be
-        taken did nothing after that, and stays as it is."""
-        if not self._taken:
+        """Restores a host bit for bit, on its lane, and drops its gradients.
+
+        A host whose capture failed has not trained since, and stays as it is.
+        """
+        start = self._hosts.get(training.index)
+        if start is None:
             return
-        training.epoch, training.batch, training.part = self.epoch, 0, 0
-        training.arithmetic.load_state_dict(self._scale)
+        training.epoch, training.batch, training.part = start.epoch, 0, 0
+        training.arithmetic.load_state_dict(start.scale)
         for group in (training.host_group, *training.seed_groups.values()):
             for parameter in group.parameters:
                 parameter.grad = None
-        for name in [name for name in training.shadows if name not in self._shadows]:
-            del training.shadows[name]  # its incubation began in the epoch that is done again
+        for name in training.shadows.keys() - start.shadows:
+            del training.shadows[name]  # made when the epoch began
         for name, generator in all_generators(training).items():
-            generator.set_state(self._generators[name])
-        self._copies.restore(all_tensors(training))
+            generator.set_state(start.generators[name])
+        start.copies.restore(all_tensors(training))
 
-    @property
-    def bytes(self) -> int:
-        """Memory held by the copies."""
-        return self._copies.bytes
-
-    @property
-    def place(self) -> str:
-        """Where the copies lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
-        return self._copies.place
+    def restore_orders(self) -> None:
+        """Restores the generators of the order of samples; streamed data also draws from those of idle hosts."""
+        for generator, state in self._orders:
+            generator.set_state(state)

@@ -1,4 +1,4 @@
-"""The tiers and number formats that each device of this machine supports, and why others are missing."""
+"""What the devices and the driver of this machine support: tiers, number formats, and kernels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ import torch
 
 from esper._runtime import CudaRuntime
 from esper.training.precision import multiplies_bfloat16
+
+LARGE_ARGUMENTS = 12010
+"""The first CUDA version, as CUDA writes it (1000 · major + 10 · minor), in which kernels take 32,764 bytes of
+arguments. Earlier versions take 4,096."""
+
+DRIVER = 530
+"""The first NVIDIA driver for that version."""
+
+VOLTA = (7, 0)
+"""The first compute capability whose kernels take so many bytes."""
+
+STATS_TENSORS, SGD_TENSORS = 128, 40
+"""Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), SGD (sgd.cu)."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +44,21 @@ class DeviceCapabilities:
         return tuple(tier for tier in ("eager", "compiled", "graph") if tier not in self.missing)
 
     def __str__(self) -> str:
-        not_there = "".join(f"; no {tier}: {why}" for tier, why in self.missing.items())
+        missing = "".join(f"; no {tier}: {reason}" for tier, reason in self.missing.items())
         precision = "bfloat16" if self.bfloat16 else "float32, it has no instructions for bfloat16"
-        return f"steps {', '.join(self.tiers)}{not_there}; auto precision is {precision}"
+        return f"steps {', '.join(self.tiers)}{missing}; auto precision is {precision}"
 
 
-def offers() -> list[DeviceCapabilities]:
-    """Returns the offer of the CPU, then that of each GPU."""
+def device_capabilities() -> list[DeviceCapabilities]:
+    """Returns the capabilities of the CPU, then those of each GPU."""
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return [offer_of(device) for device in devices]
+    return [capabilities_of(device) for device in devices]
 
 
-def offer_of(device: torch.device) -> DeviceCapabilities:
+def capabilities_of(device: torch.device) -> DeviceCapabilities:
     """Returns what a device supports, without trying; a host may still fail to compile or to be captured."""
-    found = {"compiled": why_not_compiled(device), "graph": why_not_captured(device)}
-    missing = {tier: why for tier, why in found.items() if why is not None}
+    reasons = {"compiled": why_not_compiled(device), "graph": why_not_captured(device)}
+    missing = {tier: reason for tier, reason in reasons.items() if reason is not None}
     return DeviceCapabilities(str(device), multiplies_bfloat16(device), missing)
 
 
@@ -67,4 +80,36 @@ def why_not_captured(device: torch.device) -> str | None:
         CudaRuntime()
     except RuntimeError as error:
         return str(error)
+    return None
+
+
+def driver_version() -> int | None:
+    """Returns the newest CUDA version that the driver supports, as CUDA writes it; None without driver or runtime."""
+    try:
+        return CudaRuntime().driver_version() or None
+    except RuntimeError:
+        return None
+
+
+def version_text(version: int) -> str:
+    """Formats a version for people: 12010 is 12.1."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | None:
+    """Returns what a GPU of that compute capability lacks with that driver, and the remedy; None if nothing."""
+    if driver is None:
+        return None
+    needs = (
+        f"a step of more than {SGD_TENSORS} tensors, and gradient statistics of more than {STATS_TENSORS}, take kernel "
+        "arguments of more than 4,096 bytes"
+    )
+    if capability < VOLTA:
+        own, first = (".".join(map(str, pair)) for pair in (capability, VOLTA))
+        return f"{needs}, which compute capability {own} does not have; it needs a GPU of {first} or newer"
+    if driver < LARGE_ARGUMENTS:
+        return (
+            f"{needs}, which its driver does not have: it supports CUDA {version_text(driver)}, and CUDA "
+            f"{version_text(LARGE_ARGUMENTS)} is needed; install NVIDIA driver {DRIVER} or newer"
+        )
     return None
