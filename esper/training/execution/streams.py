@@ -83,7 +83,7 @@ class StreamLanes(Lanes):
             training.repeat = partial(self._repeat, training)
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Drops what was captured for ``hosts``. If that fails for one of them, the others are released nevertheless."""
+        """Drops what was captured for ``hosts``, even if that fails for one of them, as on a broken GPU."""
         with ExitStack() as released:
             for training in hosts:
                 if self._adopted.pop(training.index, None) is not None:

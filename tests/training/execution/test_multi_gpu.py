@@ -18,7 +18,8 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.telemetry.event import Event, stable_record
 from esper.training.execution.multi_gpu import MultiGpuLanes, device_index
-from esper.training.execution.workers import Cancelled, DeviceFailed, LaneError, WorkerLanes
+from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
+from esper.training.execution.workers import WorkerLanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
