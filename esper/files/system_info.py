@@ -37,7 +37,7 @@ def describe_environment() -> dict[str, Any]:
             if (lack := capabilities.what_kernels_lack(driver, torch.cuda.get_device_capability(i))) is not None
         },
         "cublas_workspace": workspaces.describe(),
-        "steps": {device.device: str(device) for device in capabilities.device_capabilities()},
+        "steps": capabilities.device_capabilities(),
         "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
         "built_with": _native.built_with(),
         "native_required": _native.native_required(),

@@ -135,21 +135,29 @@ class OutOfMemoryRetry:
         Raises OutOfMemory if memory ran out and the state was not copied, or batches cannot be split again.
         """
         devices = {training.device for training in active} if self.policy.can_split else set()
-        copied = any(may_run_out(device, self._first_epoch) for device in devices)
-        start = EpochStart(self.hosts) if copied else None
+        copies = any(may_run_out(device, self._first_epoch) for device in devices)
+        orders = [training.order.get_state() for training in self.hosts] if copies else []  # streams draw from all
+        starts: dict[int, EpochStart] = {}
+
+        def copy(training: HostTraining) -> None:
+            starts[training.index] = EpochStart(training)
+
+        def restore(training: HostTraining) -> None:
+            if training.index in starts:  # else copying failed, and the host has not trained since
+                starts[training.index].restore(training)
 
         def first() -> None:
-            if start is not None:
-                self.lanes.run(start.capture, active)
+            if copies:
+                self.lanes.run(copy, active)
             train()
 
         def again() -> None:
-            assert start is not None
-            start.restore_orders()
-            self.lanes.run(start.restore, active)
+            for training, order in zip(self.hosts, orders, strict=True):
+                training.order.set_state(order)
+            self.lanes.run(restore, active)
             train()
 
-        self._attempt(first, again if copied else None)
+        self._attempt(first, again if copies else None)
         self._first_epoch = False
 
     def run(self, work: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
@@ -28,38 +27,22 @@ STATS_TENSORS, SGD_TENSORS = 128, 40
 """Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), SGD (sgd.cu)."""
 
 
-@dataclass(frozen=True)
-class DeviceCapabilities:
-    """The tiers and the automatic number format of one device."""
+def device_capabilities() -> dict[str, str]:
+    """Returns what each device of this machine supports, without trying, by its name: the CPU, then the GPUs.
 
-    device: str
-    bfloat16: bool
-    """Whether the device has instructions for bfloat16, so that ``auto`` chooses it."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Reasons for missing tiers, by tier."""
-
-    @property
-    def tiers(self) -> tuple[str, ...]:
-        """The available tiers."""
-        return tuple(tier for tier in ("eager", "compiled", "graph") if tier not in self.missing)
-
-    def __str__(self) -> str:
-        missing = "".join(f"; no {tier}: {reason}" for tier, reason in self.missing.items())
-        precision = "bfloat16" if self.bfloat16 else "float32, it has no instructions for bfloat16"
-        return f"steps {', '.join(self.tiers)}{missing}; auto precision is {precision}"
-
-
-def device_capabilities() -> list[DeviceCapabilities]:
-    """Returns the capabilities of the CPU, then those of each GPU."""
+    A host may still fail to compile or to be captured.
+    """
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return [capabilities_of(device) for device in devices]
+    return {str(device): capabilities_of(device) for device in devices}
 
 
-def capabilities_of(device: torch.device) -> DeviceCapabilities:
-    """Returns what a device supports, without trying; a host may still fail to compile or to be captured."""
-    reasons = {"compiled": why_not_compiled(device), "graph": why_not_captured(device)}
-    missing = {tier: reason for tier, reason in reasons.items() if reason is not None}
-    return DeviceCapabilities(str(device), multiplies_bfloat16(device), missing)
+def capabilities_of(device: torch.device) -> str:
+    """Describes the tiers that a device has, the reasons why it lacks others, and its automatic number format."""
+    reasons = {"eager": None, "compiled": why_not_compiled(device), "graph": why_not_captured(device)}
+    tiers = ", ".join(tier for tier, reason in reasons.items() if reason is None)
+    missing = "".join(f"; no {tier}: {reason}" for tier, reason in reasons.items() if reason is not None)
+    precision = "bfloat16" if multiplies_bfloat16(device) else "float32, it has no instructions for bfloat16"
+    return f"steps {tiers}{missing}; auto precision is {precision}"
 
 
 def why_not_compiled(device: torch.device, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -103,7 +103,6 @@ def compile_host(
     trained: Sequence[Tensor],
     evaluated: Sequence[Tensor] = (),
     casting: Callable[[], AbstractContextManager[object]] = nullcontext,
-    backend: str | None = None,
 ) -> str | None:
     """Compiles the segments of ``host`` and tries them; its weights, buffers, gradients and mode do not change.
 
@@ -112,7 +111,6 @@ def compile_host(
         trained: inputs [B, ...] for a forward and a backward pass in train mode, one for each batch size of the run.
         evaluated: inputs [B, ...] for a forward pass in eval mode.
         casting: makes the context that sets the number format of passes.
-        backend: backend of torch.compile; None: ``BACKEND``.
 
     Returns:
         None, or the reason why the host was not compiled.
@@ -122,7 +120,7 @@ def compile_host(
         return reason
     assert isinstance(host, SegmentedHost)
     before, training = host.compiled, host.training
-    run = compiled_run(backend or BACKEND)
+    run = compiled_run(BACKEND)
     left_out = set(host.segments)
 
     def noting(segment: nn.Module, h: Tensor) -> Tensor:

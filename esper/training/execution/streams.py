@@ -7,7 +7,6 @@ undone, and the numbers are the same with and without capture.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
@@ -38,8 +37,6 @@ from esper.training.step import begin_epoch, train_step
 WARM_UP = 3
 """Ordinary steps before a capture, so that libraries choose their algorithms and the allocator has seen every size."""
 
-Failures = list[tuple[HasPlace, Exception]]
-
 
 class StreamLanes(Lanes):
     """One lane per env. Work is queued on the GPU, which executes that of all envs at the same time.
@@ -52,10 +49,9 @@ class StreamLanes(Lanes):
     def __init__(self, gpu: Gpu, captures: bool = True) -> None:
         self.gpu = gpu
         self.captures = captures
-        self.capture_seconds = 0.0
-        """Time spent on capturing so far."""
         self._stop = StopFlag()
         self._cut_short = False
+        self._failures: list[tuple[HasPlace, Exception]] = []  # of the current work
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._pools: dict[int, Any] = {}
         self._caches: dict[int, CaptureCache] = {}
@@ -65,17 +61,17 @@ class StreamLanes(Lanes):
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         envs = list(envs)
 
-        def queue(failures: Failures) -> None:
+        def queue() -> None:
             for env in envs:
                 if self._stop.is_set:
                     self._cut_short = True
                 else:
-                    self._guarded(env, work, failures)
+                    self._guarded(env, work)
 
         self._forked(envs, queue)
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
-        self._forked(hosts, lambda failures: self._epoch([_Epoch(training) for training in hosts], failures))
+        self._forked(hosts, lambda: self._epoch([_Epoch(training) for training in hosts]))
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         for training in hosts if self.captures else ():
@@ -114,22 +110,21 @@ class StreamLanes(Lanes):
         self.gpu.reuse(self._streams.values())
         self._streams.clear()
 
-    def _forked(self, envs: Sequence[HasPlace], queue: Callable[[Failures], object]) -> None:
+    def _forked(self, envs: Sequence[HasPlace], queue: Callable[[], object]) -> None:
         """Calls ``queue`` so that its work starts after everything queued before, and later work waits for it."""
-        failures: Failures = []
         self._stop.clear()
-        self._cut_short = False
+        self._failures, self._cut_short = [], False
         try:
             streams = [self._stream(env.index) for env in envs]
             self.gpu.fork(streams)
         except RuntimeError as error:
             raise _device_failed("began", envs, error) from error
         try:
-            queue(failures)
+            queue()
         except BaseException as error:
             self._join(streams, envs, error)
             raise
-        first = first_of(failures) if failures else None
+        first = first_of(self._failures) if self._failures else None
         self._join(streams, envs, first)
         if first is not None:
             raise first
@@ -149,26 +144,25 @@ class StreamLanes(Lanes):
                 raise failed from error
             first.add_note(f"After that, {failed}")
 
-    def _guarded(self, env: Env, work: Callable[[Env], object], failures: Failures) -> bool:
+    def _guarded(self, env: Env, work: Callable[[Env], object]) -> bool:
         """Does ``work`` on the env's stream; returns False if it failed."""
         try:
             with self.gpu.on(self._stream(env.index)):
                 work(env)
         except Exception as error:
-            failures.append((env, error))
+            self._failures.append((env, error))
             return False
         return True
 
-    def _epoch(self, epochs: list[_Epoch], failures: Failures) -> None:
-        epochs = [epoch for epoch in epochs if self._guarded(epoch.training, partial(self._begin, epoch), failures)]
+    def _epoch(self, epochs: list[_Epoch]) -> None:
+        epochs = [epoch for epoch in epochs if self._guarded(epoch.training, partial(self._begin, epoch))]
         fresh = [epoch for epoch in epochs if epoch.fresh]
-        self._step_in_turns(fresh, WARM_UP - 1, failures)
+        self._step_in_turns(fresh, WARM_UP - 1)
         for epoch in fresh:
             if epoch.left > 1 and not epoch.failed and not self._stop.is_set:
-                capture = partial(self._last_before_capture, epoch)
-                epoch.failed = not self._guarded(epoch.training, capture, failures)
-        self._launch([epoch for epoch in epochs if epoch.captured is not None and not epoch.failed], failures)
-        self._step_in_turns([epoch for epoch in epochs if epoch.captured is None], None, failures)
+                epoch.failed = not self._guarded(epoch.training, partial(self._last_before_capture, epoch))
+        self._launch([epoch for epoch in epochs if epoch.captured is not None and not epoch.failed])
+        self._step_in_turns([epoch for epoch in epochs if epoch.captured is None])
         for epoch in epochs:
             if epoch.left and not epoch.failed:
                 self._cut_short = True
@@ -223,7 +217,6 @@ class StreamLanes(Lanes):
         if reason is not None:
             cache.refuse(signature, reason)
             return None
-        start = time.perf_counter()
         if training.index not in self._pools:
             self._pools[training.index] = self.gpu.pool()
         pool, keeps = self._pools[training.index], (work, *memory_of(training))
@@ -235,8 +228,6 @@ class StreamLanes(Lanes):
                 raise
             cache.refuse(signature, f"{type(error).__name__}: {error}")  # a network may do anything in its forward pass
             return None
-        finally:
-            self.capture_seconds += time.perf_counter() - start
         cache.put(signature, captured)
         return captured
 
@@ -248,16 +239,16 @@ class StreamLanes(Lanes):
             error.add_note(f"After that, the GPU failed: {type(failed).__name__}: {failed}")
             raise error from None
 
-    def _step_in_turns(self, epochs: list[_Epoch], limit: int | None, failures: Failures) -> None:
+    def _step_in_turns(self, epochs: list[_Epoch], limit: int | None = None) -> None:
         """Does at most ``limit`` steps of each epoch, in turns, so that the GPU has work of all envs."""
         done = 0
         while epochs and done != limit and not self._stop.is_set:
             epochs = [epoch for epoch in epochs if epoch.left and not epoch.failed]
             for epoch in epochs:
-                epoch.failed = not self._guarded(epoch.training, epoch.step, failures)
+                epoch.failed = not self._guarded(epoch.training, epoch.step)
             done += 1
 
-    def _launch(self, epochs: list[_Epoch], failures: Failures) -> None:
+    def _launch(self, epochs: list[_Epoch]) -> None:
         captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
         if not captured:
             return
@@ -267,7 +258,7 @@ class StreamLanes(Lanes):
             epoch.advance(launched)
         for lane, _step, _code, text in result.failures:
             epochs[lane].fail()
-            failures.append((epochs[lane].training, RuntimeError(text)))
+            self._failures.append((epochs[lane].training, RuntimeError(text)))
 
     def _stream(self, index: int) -> torch.cuda.Stream:
         if index not in self._streams:

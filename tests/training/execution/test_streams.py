@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.stage import SeedStage
 from esper.training.execution.graph_cache import REPLACES, WAITS
-from esper.training.execution.streams import WARM_UP
 from esper.training.execution.lanes import LaneError
+from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
 from tests.training.fake_gpu import FakeGpu, fake_lanes
@@ -70,7 +70,6 @@ def test_an_epoch_warms_up_captures_and_launches_the_rest() -> None:
             "join [1, 2]",
         ]
         assert [(env.epoch, env.batch, env.collector.batches) for env in made.envs] == [(2, BATCHES - 1, BATCHES)] * 2
-        assert made.lanes.capture_seconds > 0  # type: ignore[union-attr]
 
 
 def test_validation_is_captured_when_it_is_done_for_the_second_time() -> None:

@@ -6,8 +6,8 @@ import torch
 from esper.seeds.stage import SeedStage
 from esper.telemetry.event import Event
 from esper.training import step as host_step
-from esper.training.execution.streams import WARM_UP
 from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
+from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
 from tests.training.fake_gpu import FakeGpu, fake_lanes
