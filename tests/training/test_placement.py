@@ -6,6 +6,7 @@ moves where is the same. tests/cuda/test_pinned_copies.py has the real thing.
 
 from __future__ import annotations
 
+import gc
 import random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +22,8 @@ from esper.training.governor import Governor
 from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
 from esper.training.snapshot import ValidationRecord
-from tests.core_helpers import make_training, plant, rig, same_bits, tensors_of, tiny_config, train
+from tests.core_helpers import DAMAGE, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
+from tests.training.live_tensors import STATM, resident_mib
 
 OLDER, NEWEST = HostCopy.OLDER, HostCopy.NEWEST
 PLACEMENTS: list[tuple[HostCopy, ...]] = [(), (OLDER,), (OLDER, NEWEST)]
@@ -243,3 +245,24 @@ def test_copies_keep_the_layout_of_what_they_are_of() -> None:
         copies.capture([("images", images)])
         assert copies.tensors["images"].stride() == images.stride()
         assert torch.equal(copies.tensors["images"], images)
+
+
+@pytest.mark.finding("C4")
+@pytest.mark.slow
+@pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+def test_memory_is_flat_over_1000_episodes() -> None:
+    """Each with a seed, snapshots after every epoch, and a rollback."""
+    with rig(horizon=4, governor={"snapshot_every": 1}) as world:
+        sizes = []
+        for episode in range(1, 1001):
+            world.reset()
+            world.grow("r0c0", SeedStage.TRAINING, "norm")
+            DAMAGE["NaN weight"](world.training())
+            world.step()
+            assert world.episode().governor.rollbacks == 1
+            world.events.clear()
+            if episode in (100, 1000):
+                gc.collect()
+                sizes.append(resident_mib())
+        # A snapshot is 6 KiB: one that stayed behind in every episode would be 5 MiB.
+        assert sizes[1] - sizes[0] < 3, sizes
