@@ -21,7 +21,7 @@ DRIVER = 530
 """The first NVIDIA driver for that version."""
 
 VOLTA = (7, 0)
-"""The first compute capability whose kernels take so many bytes."""
+"""The first compute capability whose kernels can take 32,764 bytes."""
 
 STATS_TENSORS, SGD_TENSORS = 128, 40
 """Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), SGD (sgd.cu)."""
