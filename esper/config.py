@@ -56,10 +56,9 @@ class RunConfig(Section):
     lanes: Count | None = None
     """Number of envs that train at the same time; None: one per physical core. Results do not depend on it."""
     max_device_copies_mib: Positive | None = None
-    """Max memory of one GPU, in MiB, for the copies that an env keeps of all its hosts there: two snapshots each for
-    rollbacks, and the start of the epoch in case memory runs out. If they are estimated to take more, the older
-    snapshots move to pinned CPU memory, then the starts of epochs, then the newest snapshots. None: no limit. Results
-    do not depend on it; it has no effect on a CPU, where both are ordinary memory."""
+    """Max memory of one GPU, in MiB, for the snapshots that an env keeps of all its hosts there: two each, for
+    rollbacks. If they are estimated to take more, the older ones move to pinned CPU memory, then the newest ones. None:
+    no limit. Results do not depend on it; it has no effect on a CPU, where both are ordinary memory."""
     mark_phases: bool = False
     """Mark the phases of a step in profiler traces, as ranges of torch.profiler and, with CUDA, of NVTX."""
 

@@ -104,7 +104,7 @@ def is_expected(error: Exception) -> bool:
     fixes it.
     """
     from esper.data.shared_batches import SharedBatchError, worker_died
-    from esper.training.execution.workers import DeviceFailed, LaneError
+    from esper.training.execution.lanes import DeviceFailed, LaneError
     from esper.training.micro_batching import ran_out
 
     return (

@@ -19,7 +19,7 @@ from esper.hosts.host import Host
 from esper.telemetry.event import Event
 from esper.training.execution import workspaces
 from esper.training.execution.multi_gpu import devices_of
-from esper.training.micro_batching import Parts
+from esper.training.micro_batching import MicroBatchPolicy
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class EnvMaker:
     """The configuration, with the task's defaults in place of None."""
     task: Task | None
     """The task; None for simulated hosts."""
-    parts: Parts | None = field(default=None, compare=False)
-    """The micro-batches that all hosts of the run share; None: each env has its own."""
+    parts: MicroBatchPolicy | None = field(default=None, compare=False)
+    """How all hosts of the run split batches; None: each env has its own policy."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
     """Copies of the task on the other devices of ``config.run.device``."""
 
@@ -51,7 +51,7 @@ class EnvMaker:
         if any(device.type == "cuda" for device in devices):
             workspaces.bound()  # before anything uses cuBLAS
         task, *elsewhere = (task.to(device) for device in devices)
-        return cls(config, task, Parts(config), tuple(elsewhere))
+        return cls(config, task, MicroBatchPolicy(config), tuple(elsewhere))
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
         """Returns a maker for other hosts; not for simulated ones."""

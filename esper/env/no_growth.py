@@ -15,11 +15,12 @@ from esper.env.trained import TrainedHosts, make_trainings
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
-from esper.training.execution.multi_gpu import AnyLanes, device_index
+from esper.training.execution.lanes import Lanes
+from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.tiers import prepare_hosts
 from esper.training.host_trainer import HostTrainer
-from esper.training.micro_batching import Parts
-from esper.training.placement import HostCopy, copies_to_pin
+from esper.training.micro_batching import MicroBatchPolicy
+from esper.training.placement import HostCopy
 
 FIRST_INDEX = 1_000_000
 """Env index of the first baseline host: streams of random numbers that no env of a run shares."""
@@ -37,11 +38,11 @@ def no_growth_loop(
 
 
 def measure_baseline(
-    tasks: Sequence[Task], config: TrainingConfig, lanes: AnyLanes, run_seed: int, parts: Parts | None = None
+    tasks: Sequence[Task], config: TrainingConfig, lanes: Lanes, run_seed: int, policy: MicroBatchPolicy | None = None
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
-    ``tasks`` is the task on each of the devices of ``lanes``; ``parts`` see HostTrainer.
+    ``tasks`` is the task on each of the devices of ``lanes``; ``policy`` see HostTrainer.
     """
     count = config.env.baseline_episodes
     config = config.with_values(env={"stop_on": [], "recalibrate": False})  # whole episodes, with running statistics
@@ -49,8 +50,7 @@ def measure_baseline(
     of_host = [tasks[device_index(index, len(tasks))] for index in indices]
     training = make_trainings(of_host, [config] * count, indices, len(tasks))
     prepare_hosts(config.run, training, lanes)
-    pinned = copies_to_pin(config.run, training, kept=(HostCopy.EPOCH_START,))
-    trainer = HostTrainer(tasks[0], training, lanes, parts, pinned)
+    trainer = HostTrainer(tasks[0], training, lanes, policy)
     try:
         loop, _ = no_growth_loop(trainer, training[0].host.slot_names, governed=False)
         accuracy, loss = _curves(loop, run_seed).transpose(0, 2, 1)  # each [E, T + 1]

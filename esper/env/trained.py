@@ -98,7 +98,7 @@ class TrainedHosts:
     ) -> None:
         self.trainer, self.spec, self.blueprints = trainer, spec, blueprints
         self.reporter, self.governed = reporter, governed
-        self.training = list(trainer.envs)
+        self.training = list(trainer.hosts)
         self.host_parameters = self.training[0].host_parameters
         self.each = [
             TrainedHost(
@@ -203,7 +203,7 @@ class TrainedHosts:
         return accuracy
 
     def copies_held(self) -> list[Counter[str]]:
-        return [host.governor.held() + self.trainer.held(host.training) for host in self.each]
+        return [host.governor.held() for host in self.each]
 
     def state_dict(self) -> Any:
         return [{"training": host_state(host.training), "governor": host.governor.state_dict()} for host in self.each]

@@ -27,7 +27,7 @@ from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
 from esper.training.execution.tiers import make_lanes, prepare_hosts
 from esper.training.host_trainer import HostTrainer
-from esper.training.micro_batching import Parts
+from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
 from esper.training.precision import casting, concrete, image_dtype
 from esper.training.rng import seeded
@@ -49,7 +49,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         blueprints: what seeds can be; None takes the built-in registry as it is now. ``config.env.blueprints`` says
             which of the host's topology a controller may choose, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
-        parts: what batches are computed in, for envs that share a machine; None: this env's own.
+        parts: how batches are split, shared by the envs of a run; None: this env's own.
 
     Raises:
         ConfigError: sizes that the task's data cannot serve, a host that does not fit the task, or blueprints that are
@@ -65,7 +65,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         baseline: Baseline | None = None,
         blueprints: BlueprintRegistry | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
-        parts: Parts | None = None,
+        parts: MicroBatchPolicy | None = None,
         elsewhere: Sequence[Task] = (),
     ) -> None:
         config = resolve(config, task)
@@ -84,13 +84,13 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.largest = largest_sizes(self.training[0], spec, self.blueprints)
         self.task, self.emit = task, emit
         spans = Spans(marks=config.run.mark_phases)
-        self.parts = parts or Parts(config)
+        self.parts = parts or MicroBatchPolicy(config)
         if emit is not ignore:
-            self.parts.tell = self._tell
+            self.parts.on_split = self._tell
         self.lanes = make_lanes(config.run, *(each.device for each in self.tasks))
         tier = prepare_hosts(config.run, self.training, self.lanes)
         pinned = copies_to_pin(config.run, self.training, self._max_seed_parameters(config))
-        trainer = HostTrainer(task, self.training, self.lanes, self.parts, pinned)
+        trainer = HostTrainer(task, self.training, self.lanes, self.parts)
         reporter = Reporter(self._tell, spec, config.env) if emit is not ignore else None
         self.hosts: TrainedHosts = TrainedHosts(trainer, spec, self.blueprints, spans, pinned, reporter)
         super().__init__(config, spec, self.hosts, spans, autoreset_mode, reporter)

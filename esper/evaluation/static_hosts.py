@@ -39,7 +39,7 @@ def train_fixed(
     meters = [ComputeMeter(host.task, host.config, blueprints) for host in hosts]
     with make_lanes(config.run, task.device) as lanes:
         pinned = copies_to_pin(config.run, training)
-        trainer = HostTrainer(task, training, lanes, pinned=pinned)
+        trainer = HostTrainer(task, training, lanes)
         try:
             loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
             alone.watch = lambda host: meters[host.row].watch(host)

@@ -12,15 +12,14 @@ import torch
 from esper import _runtime
 from esper.config import ConfigError
 from esper.ops import _native
-from esper.training.execution import driver, workspaces
-from esper.training.execution.capabilities import offers
+from esper.training.execution import capabilities, workspaces
 
 PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
 
 
 def describe_environment() -> dict[str, Any]:
     """Returns versions, hardware and compiled modules, ready for JSON."""
-    serves = driver.version()
+    driver = capabilities.driver_version()
     return {
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
@@ -30,15 +29,15 @@ def describe_environment() -> dict[str, Any]:
         "instruction_sets": [name for name, there in sorted(_runtime.cpu_features().items()) if there],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "cuda": torch.version.cuda,
-        "driver": None if serves is None else f"CUDA {driver.written(serves)}",
+        "driver": None if driver is None else f"CUDA {capabilities.version_text(driver)}",
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "gpus_lack": {
             f"cuda:{i}": lack
             for i in range(torch.cuda.device_count())
-            if (lack := driver.missing(serves, torch.cuda.get_device_capability(i))) is not None
+            if (lack := capabilities.what_kernels_lack(driver, torch.cuda.get_device_capability(i))) is not None
         },
         "cublas_workspace": workspaces.describe(),
-        "steps": {offer.device: str(offer) for offer in offers()},
+        "steps": capabilities.device_capabilities(),
         "modules": {m.name: str(m.path) if m.loaded else f"missing: {m.reason}" for m in _native.modules()},
         "built_with": _native.built_with(),
         "native_required": _native.native_required(),

@@ -1,4 +1,4 @@
-"""How much memory a run uses: on its GPUs, in the process, and for the copies of hosts that it keeps."""
+"""Measures the memory of a run: of its GPUs, of the process, and of the copies of hosts that it keeps."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     import torch
 
 STATUS = Path("/proc/self/status")
-"""What Linux tells of the process."""
+"""Linux's report about the process."""
 
 MEMORY = {
     "allocated": "tensors on a GPU",
-    "reserved": "what torch's allocator holds of a GPU",
+    "reserved": "GPU memory held by torch's allocator",
     "peak_allocated": "the most allocated since the process began",
     "peak_reserved": "the most reserved since the process began",
-    "copies": "copies of all hosts: two snapshots each, and the start of the epoch",
-    "copies_per_host": "copies of the host that has most of them there",
+    "copies": "snapshots of all hosts, two each",
+    "copies_per_host": "snapshots of the host with the largest",
     "resident": "the process in CPU memory",
 }
-"""Kinds of memory and what they count, in the order of their columns in the metrics."""
+"""Meanings of the kinds of memory, in the order of their columns in the metrics."""
 
 
 def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.device]) -> dict[str, int]:
-    """Bytes in use now by ``KIND/PLACE``; nothing waits for a GPU.
+    """Returns the bytes in use now by ``KIND/PLACE``, without waiting for a GPU; unknown values are left out.
 
     Kinds are those of ``MEMORY``; places are ``cpu``, ``cuda:0``, ... and ``pinned``, which is CPU memory that a GPU
-    reads. What cannot be known here is left out.
+    reads.
 
     Args:
         copies: bytes of the copies of each host, by place.
-        devices: where hosts train.
+        devices: the devices on which hosts train.
     """
     import torch  # `esper show` reads the names in this file, and is quick without torch
 
@@ -57,16 +57,16 @@ def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.dev
 
 
 def resident(field: str) -> int:
-    """VmRSS, what the process has in memory now, or VmHWM, the most since that was forgotten; bytes.
+    """Returns the bytes of the process in memory: ``VmRSS``, now, or ``VmHWM``, the peak since it was last reset.
 
-    Not ``ru_maxrss``, which a process inherits from the one that started it.
+    ``ru_maxrss`` is not used, because a process inherits it from the one that started it.
     """
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
 
 def by_kind(used: Mapping[str, int]) -> dict[str, int]:
-    """The bytes of :func:`memory_used` by kind, over all places."""
+    """Sums the bytes of :func:`memory_used` over all places, by kind."""
     total: Counter[str] = Counter()
     for name, held in used.items():
         total[name.partition("/")[0]] += held
@@ -74,16 +74,16 @@ def by_kind(used: Mapping[str, int]) -> dict[str, int]:
 
 
 def memory_words(used: Mapping[str, int]) -> list[str]:
-    """One line for each place: ``cuda:0: allocated 1.5 GiB, reserved 2.0 GiB, ...``."""
+    """Formats one line per place: ``cuda:0: allocated 1.5 GiB, reserved 2.0 GiB, ...``."""
     places: dict[str, list[str]] = {}
     for name, held in used.items():
         kind, _, place = name.partition("/")
         places.setdefault(place or "all", []).append(f"{kind.replace('_', ' ')} {size(held)}")
-    return [f"{place}: {', '.join(told)}" for place, told in places.items()]
+    return [f"{place}: {', '.join(words)}" for place, words in places.items()]
 
 
 def size(held: float) -> str:
-    """Bytes for people, in the largest unit of which there is at least one."""
+    """Formats bytes for people, in the largest unit that gives at least 1."""
     for unit in ("B", "KiB", "MiB"):
         if held < 1024:
             return f"{held:.0f} B" if unit == "B" else f"{held:.1f} {unit}"

@@ -1,113 +1,194 @@
-"""Memory that runs out: in how many parts batches are computed, which is doubled once in a run, and what is said."""
+"""The number of micro-batches per batch, which doubles once per run if memory runs out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import gc
+from collections.abc import Callable, Sequence
 
 import torch
 
 from esper.config import TrainingConfig
 from esper.telemetry.event import Event, MicroBatchHalved
-from esper.training.execution.workers import LaneError
+from esper.training.epoch_start import EpochStart
+from esper.training.execution.lanes import LaneError, Lanes
+from esper.training.host_training import HostTraining
 
-CPU_WORDS = ("can't allocate memory", "not enough memory")
-"""Of torch's allocator on the CPU, which raises a plain RuntimeError."""
-
-CUDA_WORDS = (
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
     "CUDA error: out of memory",
     "out of memory (CUDA error 2)",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
-"""Of CUDA and its libraries where they allocate without PyTorch's allocator, as for a graph: errors of other types than
-torch.OutOfMemoryError. The second is Esper's own, of a launch."""
+"""Messages of plain RuntimeErrors: two of PyTorch's CPU allocator, the others of CUDA and its libraries where they
+allocate without PyTorch, as for a graph. "(CUDA error 2)" is how Esper's own launches report it."""
+
+SHORT = 0.25
+"""A GPU is short of memory if less than this fraction is free. PyTorch's cache counts as used, so what is free has
+never been needed in an epoch before."""
 
 
 class OutOfMemory(LaneError):
-    """Memory ran out in a lane, and there are no smaller parts to try; says what takes less."""
+    """Memory ran out in a lane, and the work cannot be repeated in smaller micro-batches; says what needs less."""
 
-    def __init__(self, cause: LaneError, parts: Parts) -> None:
-        RuntimeError.__init__(self, f"{cause}\n{parts.advice()}")
+    def __init__(self, cause: LaneError, advice: str) -> None:
+        RuntimeError.__init__(self, f"{cause}\n{advice}")
         self.env, self.epoch, self.batch, self.causes = cause.env, cause.epoch, cause.batch, cause.causes
         self.__cause__ = cause
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """Where memory ran out first, and what was said of it."""
-
-    env: int
-    epoch: int
-    batch: int
-    reason: str
-
-
 def ran_out(error: BaseException) -> bool:
-    """Whether the error is that there is no memory left, on a GPU, for tensors on the CPU, or for anything else."""
+    """Returns True if the error says that memory ran out, on a GPU or on the CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS + CUDA_WORDS)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
-def shortage(error: LaneError) -> Shortage | None:
-    """Of an error whose causes, in every env that failed, are all of this kind; None for any other."""
-    if not all(ran_out(cause) for cause in error.causes):
-        return None
-    said = (str(error.causes[0]).splitlines() or [type(error.causes[0]).__name__])[0]
-    return Shortage(error.env, error.epoch, error.batch, said)
+def may_run_out(device: torch.device, first_epoch: bool) -> bool:
+    """Returns True if an epoch may need more memory than ``device`` has, as far as that can be known.
+
+    On a GPU that is the first epoch, whose needs are unknown, and any epoch while the GPU is short of memory. On a CPU
+    the answer is always False: Linux usually ends a process that runs out instead of refusing memory.
+    """
+    if device.type != "cuda":
+        return False
+    if first_epoch:
+        return True
+    with torch.cuda.device(device):
+        free, total = torch.cuda.mem_get_info(device)
+    return free < SHORT * total
 
 
-class Parts:
-    """In how many parts the hosts of one run compute a batch.
+class MicroBatchPolicy:
+    """The number of micro-batches per batch, for all hosts of a run.
 
-    They are doubled once, the first time that memory runs out: a host that has less room by the hour would otherwise
-    slow down without end. What is evaluated at once is halved with them.
+    It doubles only once: a host whose memory shrinks by the hour would otherwise become slower and slower. Evaluation
+    batches are halved with it.
 
     Args:
-        config: with the task's numbers in place of None.
+        config: with the task's sizes in place of None.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
         self.count = config.task.micro_batches
-        self.doubled = False
-        self.tell: Callable[[Event], None] | None = None
-        """Takes the event."""
+        """Micro-batches per batch."""
+        self.on_split: Callable[[Event], None] | None = None
+        """Receives the event of a split."""
 
     @property
-    def may_double(self) -> bool:
-        """Whether there is anything left to try."""
-        return not self.doubled and 2 * self.count <= (self.config.task.batch_size or 1)
+    def was_split(self) -> bool:
+        """True if memory has run out before."""
+        return self.count != self.config.task.micro_batches
 
-    def double(self, found: Shortage) -> None:
-        """Twice as many parts from now on, and tell so."""
+    @property
+    def can_split(self) -> bool:
+        """True if batches can be split once more."""
+        return not self.was_split and 2 * self.count <= (self.config.task.batch_size or 1)
+
+    def split(self, error: LaneError) -> None:
+        """Doubles the number of micro-batches because of ``error``, and reports it."""
         self.restore(2 * self.count)
-        if self.tell is not None:
-            self.tell(
-                MicroBatchHalved(
-                    env=found.env, epoch=found.epoch, batch=found.batch, micro_batches=self.count, reason=found.reason
-                )
-            )
+        if self.on_split is not None:
+            reason = (str(error.causes[0]).splitlines() or [type(error.causes[0]).__name__])[0]
+            self.on_split(MicroBatchHalved(error.env, error.epoch, error.batch, self.count, reason))
 
     def restore(self, count: int) -> None:
-        """``count`` parts, of a run that goes on: the config's, or twice as many. Raises ValueError for others."""
+        """Sets the number of a resumed run: that of the config, or twice as many. Raises ValueError for any other."""
         if count not in (self.config.task.micro_batches, 2 * self.config.task.micro_batches):
-            raise ValueError(f"batches in {count} parts; the config has {self.config.task.micro_batches}")
+            raise ValueError(f"{count} micro-batches; the config has {self.config.task.micro_batches}")
         self.count = count
-        self.doubled = count != self.config.task.micro_batches
 
-    def at_once(self, evaluated: int) -> int:
-        """How many samples to evaluate at once, where it would be so many."""
-        return -(-evaluated // 2) if self.doubled else evaluated
+    def evaluation_batch(self, samples: int) -> int:
+        """Returns the size of evaluation batches, where ``samples`` is the task's."""
+        return -(-samples // 2) if self.was_split else samples
 
     def advice(self) -> str:
-        """What a person can do."""
+        """Says how a run needs less memory."""
         task, envs = self.config.task, self.config.env.n_envs
-        tried = f" though batches are computed in {self.count} parts since it did before" if self.doubled else ""
+        split = f", although batches are split into {self.count} since it ran out before" if self.was_split else ""
         return (
-            f"Memory ran out{tried}. A new run takes less of it with more parts (--set task.micro_batches="
+            f"Memory ran out{split}. A new run needs less with more micro-batches (--set task.micro_batches="
             f"{2 * self.count}), a smaller task.batch_size (here {task.batch_size}), or fewer hosts (env.n_envs, here "
             f"{envs})."
         )
+
+
+class OutOfMemoryRetry:
+    """Repeats work in twice as many micro-batches if memory runs out, once per run.
+
+    ``hosts`` are all hosts of a trainer, and ``policy`` is shared by the trainers of a run.
+    """
+
+    def __init__(self, policy: MicroBatchPolicy, hosts: Sequence[HostTraining], lanes: Lanes) -> None:
+        self.policy, self.hosts, self.lanes = policy, hosts, lanes
+        self._first_epoch = True
+
+    def epoch(self, train: Callable[[], None], active: Sequence[HostTraining]) -> None:
+        """Runs ``train``, an epoch of the hosts in ``active``, and repeats it from its start if memory runs out.
+
+        The result is that of a run that split its batches further from this epoch on, bit for bit. The hosts' state is
+        copied only if memory may run out (:func:`may_run_out`), since the copies take time and are rarely needed.
+
+        Raises OutOfMemory if memory ran out and the state was not copied, or batches cannot be split again.
+        """
+        devices = {training.device for training in active} if self.policy.can_split else set()
+        copies = any(may_run_out(device, self._first_epoch) for device in devices)
+        orders = [training.order.get_state() for training in self.hosts] if copies else []  # streams draw from all
+        starts: dict[int, EpochStart] = {}
+
+        def copy(training: HostTraining) -> None:
+            starts[training.index] = EpochStart(training)
+
+        def restore(training: HostTraining) -> None:
+            if training.index in starts:  # else copying failed, and the host has not trained since
+                starts[training.index].restore(training)
+
+        def first() -> None:
+            if copies:
+                self.lanes.run(copy, active)
+            train()
+
+        def again() -> None:
+            for training, order in zip(self.hosts, orders, strict=True):
+                training.order.set_state(order)
+            self.lanes.run(restore, active)
+            train()
+
+        self._attempt(first, again if copies else None)
+        self._first_epoch = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs ``work``, which changes no host, and repeats it if memory runs out. Raises as :meth:`epoch` does."""
+        self._attempt(work, work)
+
+    def _attempt(self, work: Callable[[], None], again: Callable[[], None] | None) -> None:
+        if not self._fits(work, again is not None):
+            gc.collect()  # frees tensors that the frames of the error refer to
+            assert again is not None
+            self._fits(again, False)
+
+    def _fits(self, work: Callable[[], None], repeatable: bool) -> bool:
+        """Runs ``work``; returns False if memory ran out and batches are now split further."""
+        self._apply_policy()
+        try:
+            work()
+        except LaneError as error:
+            if not all(ran_out(cause) for cause in error.causes):
+                raise
+            if not (repeatable and self.policy.can_split):
+                raise OutOfMemory(error, self.policy.advice()) from error
+            self.policy.split(error)
+            return False
+        return True
+
+    def _apply_policy(self) -> None:
+        """Gives the policy's sizes to all hosts; what was captured with other sizes is dropped."""
+        changed = [training for training in self.hosts if training.micro_batches != self.policy.count]
+        self.lanes.release(changed)
+        for training in changed:
+            training.micro_batches = self.policy.count
+            training.evaluation_batch = self.policy.evaluation_batch(training.task.evaluation_batch)
+        self.lanes.adopt(changed)

@@ -1,4 +1,4 @@
-"""Which copies of hosts lie beside the hosts on a GPU, and which in pinned CPU memory."""
+"""The memory in which copies of hosts lie: beside the hosts on a GPU, or pinned CPU memory."""
 
 from __future__ import annotations
 
@@ -17,40 +17,28 @@ class HostCopy(Enum):
     """A copy that is kept of each host, in the order in which copies move to pinned memory."""
 
     OLDER = "older snapshots"
-    EPOCH_START = "starts of epochs"
     NEWEST = "newest snapshots"
 
 
-def pinned_copies(
-    copy_bytes: int, hosts: int, limit_mib: float | None, kept: Sequence[HostCopy] = tuple(HostCopy)
-) -> tuple[HostCopy, ...]:
-    """The copies that go to pinned memory so that the others take at most ``limit_mib`` MiB of one device.
+def copies_to_pin(run: RunConfig, hosts: Sequence[HostTraining], seed_parameters: int = 0) -> tuple[HostCopy, ...]:
+    """Returns the copies that move to pinned memory, so that the others of any one GPU fit
+    ``run.max_device_copies_mib``; none on a CPU.
 
-    Args:
-        copy_bytes: size of one copy of one host, bytes.
-        hosts: on the device.
-        limit_mib: None for no limit.
-        kept: the copies there are, the first to go first.
+    A copy is estimated as the size of the host with its buffers and momentum, and of ``seed_parameters`` float32
+    parameters of seeds with theirs. Of several devices the one with most hosts decides for all.
     """
-    pinned = 0
-    while limit_mib is not None and (len(kept) - pinned) * hosts * copy_bytes > limit_mib * MIB:
-        pinned += 1
-    return tuple(kept[:pinned])
-
-
-def copies_to_pin(
-    run: RunConfig,
-    envs: Sequence[HostTraining],
-    seed_parameters: int = 0,
-    kept: Sequence[HostCopy] = tuple(HostCopy),
-) -> tuple[HostCopy, ...]:
-    """The copies of ``envs`` that go to pinned memory under ``run.max_device_copies_mib``; none on a CPU.
-
-    A copy is taken to be as large as the host with its buffers and momentum, and ``seed_parameters`` float32 parameters
-    of seeds with theirs. Of several devices the one with most hosts decides for all.
-    """
-    if run.max_device_copies_mib is None or envs[0].device.type != "cuda":
+    if run.max_device_copies_mib is None or hosts[0].device.type != "cuda":
         return ()
-    largest = max(sum(tensor.nbytes for _, tensor in network_tensors(env, ())) for env in envs)
-    hosts = max(Counter(env.device for env in envs).values())
-    return pinned_copies(largest + 2 * 4 * seed_parameters, hosts, run.max_device_copies_mib, kept)
+    host_bytes = max(sum(tensor.nbytes for _, tensor in network_tensors(training, ())) for training in hosts)
+    count = max(Counter(training.device for training in hosts).values())
+    return pinned_copies(host_bytes + 2 * 4 * seed_parameters, count, run.max_device_copies_mib)
+
+
+def pinned_copies(copy_bytes: int, hosts: int, limit_mib: float) -> tuple[HostCopy, ...]:
+    """Returns the first copies to move, so that the others of ``hosts`` hosts take at most ``limit_mib`` MiB.
+
+    ``copy_bytes`` is the size of one copy of one host.
+    """
+    kinds = tuple(HostCopy)
+    fitting = int(limit_mib * MIB // (hosts * copy_bytes)) if copy_bytes else len(kinds)
+    return kinds[: max(len(kinds) - fitting, 0)]

@@ -17,7 +17,7 @@ from esper.hosts.host import At
 from esper.ops import GradStats, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.site import Role, Site
-from esper.training.execution.workers import Cancelled
+from esper.training.execution.lanes import Cancelled
 from esper.training.host_training import HostTraining
 from esper.training.loss import count_of, measured_loss
 from esper.training.precision import Arithmetic

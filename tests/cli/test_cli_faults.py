@@ -17,7 +17,7 @@ from esper.files import checkpoint
 from esper.files import run_folder as folder
 from esper.report.read import open_run
 from esper.telemetry.event import MicroBatchHalved
-from esper.training import host_trainer as epochs
+from esper.training.execution import workers
 from esper.training.host_training import HostTraining
 from tests.cli.child import CHILD
 from tests.cli.conftest import Esper, Finished
@@ -88,15 +88,16 @@ def test_data_that_fails_ends_the_run_and_it_goes_on_when_it_is_repaired(esper: 
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    """Env 1 has no room for batches in fewer parts."""
-    train = epochs.train_epoch
+    """Env 1 has no room for batches in fewer parts; the state before an epoch is copied, as on a GPU."""
+    monkeypatch.setattr("esper.training.micro_batching.may_run_out", lambda *_device_and_epoch: True)
+    train = workers.train_epoch
 
     def limited(env: HostTraining, cancelled: Any) -> None:
         if env.index == 1 and env.micro_batches < parts:
             raise RuntimeError(FULL)
         train(env, cancelled)
 
-    monkeypatch.setattr(epochs, "train_epoch", limited)
+    monkeypatch.setattr(workers, "train_epoch", limited)
 
 
 @pytest.mark.finding("M12")
@@ -158,7 +159,7 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
 ) -> None:
     """Two real runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
     with monkeypatch.context() as patch:
-        patch.setattr(epochs, "train_epoch", stop_in_round_two(epochs.train_epoch))
+        patch.setattr(workers, "train_epoch", stop_in_round_two(workers.train_epoch))
         assert esper("run", *TINY).code == 130
     before = (Path("r") / checkpoint.NAME).read_bytes()
     log = (Path("r") / folder.EVENTS).stat().st_size

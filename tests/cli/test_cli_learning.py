@@ -79,7 +79,7 @@ def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytes
         train_epoch(training, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.training.host_trainer.train_epoch", breaks)
+        patch.setattr("esper.training.execution.workers.train_epoch", breaks)
         found = esper(*DIGITS, "--out", "mine")
     assert found.code == 1
     first, second = found.err.splitlines()
@@ -103,7 +103,7 @@ def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
     def breaks(_training: Any, **_how: Any) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr("esper.training.host_trainer.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
     found = esper(*DIGITS, "--out", "mine")
     assert found.code == 1
     assert "Traceback" not in found.err

@@ -349,7 +349,7 @@ def test_an_error_while_running_leaves_a_log_that_can_be_read(tmp_path: Path, mo
             raise ArithmeticError("no more")
         train_epoch(env, cancelled)
 
-    monkeypatch.setattr("esper.training.host_trainer.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
     with pytest.raises(RuntimeError, match=r"env \d, epoch 1, batch \d+: ArithmeticError: no more"):
         Experiment(tiny(), tmp_path / "r").run()
     names = [fields["event"] for fields in read_events(tmp_path / "r" / "events.jsonl")]

@@ -235,7 +235,7 @@ def test_a_rollback_is_counted_and_disturbs_no_other_host(
             DAMAGE["NaN weight"](training)
 
     hurt = 2
-    monkeypatch.setattr("esper.training.host_trainer.train_epoch", breaks)
+    monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
     summary, recorder = play(learning(evaluation_pairs=3), tmp_path / "r")
     assert [event.rollbacks for event in of_kind(recorder, RoundCompleted)] == [1, 0, 0]
     assert [row["rollbacks"] for row in metrics(summary.folder)] == ["1", "0", "0"]

@@ -18,7 +18,7 @@ from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
 from esper.telemetry.sinks.jsonl import read_events
-from esper.training.execution.workers import LaneError
+from esper.training.execution.lanes import LaneError
 from esper.training.step import train_epoch
 from tests.run.run_helpers import (
     Does,
@@ -140,7 +140,7 @@ def test_an_error_in_a_lane_leaves_a_checkpoint(
         train_epoch(training, cancelled)
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.training.host_trainer.train_epoch", breaks)
+        patch.setattr("esper.training.execution.workers.train_epoch", breaks)
         with pytest.raises(LaneError, match=r"env 1, epoch 2, batch \d+: ArithmeticError: no more"):
             Experiment(CONFIGS[name](), tmp_path / "r").run()
     assert "RunCompleted" not in kinds(tmp_path / "r")

@@ -378,8 +378,8 @@ def test_console_tells_the_tier_and_why_not_another() -> None:
 
 
 def test_console_tells_which_copies_are_in_pinned_memory() -> None:
-    (line,) = set(printed(started(pinned_copies=("older snapshots", "starts of epochs")))) - set(printed(started()))
-    assert line == "copies of hosts in pinned memory: older snapshots, starts of epochs"
+    (line,) = set(printed(started(pinned_copies=("older snapshots", "newest snapshots")))) - set(printed(started()))
+    assert line == "copies of hosts in pinned memory: older snapshots, newest snapshots"
 
 
 @pytest.mark.finding("L4")

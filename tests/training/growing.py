@@ -22,8 +22,8 @@ from esper.lifecycle.stage import SeedStage
 from esper.ops import normalisation_table
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 from esper.seeds.site import Role, Site
+from esper.training.execution.lanes import Lanes
 from esper.training.execution.streams import StreamLanes
-from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
@@ -125,7 +125,7 @@ class Growing:
     def __init__(
         self,
         kind: Kind,
-        lanes: WorkerLanes | StreamLanes,
+        lanes: Lanes,
         n: int = 2,
         device: torch.device | str = "cpu",
         registry: BlueprintRegistry = BLUEPRINTS,

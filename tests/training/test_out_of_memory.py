@@ -1,8 +1,9 @@
-"""M12: memory runs out in a lane. The epoch is done again in smaller parts, as if it had been so all along; once."""
+"""M12: memory runs out in a lane. The epoch is repeated once, as if it had begun with smaller micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,20 +16,29 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import Event, MicroBatchHalved
+from esper.training import micro_batching
 from esper.training.contents import TensorSnapshot
+from esper.training.epoch_start import EpochStart
+from esper.training.execution.lanes import LaneError, Lanes
 from esper.training.execution.streams import StreamLanes
-from esper.training.execution.workers import LaneError, WorkerLanes
+from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import OutOfMemory, Parts, Shortage, ran_out
+from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out
 from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
 from tests.training.fake_gpu import FakeGpu, fake_lanes
-from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same
+from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same, validate
 from tests.training.test_streamed import streamed
 
 FULL = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes."
 REGISTRY = BlueprintRegistry(
     (BLUEPRINTS.get("cnn", "conv_light"), Blueprint("cnn", "dropping", "a test's own", Dropping, lambda c: 2 * c))
 )
+
+
+@pytest.fixture
+def copies_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before every epoch, as on a GPU that is short of memory."""
+    monkeypatch.setattr(micro_batching, "may_run_out", lambda *_device_and_epoch: True)
 
 
 def shrink(
@@ -47,7 +57,7 @@ def shrink(
     env.host.segments[1].register_forward_pre_hook(check)  # type: ignore[operator, union-attr]
 
 
-def course(lanes: WorkerLanes | StreamLanes, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
+def course(lanes: Lanes, hurt: Callable[[Growing], Any], kind: str = "float images") -> Growing:
     """Envs with a seed that incubates, on a CPU with dropout, and one that is blended; ``hurt`` acts before the third
     epoch, in which incubation begins."""
     made = Growing(KINDS[kind], lanes, registry=REGISTRY)
@@ -72,18 +82,19 @@ def finished(made: Growing) -> list[Record]:
 
 
 def from_here_on(made: Growing) -> None:
-    """What an epoch done again has to equal: twice the parts from its beginning."""
-    made.trainer.parts.double(Shortage(0, 0, 0, ""))
+    """What a repeated epoch has to equal: twice the parts from its beginning."""
+    made.trainer.policy.restore(2 * made.trainer.policy.count)
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize("kind", ["float images", "ste", "bytes in bfloat16, micro-batches"])
 def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
     hurt = course(WorkerLanes(2), lambda made: shrink(made.envs[1], BATCH // (2 * parts), from_batch=2), kind=kind)
     events: list[Event] = []
-    hurt.trainer.parts.tell = events.append
+    hurt.trainer.policy.on_split = events.append
     expected = finished(course(WorkerLanes(1), from_here_on, kind=kind))
     assert_same(finished(hurt), expected)
     (event,) = events
@@ -93,27 +104,30 @@ def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize("fitting", [0, 5, 20])
-def test_no_memory_for_remembering_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one env part of the copies are there, and those of the others are whole: none of it is mixed up."""
-    capture, failed = TensorSnapshot.capture, []
+def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One env has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
+    hurt = course(WorkerLanes(2), lambda _made: None)
+    capture, captured = TensorSnapshot.capture, []
 
     def too_large(copies: TensorSnapshot, live: Iterable[tuple[str, Tensor]]) -> None:
-        found = list(live)
-        if copies is hurt.trainer._starts[1]._copies and not failed:
-            failed.append(True)
-            capture(copies, found[:fitting])
+        captured.append(copies)
+        whole = dict(live)
+        if whole["host.segments.0.0.weight"] is hurt.envs[1].host.segments[0][0].weight:  # type: ignore[index,operator,union-attr]
+            capture(copies, list(whole.items())[:fitting])
             raise RuntimeError(FULL)
-        capture(copies, found)
+        capture(copies, whole.items())
 
-    hurt = course(WorkerLanes(2), lambda _made: None)
     monkeypatch.setattr(TensorSnapshot, "capture", too_large)
-    assert_same(finished(hurt), finished(course(WorkerLanes(1), from_here_on)))
-    assert failed
-    assert not any(start._copies.tensors for start in hurt.trainer._starts.values()), "nothing is done a third time"
+    records = finished(hurt)
+    assert len(captured) == 2
+    monkeypatch.setattr(TensorSnapshot, "capture", capture)
+    assert_same(records, finished(course(WorkerLanes(1), from_here_on)))
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.usefixtures("copies_kept")
 def test_captured_work_of_whole_batches_is_dropped() -> None:
     gpu, other = FakeGpu(), FakeGpu()
     hurt = course(
@@ -130,10 +144,11 @@ def test_captured_work_of_whole_batches_is_dropped() -> None:
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.usefixtures("copies_kept")
 def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
     with course(WorkerLanes(1), lambda made: shrink(made.envs[1], BATCH // 4, from_batch=1)) as made:
         events: list[Event] = []
-        made.trainer.parts.tell = events.append
+        made.trainer.policy.on_split = events.append
         with pytest.raises(OutOfMemory, match=r"env 1, epoch 2, batch 1: RuntimeError: .*can't allocate") as caught:
             made.trainer.epoch(made.envs)
         assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
@@ -143,15 +158,17 @@ def test_a_second_shortage_is_an_error_that_says_what_takes_less() -> None:
         assert len(events) == 1
 
 
+@pytest.mark.usefixtures("copies_kept")
 def test_a_batch_that_cannot_be_cut_smaller_is_not_tried_again() -> None:
     with Growing(KINDS["float images"], WorkerLanes(1), 1, micro_batches=BATCH) as made:
         made.reset()
         shrink(made.envs[0], 0)
         with pytest.raises(OutOfMemory, match="env 0, epoch 0, batch 0"):
             made.trainer.epoch(made.envs)
-        assert not made.trainer.parts.doubled
+        assert not made.trainer.policy.was_split
 
 
+@pytest.mark.usefixtures("copies_kept")
 def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
     def hurt(made: Growing) -> None:
         shrink(made.envs[0], BATCH // 2)
@@ -160,10 +177,11 @@ def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
     with course(WorkerLanes(1), hurt) as made, pytest.raises(LaneError) as caught:
         made.trainer.epoch(made.envs)
     assert not isinstance(caught.value, OutOfMemory)
-    assert not made.trainer.parts.doubled
+    assert not made.trainer.policy.was_split
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.usefixtures("copies_kept")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
     """In step: the others have learned from the batch that was too much for one."""
@@ -173,7 +191,7 @@ def test_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
         env.reset(seed=0)
         wait = torch.zeros(3, 8, dtype=torch.int64).numpy()
         env.step(wait)
-        shrink(env.training[2], 16, from_batch=1) if hurt else env.parts.double(Shortage(0, 0, 0, ""))
+        shrink(env.training[2], 16, from_batch=1) if hurt else env.parts.restore(2)
         env.step(wait)
         env.step(wait)
         worlds.append([tensors_of(training) for training in env.training])
@@ -202,6 +220,7 @@ def test_validation_takes_half_at_once() -> None:
 
 
 @pytest.mark.finding("M12")
+@pytest.mark.usefixtures("copies_kept")
 def test_all_hosts_of_a_run_are_cut_alike() -> None:
     """Those that grow, their twins, and those made later; or pairs would differ in more than growth."""
     told: list[Event] = []
@@ -227,13 +246,77 @@ def test_all_hosts_of_a_run_are_cut_alike() -> None:
         one.close()
 
 
-def test_parts_are_as_they_were_in_a_run_that_goes_on() -> None:
-    parts = Parts(tiny_config(task={"micro_batches": 2}))
-    assert parts.at_once(500) == 500
-    parts.restore(4)
-    assert (parts.doubled, parts.may_double, parts.at_once(501)) == (True, False, 251)
-    parts.restore(2)
-    assert (parts.doubled, parts.may_double) == (False, True)
+@pytest.mark.finding("M12")
+def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By default on a CPU: an epoch copies nothing. Validation needs no copy and is repeated."""
+
+    def copies(*_arguments: object) -> None:
+        raise AssertionError("a copy")
+
+    monkeypatch.setattr(TensorSnapshot, "capture", copies)
+    with course(WorkerLanes(1), lambda made: shrink(made.envs[1], BATCH // 2, from_batch=1)) as made:
+        with pytest.raises(OutOfMemory, match=r"--set task\.micro_batches=2") as caught:
+            made.trainer.epoch(made.envs)
+        assert (caught.value.env, caught.value.epoch, caught.value.batch) == (1, 2, 1)
+        assert "since it ran out before" not in str(caught.value)
+        assert not made.trainer.policy.was_split
+        shrink(made.envs[0], 20, training=False)
+        made.trainer.repeatable(validate, made.envs)
+        assert made.trainer.policy.was_split
+        with pytest.raises(OutOfMemory, match="although batches are split into 2"):
+            made.trainer.repeatable(lambda _env: torch.empty(2**58, dtype=torch.uint8) and None, made.envs)
+
+
+def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+
+    def noted(training: HostTraining) -> EpochStart:
+        copied.append(training.index)
+        return EpochStart(training)
+
+    monkeypatch.setattr(micro_batching, "EpochStart", noted)
+    short = False
+    monkeypatch.setattr(micro_batching, "may_run_out", lambda _device, first_epoch: first_epoch or short)
+    with Growing(KINDS["float images"], WorkerLanes(1)) as made:
+        made.reset()
+        made.epoch()
+        made.epoch()
+        assert copied == [0, 1]
+        short = True
+        made.trainer.epoch(made.envs[1:])
+        assert copied == [0, 1, 1]
+        made.trainer.policy.restore(2)  # nothing can be repeated any more
+        made.epoch()
+        assert copied == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("device", "first_epoch", "free", "expected"),
+    [
+        ("cuda:1", True, 80, True),
+        ("cuda:1", False, 20, False),
+        ("cuda:1", False, 19, True),
+        ("cpu", True, 0, False),
+        ("cpu", False, 0, False),
+    ],
+)
+def test_a_gpu_is_short_of_memory_below_a_quarter(
+    device: str, first_epoch: bool, free: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 80))
+    assert may_run_out(torch.device(device), first_epoch) is expected
+
+
+def test_a_resumed_run_has_its_number_of_micro_batches() -> None:
+    policy = MicroBatchPolicy(tiny_config(task={"micro_batches": 2}))
+    assert policy.evaluation_batch(500) == 500
+    policy.restore(4)
+    assert (policy.was_split, policy.can_split, policy.evaluation_batch(501)) == (True, False, 251)
+    policy.restore(2)
+    assert (policy.was_split, policy.can_split) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +345,6 @@ def test_the_allocator_of_this_torch_says_what_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 3, 8])
-def test_no_other_number_of_parts_is_gone_on_with(count: int) -> None:
-    with pytest.raises(ValueError, match=f"batches in {count} parts; the config has 2"):
-        Parts(resolve(tiny_config(task={"micro_batches": 2}), digits())).restore(count)
+def test_no_other_number_is_resumed(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} micro-batches; the config has 2"):
+        MicroBatchPolicy(resolve(tiny_config(task={"micro_batches": 2}), digits())).restore(count)

@@ -1,1 +1,1 @@
-"""Where and how training steps run: worker threads, CUDA streams, captured graphs, compiled segments."""
+"""How training steps are executed: worker threads, CUDA streams, captured graphs, compiled segments."""

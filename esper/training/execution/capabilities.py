@@ -1,4 +1,4 @@
-"""The tiers and number formats that each device of this machine supports, and why others are missing."""
+"""What the devices and the driver of this machine support: tiers, number formats, and kernels."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
 from esper._runtime import CudaRuntime
 from esper.training.precision import multiplies_bfloat16
 
+LARGE_ARGUMENTS = 12010
+"""The first CUDA version, as CUDA writes it (1000 · major + 10 · minor), in which kernels take 32,764 bytes of
+arguments. Earlier versions take 4,096."""
 
-@dataclass(frozen=True)
-class DeviceCapabilities:
-    """The tiers and the automatic number format of one device."""
+DRIVER = 530
+"""The first NVIDIA driver for that version."""
 
-    device: str
-    bfloat16: bool
-    """Whether the device has instructions for bfloat16, so that ``auto`` chooses it."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Reasons for missing tiers, by tier."""
+VOLTA = (7, 0)
+"""The first compute capability whose kernels can take 32,764 bytes."""
 
-    @property
-    def tiers(self) -> tuple[str, ...]:
-        """The available tiers."""
-        return tuple(tier for tier in ("eager", "compiled", "graph") if tier not in self.missing)
-
-    def __str__(self) -> str:
-        not_there = "".join(f"; no {tier}: {why}" for tier, why in self.missing.items())
-        precision = "bfloat16" if self.bfloat16 else "float32, it has no instructions for bfloat16"
-        return f"steps {', '.join(self.tiers)}{not_there}; auto precision is {precision}"
+STATS_TENSORS, SGD_TENSORS = 128, 40
+"""Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), SGD (sgd.cu)."""
 
 
-def offers() -> list[DeviceCapabilities]:
-    """Returns the offer of the CPU, then that of each GPU."""
+def device_capabilities() -> dict[str, str]:
+    """Returns what each device of this machine supports, without trying, by its name: the CPU, then the GPUs.
+
+    A host may still fail to compile or to be captured.
+    """
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return [offer_of(device) for device in devices]
+    return {str(device): capabilities_of(device) for device in devices}
 
 
-def offer_of(device: torch.device) -> DeviceCapabilities:
-    """Returns what a device supports, without trying; a host may still fail to compile or to be captured."""
-    found = {"compiled": why_not_compiled(device), "graph": why_not_captured(device)}
-    missing = {tier: why for tier, why in found.items() if why is not None}
-    return DeviceCapabilities(str(device), multiplies_bfloat16(device), missing)
+def capabilities_of(device: torch.device) -> str:
+    """Describes the tiers that a device has, the reasons why it lacks others, and its automatic number format."""
+    reasons = {"eager": None, "compiled": why_not_compiled(device), "graph": why_not_captured(device)}
+    tiers = ", ".join(tier for tier, reason in reasons.items() if reason is None)
+    missing = "".join(f"; no {tier}: {reason}" for tier, reason in reasons.items() if reason is not None)
+    precision = "bfloat16" if multiplies_bfloat16(device) else "float32, it has no instructions for bfloat16"
+    return f"steps {tiers}{missing}; auto precision is {precision}"
 
 
 def why_not_compiled(device: torch.device, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -67,4 +63,36 @@ def why_not_captured(device: torch.device) -> str | None:
         CudaRuntime()
     except RuntimeError as error:
         return str(error)
+    return None
+
+
+def driver_version() -> int | None:
+    """Returns the newest CUDA version that the driver supports, as CUDA writes it; None without driver or runtime."""
+    try:
+        return CudaRuntime().driver_version() or None
+    except RuntimeError:
+        return None
+
+
+def version_text(version: int) -> str:
+    """Formats a version for people: 12010 is 12.1."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | None:
+    """Returns what a GPU of that compute capability lacks with that driver, and the remedy; None if nothing."""
+    if driver is None:
+        return None
+    needs = (
+        f"a step of more than {SGD_TENSORS} tensors, and gradient statistics of more than {STATS_TENSORS}, take kernel "
+        "arguments of more than 4,096 bytes"
+    )
+    if capability < VOLTA:
+        own, first = (".".join(map(str, pair)) for pair in (capability, VOLTA))
+        return f"{needs}, which compute capability {own} does not have; it needs a GPU of {first} or newer"
+    if driver < LARGE_ARGUMENTS:
+        return (
+            f"{needs}, which its driver does not have: it supports CUDA {version_text(driver)}, and CUDA "
+            f"{version_text(LARGE_ARGUMENTS)} is needed; install NVIDIA driver {DRIVER} or newer"
+        )
     return None

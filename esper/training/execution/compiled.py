@@ -1,6 +1,6 @@
 """The compiled tier: segments of hosts are compiled with ``torch.compile``; seeds, sites and the lifecycle are not.
 
-One compiled function serves the segments of all hosts, so that all envs share compiled code. It has several variants
+One compiled function serves the segments of all hosts, so that all of them share compiled code. It has several variants
 per segment, by mode, gradients, number format and number of threads. All variants of a run are compiled before its
 first step, because compiling in one thread changes how modules are called in all others.
 """
@@ -21,7 +21,7 @@ from esper.data.task import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, run_segment
 from esper.ops import _native
-from esper.training.execution.multi_gpu import OneDevice
+from esper.training.execution.lanes import Lanes
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout, seeded
 from esper.training.shadow import ShadowBuffers
@@ -33,7 +33,7 @@ BACKEND = "inductor"
 MAX_VARIANTS = 200
 """Max variants of all segments of all hosts in the process, which torch keeps in one list; torch's own limit is 8."""
 
-MAX_WORDS = 300
+MAX_REASON = 300
 """Max characters of a reason; torch's messages about failed compilations fill pages."""
 
 
@@ -50,7 +50,7 @@ class CompiledRun:
     def __init__(self, backend: str) -> None:
         from torch._dynamo import lookup_backend  # takes a second to import
 
-        self._looking = threading.Lock()
+        self._guards = threading.Lock()
         self._compile_graph = lookup_backend(backend)
         options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": self._graph}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:
@@ -61,21 +61,21 @@ class CompiledRun:
         self._run: Run = torch.compile(run_segment, **options)
 
     def __call__(self, segment: nn.Module, h: Tensor) -> Tensor:
-        with self._looking:
+        with self._guards:
             return self._run(segment, h)
 
     def _graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         """Compiles a graph with the backend and returns a callable that releases the lock during execution."""
         compiled = self._compile_graph(graph, inputs)
 
-        def found(*arguments: Any) -> Any:
-            self._looking.release()
+        def unlocked(*arguments: Any) -> Any:
+            self._guards.release()
             try:
                 return compiled(*arguments)
             finally:
-                self._looking.acquire()
+                self._guards.acquire()
 
-        return found
+        return unlocked
 
 
 @cache
@@ -84,17 +84,17 @@ def compiled_run(backend: str) -> CompiledRun:
     return CompiledRun(backend)
 
 
-def obstacle(host: Host, draws: bool = False) -> str | None:
+def compile_obstacle(host: Host, draws: bool = False) -> str | None:
     """Returns the reason why ``host`` cannot be compiled, or None if it can be tried.
 
     ``draws``: whether the host draws from the process's random generators.
     """
     if isinstance(host, GraftedHost):
-        return "a grafted model is caught at its sites by hooks, and has no segments to compile by themselves"
+        return "a grafted model is intercepted at its sites by hooks, and has no separate segments to compile"
     if not isinstance(host, SegmentedHost):
-        return f"{type(host).__name__} is no SegmentedHost, and has no segments to compile by themselves"
+        return f"{type(host).__name__} is not a SegmentedHost, and has no separate segments to compile"
     if draws or any(isinstance(module, OwnedDropout) and module.p > 0 for module in host.modules()):
-        return "the host draws random numbers, and would draw others in compiled code"
+        return "the host draws random numbers, and would draw different ones in compiled code"
     return None
 
 
@@ -103,7 +103,6 @@ def compile_host(
     trained: Sequence[Tensor],
     evaluated: Sequence[Tensor] = (),
     casting: Callable[[], AbstractContextManager[object]] = nullcontext,
-    backend: str | None = None,
 ) -> str | None:
     """Compiles the segments of ``host`` and tries them; its weights, buffers, gradients and mode do not change.
 
@@ -112,17 +111,16 @@ def compile_host(
         trained: inputs [B, ...] for a forward and a backward pass in train mode, one for each batch size of the run.
         evaluated: inputs [B, ...] for a forward pass in eval mode.
         casting: makes the context that sets the number format of passes.
-        backend: backend of torch.compile; None: ``BACKEND``.
 
     Returns:
         None, or the reason why the host was not compiled.
     """
-    reason = obstacle(host)
+    reason = compile_obstacle(host)
     if reason is not None:
         return reason
     assert isinstance(host, SegmentedHost)
     before, training = host.compiled, host.training
-    run = compiled_run(backend or BACKEND)
+    run = compiled_run(BACKEND)
     left_out = set(host.segments)
 
     def noting(segment: nn.Module, h: Tensor) -> Tensor:
@@ -140,39 +138,42 @@ def compile_host(
         host.train(training)
     if left_out:
         host.compiled = before
-        return f"{type(host).__name__} has a forward pass of its own, which does not call run() for every segment"
+        return f"{type(host).__name__} has its own forward pass, which does not call run() for every segment"
     host.compiled = run
     return None
 
 
-def compile_hosts(envs: Sequence[HostTraining], lanes: OneDevice) -> str | None:
-    """Compiles the hosts of ``envs``, all of one task and before their first episode, or returns why none is compiled.
+def compile_hosts(hosts: Sequence[HostTraining], lanes: Lanes) -> str | None:
+    """Compiles ``hosts``, all of one task and before their first episode, or returns why none of them is compiled.
 
-    Compiled code depends on the number of threads, so the hosts are compiled on a lane.
+    Compiled code depends on the device and the number of threads, so one host of each device is compiled on a lane.
 
     Raises:
         RuntimeError: they cannot be compiled, and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
-    training = envs[0]
-    reasons = [obstacle(training.host, training.host_draws_globally)]
-    if reasons[0] is None:
-        lanes.run(lambda first: reasons.append(_compile_for(first)), [training])
-    if reasons[-1] is None:  # new seeds are probed between epochs, possibly with more threads
-        reasons.append(compile_host(training.host, (), [training.sample]))
-    if reasons[-1] is not None:
-        for other in envs:
-            if isinstance(other.host, SegmentedHost):
-                other.host.compiled = None
-        _native.refuse_fallback("hosts are not compiled", reasons[-1])
-        return reasons[-1]
-    for other in envs:
-        assert isinstance(other.host, SegmentedHost)
-        other.host.compiled = compiled_run(BACKEND)
-    return None
+    first_of_device = {training.device: training for training in reversed(hosts)}
+    reasons = [reason for first in first_of_device.values() if (reason := _compile_on_lane(first, lanes)) is not None]
+    for training in hosts:
+        if isinstance(training.host, SegmentedHost):
+            training.host.compiled = None if reasons else compiled_run(BACKEND)
+    if not reasons:
+        return None
+    _native.refuse_fallback("hosts are not compiled", reasons[0])
+    return reasons[0]
 
 
-def _compile_for(training: HostTraining) -> str | None:
-    """Compiles the env's host for the inputs of its training and validation passes; returns why not, or None."""
+def _compile_on_lane(training: HostTraining, lanes: Lanes) -> str | None:
+    reason = compile_obstacle(training.host, training.host_draws_globally)
+    if reason is not None:
+        return reason
+    reasons: list[str | None] = []
+    lanes.run(lambda first: reasons.append(_compile_for_run(first)), [training])
+    # New seeds are probed between epochs, possibly with more threads.
+    return reasons[0] or compile_host(training.host, (), [training.sample])
+
+
+def _compile_for_run(training: HostTraining) -> str | None:
+    """Compiles a host for the inputs of its training and validation passes; returns why not, or None."""
     task, sizes, dtype = training.task, training.config.task, training.arithmetic.image_dtype
     assert sizes.batch_size is not None
 
@@ -182,11 +183,11 @@ def _compile_for(training: HostTraining) -> str | None:
         return task.calibration_inputs(count)
 
     parts = {len(rows) for rows in torch.arange(sizes.batch_size).chunk(sizes.micro_batches)}
-    most = task.evaluation_batch
+    batch = task.evaluation_batch
     evaluated = [
         split.inputs(0, count, dtype)
         for split in (task.validation, task.test)
-        for count in {min(most, len(split) - start) for start in range(0, len(split), most)}
+        for count in {min(batch, len(split) - start) for start in range(0, len(split), batch)}
     ]
     reason = compile_host(training.host, [trained(count) for count in parts], evaluated, training.arithmetic.casting)
     if reason is None and training.calibration is not None:
@@ -204,7 +205,7 @@ def _rehearse(
     evaluated: Iterable[Tensor],
     casting: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """Runs the kinds of passes of a run.
+    """Runs every kind of pass that occurs in a run.
 
     In training, features at sites have a gradient to the host's weights, or are the start of an incubating seed's pass.
     """
@@ -212,15 +213,15 @@ def _rehearse(
     parameters = [parameter for parameter in host.parameters() if parameter.requires_grad]
     for x in trained:
         for begins in (False, True):
-            left: list[Tensor] = []
+            features: list[Tensor] = []
 
-            def at(_site: int, h: Tensor, left: list[Tensor] = left, begins: bool = begins) -> Tensor:
-                left.append(h)
+            def at(_site: int, h: Tensor, features: list[Tensor] = features, begins: bool = begins) -> Tensor:
+                features.append(h)
                 return h.detach().requires_grad_() if begins else h
 
             with casting():
-                left.append(host.walk(x, at))
-            outputs = [h.float().sum() for h in left if h.requires_grad]
+                features.append(host.walk(x, at))
+            outputs = [h.float().sum() for h in features if h.requires_grad]
             if outputs and parameters:
                 torch.autograd.grad(torch.stack(outputs).sum(), parameters, allow_unused=True)
     host.eval()
@@ -231,6 +232,6 @@ def _rehearse(
 
 def _reason_of(error: Exception) -> str:
     """Returns the type of an error and the start of its message, on one line."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = "; ".join(line for line in lines if line)
-    return f"{type(error).__name__}: {said if len(said) <= MAX_WORDS else said[:MAX_WORDS] + ' ...'}"
+    lines = (line.strip() for line in str(error).splitlines())
+    text = "; ".join(line for line in lines if line)
+    return f"{type(error).__name__}: {text if len(text) <= MAX_REASON else text[:MAX_REASON] + ' ...'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,38 +14,38 @@ from esper.training.execution import process_wide
 from esper.training.execution.process_wide import PROCESS_WIDE, without_collector
 
 _CUT_OFF: list[torch.cuda.CUDAGraph] = []
-"""Captures that CUDA cut off, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
-takes back the function by which the allocator recognises the capture's stream, and that function refers to the graph:
-if the graph were freed, a later allocation would read freed memory. These graphs hold no captured work."""
+"""Captures that CUDA aborted, kept until the process ends; they hold no captured work. In PyTorch 2.11 and 2.12
+``capture_end`` raises before it removes the function by which the allocator recognises the capture's stream. That
+function refers to the graph: if the graph were freed, a later allocation would read freed memory."""
 
 _IDLE: dict[int, list[torch.cuda.Stream]] = {}
-"""By device number, streams of lanes that were closed, for the next lanes. PyTorch keeps memory by stream, and cuBLAS's
-workspaces, too: those of a stream that is not used again would be lost."""
+"""Streams of closed lanes for the next lanes, by device number. PyTorch keeps memory and cuBLAS's workspaces per
+stream, so those of an abandoned stream would be lost."""
 
 
 @dataclass
 class Captured:
-    """Work that the GPU can do again by itself; it belongs to the stream that it was captured on."""
+    """Work that the GPU can repeat by itself; it belongs to the stream on which it was captured."""
 
     graph: torch.cuda.CUDAGraph
     keeps: tuple[object, ...]
-    """What the graph reads and writes outside its own memory, so that none of it is freed while it can be launched."""
+    """Objects whose memory the graph reads and writes, so that it is not freed while the graph can be launched."""
 
     @property
     def handle(self) -> int:
         return self.graph.raw_cuda_graph_exec()
 
     def replay(self) -> None:
-        """Launch it once, on the current stream."""
+        """Launches it once, on the current stream."""
         self.graph.replay()
 
 
 class Gpu:
-    """What lanes need of a CUDA device. Streams live as long as the process, and lanes that are closed leave theirs to
-    the next lanes.
+    """The operations of a CUDA device that lanes use.
 
-    Every method makes the device current while it runs. With another device current, PyTorch and the CUDA runtime would
-    have to switch back to that one, and since CUDA 12 switching to a device makes a context on it.
+    Streams live as long as the process; those of closed lanes are reused. Every method makes the device current while
+    it runs. With another device current, PyTorch and the CUDA runtime would have to switch back to that one, and since
+    CUDA 12 switching to a device makes a context on it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,30 +53,32 @@ class Gpu:
         self.device = torch.device("cuda", self.number)
         self._runtime = CudaRuntime()
         self._failed: list[torch.cuda.CUDAGraph] = []
-        """Captures that failed since the last call of :meth:`give_back`, which have ended."""
+        """Failed captures, which have ended, since the last call of :meth:`give_back`."""
 
     def stream(self) -> torch.cuda.Stream:
-        """A stream that nobody else has and that waits for no other; PyTorch's own are 32, and the 33rd is the first
-        again."""
-        try:
+        """Returns a stream that has no other user and waits for no other stream.
+
+        PyTorch's own pool has only 32 streams and then returns them again.
+        """
+        with suppress(KeyError, IndexError):
             return _IDLE[self.number].pop()
-        except (KeyError, IndexError):
-            pass
         with torch.cuda.device(self.device):
             handle = self._runtime.create_stream(self.number)
             return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
 
     def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
-        """Leave ``streams``, on which all work is done and nothing captured is left, to the next lanes."""
+        """Leaves ``streams``, whose work is done and whose captured work is dropped, to the next lanes."""
         _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
 
     def pool(self) -> Any:
-        """Memory for captured work that is never launched at the same time. It serves until the last such work is
-        dropped; torch wants another one then."""
+        """Returns memory for pieces of captured work that are never launched at the same time.
+
+        It can be used until the last of them is dropped; PyTorch requires another pool then.
+        """
         return torch.cuda.graph_pool_handle()
 
     def fork(self, streams: Sequence[torch.cuda.Stream]) -> None:
-        """What is put on ``streams`` from now on comes after all that the current stream has been given."""
+        """Makes later work of ``streams`` wait for everything queued on the current stream so far."""
         with torch.cuda.device(self.device):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.device))
@@ -84,7 +86,7 @@ class Gpu:
                 stream.wait_event(event)
 
     def join(self, streams: Sequence[torch.cuda.Stream]) -> None:
-        """What the current stream is given from now on comes after all that ``streams`` have been given."""
+        """Makes later work of the current stream wait for everything queued on ``streams`` so far."""
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream(self.device)
             for stream in streams:
@@ -92,7 +94,8 @@ class Gpu:
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Work goes to ``stream``, backward passes too: by default one thread of torch's does those of all streams."""
+        """Queues work on ``stream``, including backward passes, which one thread of PyTorch would otherwise queue for
+        all streams."""
         with (
             torch.cuda.device(self.device),  # else the end of torch.cuda.stream switches to another device
             torch.cuda.stream(stream),
@@ -101,19 +104,19 @@ class Gpu:
             yield
 
     def waits(self, work: Callable[[], object]) -> bool:
-        """Do ``work`` and return whether the CPU waited for the GPU in it, as far as PyTorch reports.
+        """Does ``work`` and returns whether the CPU waited for the GPU, as far as PyTorch reports.
 
-        Such work cannot be captured, and a trial capture is no test: up to PyTorch 2.12 a capture that CUDA cuts off
-        leaves the allocator unusable.
+        Such work cannot be captured. Probing by capturing is unsafe: up to PyTorch 2.12 an aborted capture leaves the
+        allocator unusable.
         """
         return process_wide.waits(work)
 
     def capture(
         self, work: Callable[[], object], stream: torch.cuda.Stream, pool: Any, keeps: tuple[object, ...]
     ) -> Captured:
-        """Record what ``work`` puts on ``stream``, without doing any of it. One capture at a time in the process.
+        """Captures what ``work`` queues on ``stream`` without executing it. The process captures one at a time.
 
-        Raises whatever ``work`` does, and RuntimeError for what cannot be recorded, such as a wait for a result. The
+        Raises the errors of ``work``, and RuntimeError for what cannot be captured, such as a wait for a result. The
         caller then drops all that was captured on ``stream`` and calls :meth:`give_back`; ``pool`` is used up.
         """
         with without_collector():
@@ -131,19 +134,19 @@ class Gpu:
         return Captured(graph, keeps)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed, so that its stream can be used again. Its memory is given back later."""
+        """Ends a failed capture, so that its stream can be used again. Its memory is given back later."""
         try:
             graph.capture_end()
-        except RuntimeError:  # CUDA cut it off, or it had ended; the first error is the one to report
+        except RuntimeError:  # CUDA aborted it, or it had ended; the first error is the one to report
             _CUT_OFF.append(graph)
         self._failed.append(graph)
 
     def synchronize(self) -> None:
-        """Wait for all that the device was given."""
+        """Waits for everything queued on the device."""
         torch.cuda.synchronize(self.device)
 
     def give_back(self) -> None:
-        """Free memory that nothing lies in, also that of pools without work and of captures that failed.
+        """Frees unused memory, including that of pools without work and of failed captures.
 
         Nothing that was captured on the stream of a failed capture may be launched afterwards: from PyTorch 2.12 on,
         ``reset`` also frees the workspaces of cuBLAS on that stream, which graphs captured there use. ``reset``
@@ -159,7 +162,7 @@ class Gpu:
     def launch(
         self, captured: Sequence[Captured], streams: Sequence[torch.cuda.Stream], steps: Sequence[int], stop: StopFlag
     ) -> LaunchResult:
-        """Launch each as often as ``steps`` says, in turns, without Python in between; nothing waits for the GPU."""
+        """Launches each piece as often as ``steps`` says, in turns, without Python in between and without waiting."""
         handles, lanes = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
         with torch.cuda.device(self.device):
             return self._runtime.launch(self.number, handles, lanes, steps, stop)

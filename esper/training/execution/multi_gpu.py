@@ -1,56 +1,94 @@
-"""Lanes on several devices: the hosts of a run take them in turn, and all devices work at once."""
+"""Lanes on several devices, which work at the same time; hosts are assigned to them round-robin."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
-from esper.training.execution.streams import StreamLanes
-from esper.training.execution.workers import Cancelled, HasPlace, LaneError, WorkerLanes
-
-Env = TypeVar("Env", bound=HasPlace)
-OneDevice = WorkerLanes | StreamLanes
+from esper.training.execution.lanes import Cancelled, Env, LaneError, Lanes, merged
+from esper.training.host_training import HostTraining
 
 
 def devices_of(names: str) -> tuple[torch.device, ...]:
-    """Those of ``run.device``, with commas between them."""
+    """Returns the devices of ``run.device``, a comma-separated list."""
     return tuple(torch.device(name.strip()) for name in names.split(","))
 
 
 def device_index(index: int, devices: int) -> int:
-    """Which of so many devices the env with this index is on: one after the other, and again from the first."""
+    """Returns the number of the device of env ``index``: round-robin."""
     return index % devices
 
 
-class MultiGpuLanes:
-    """The lanes of each device, two or more, each driven by a thread of its own. See Lanes for what it does.
+class MultiGpuLanes(Lanes):
+    """The lanes of two or more devices, each driven by its own thread.
 
-    Nothing is shared between devices but what is on the CPU, so an env's numbers are those it would have with its
-    device alone.
+    Devices share nothing but CPU memory, so an env has the numbers that it would have with its device alone.
     """
 
-    def __init__(self, devices: Sequence[OneDevice]) -> None:
+    def __init__(self, devices: Sequence[Lanes]) -> None:
         self.devices = tuple(devices)
-        # Work of a device is always on the same thread: cuBLAS has a handle for each thread and device, with memory of
-        # its own for each stream.
-        self._threads = {
-            id(lanes): ThreadPoolExecutor(1, thread_name_prefix=f"device {place}")
-            for place, lanes in enumerate(self.devices)
-        }
+        # A device always has the same thread: cuBLAS has a handle per thread and device, with memory for each stream.
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"device {i}") for i in range(len(devices))]
+        self.captures = all(lanes.captures for lanes in self.devices)
         self._closed = False
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
-        """Do ``work`` for every env on its device. Raises LaneError for the first env that failed on any of them."""
-        self.everywhere(envs, lambda lanes, mine: lanes.run(work, mine))
+        self._side_by_side({i: partial(self.devices[i].run, work, share) for i, share in self._shares(envs).items()})
 
-    def everywhere(self, envs: Iterable[Env], do: Callable[[OneDevice, list[Env]], None]) -> None:
-        """Call ``do`` with each device's lanes and its envs, side by side, and raise the first error when all are done.
-        Ctrl-C cancels, and is raised when what was begun is finished."""
-        futures = [self._threads[id(lanes)].submit(do, lanes, mine) for lanes, mine in self.by_device(envs)]
+    def train(self, hosts: Sequence[HostTraining]) -> None:
+        self._side_by_side({i: partial(self.devices[i].train, share) for i, share in self._shares(hosts).items()})
+
+    def adopt(self, hosts: Iterable[HostTraining]) -> None:
+        for i, share in self._shares(hosts).items():
+            self.devices[i].adopt(share)
+
+    def release(self, hosts: Iterable[HostTraining]) -> None:
+        for i, share in self._shares(hosts).items():
+            self.devices[i].release(share)
+
+    def reasons(self) -> dict[str, int]:
+        return dict(sum((Counter(lanes.reasons()) for lanes in self.devices), Counter[str]()))
+
+    def cancel(self) -> None:
+        for lanes in self.devices:
+            lanes.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        return any(lanes.cancelled for lanes in self.devices)
+
+    def close(self) -> None:
+        """Closes the lanes of each device on its thread, which waits for the device, and ends the threads.
+
+        Raises the first error once all threads have ended. A second call does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._side_by_side({i: lanes.close for i, lanes in enumerate(self.devices)})
+        finally:
+            for thread in self._threads:
+                thread.shutdown()
+
+    def _shares(self, envs: Iterable[Env]) -> dict[int, list[Env]]:
+        """Returns the envs of each device that has any, by the number of the device."""
+        shares: dict[int, list[Env]] = {}
+        for env in envs:
+            shares.setdefault(device_index(env.index, len(self.devices)), []).append(env)
+        return shares
+
+    def _side_by_side(self, calls: dict[int, Callable[[], Any]]) -> None:
+        """Makes each call on the thread of its device and raises the first error when all have ended.
+
+        Ctrl-C cancels, and is raised once started work has finished.
+        """
+        futures = [self._threads[i].submit(call) for i, call in calls.items()]
         try:
             wait(futures)
         except BaseException:
@@ -59,73 +97,12 @@ class MultiGpuLanes:
             raise
         _raise_first(futures)
 
-    def by_device(self, envs: Iterable[Env]) -> list[tuple[OneDevice, list[Env]]]:
-        """Each device's lanes with its envs, where it has any."""
-        shares: list[list[Env]] = [[] for _ in self.devices]
-        for env in envs:
-            shares[device_index(env.index, len(self.devices))].append(env)
-        return [(lanes, mine) for lanes, mine in zip(self.devices, shares, strict=True) if mine]
-
-    def reasons(self) -> dict[str, int]:
-        """Why work was not captured, over all devices."""
-        total: dict[str, int] = {}
-        for lanes in self.devices:
-            for reason, times in lanes.reasons().items():
-                total[reason] = total.get(reason, 0) + times
-        return total
-
-    def cancel(self) -> None:
-        """Begin no more work of the run that is on, on any device; from any thread."""
-        for lanes in self.devices:
-            lanes.cancel()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the run that is on was cancelled."""
-        return any(lanes.cancelled for lanes in self.devices)
-
-    def close(self) -> None:
-        """Close the lanes of each device on its thread, which waits for the device, and end the threads; a second call
-        does nothing. Raises the first error when all threads have ended."""
-        if self._closed:
-            return
-        self._closed = True
-        futures = [self._threads[id(lanes)].submit(lanes.close) for lanes in self.devices]
-        try:
-            wait(futures)
-        finally:
-            for thread in self._threads.values():
-                thread.shutdown()
-        _raise_first(futures)
-
-    def __enter__(self) -> MultiGpuLanes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-AnyLanes = WorkerLanes | StreamLanes | MultiGpuLanes
-
-
-def by_device(lanes: AnyLanes, envs: Iterable[Env]) -> list[tuple[OneDevice, list[Env]]]:
-    """The lanes of each device with those of ``envs`` that are on it."""
-    return lanes.by_device(envs) if isinstance(lanes, MultiGpuLanes) else [(lanes, list(envs))]
-
-
-def everywhere(lanes: AnyLanes, envs: Sequence[Env], do: Callable[[OneDevice, list[Env]], None]) -> None:
-    """``do`` with the lanes of each device and its envs; of several devices side by side."""
-    if isinstance(lanes, MultiGpuLanes):
-        lanes.everywhere(envs, do)
-    else:
-        do(lanes, list(envs))
-
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
-    """Errors of lanes as one: that of the first env, with those of other devices as notes. Errors that are not about a
-    lane come before them, with all others as notes."""
+    """Raises the errors of all devices as one, with the others as notes.
+
+    An error outside of lanes comes first, then that of the lowest env, then a cancellation.
+    """
     errors = [error for future in futures if (error := future.exception()) is not None]
     failed = sorted((error for error in errors if isinstance(error, LaneError)), key=lambda error: error.env)
     foreign = [error for error in errors if not isinstance(error, LaneError | Cancelled)]
@@ -134,10 +111,6 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
             foreign[0].add_note(f"It was not the only one: {type(other).__name__}: {other}")
         raise foreign[0]
     if failed:
-        first, *others = failed
-        for other in others:
-            first.causes += other.causes
-            first.add_note(f"It was not the only one: {other}")
-        raise first
+        raise merged(failed[0], failed[1:])
     if errors:
         raise errors[0]

@@ -1,7 +1,7 @@
-"""Settings of the whole process that work on one GPU needs changed for a moment.
+"""Settings of the whole process that work on one GPU changes for a moment.
 
-The mode in which PyTorch warns of synchronizing operations, the warning filters and the garbage collector belong to the
-process, and every device has a thread of its own. So one thread at a time changes them.
+PyTorch's mode of warning about synchronizing operations, the warning filters and the garbage collector belong to the
+process, but every device has its own thread. So only one thread at a time changes them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any
 
 import torch
 
 PROCESS_WIDE = threading.RLock()
-"""Held by the thread that has changed a setting of the process, until the setting is as before."""
+"""Held by the thread that has changed a setting, until the setting is restored."""
 
 WAITED = "called a synchronizing CUDA operation"
 """PyTorch's warning about an operation whose result the CPU waits for."""
@@ -29,28 +29,21 @@ OFF = 0
 
 
 def waits(work: Callable[[], object]) -> bool:
-    """Do ``work`` and return whether this thread waited for a GPU in it, as far as PyTorch reports.
+    """Does ``work`` and returns whether this thread waited for a GPU, as far as PyTorch reports.
 
-    Other threads may wait meanwhile: their warnings do not count, and the user sees them only if the user had turned
-    the mode on.
+    Other threads may wait meanwhile: their warnings do not count, and are shown only if the user had turned the mode
+    on.
     """
     watcher, waited = threading.get_ident(), False
     with PROCESS_WIDE, warnings.catch_warnings():
         before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
 
-        def note(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def note(message: Warning | str, *details: Any, **options: Any) -> None:
             nonlocal waited
             about_waiting = WAITED in str(message)
             waited |= about_waiting and threading.get_ident() == watcher
             if not about_waiting or before != OFF:
-                show(message, category, filename, lineno, file, line)
+                show(message, *details, **options)
 
         warnings.filterwarnings("ignore", message=PROTOTYPE)
         warnings.filterwarnings("always", message=WAITED)
@@ -65,7 +58,7 @@ def waits(work: Callable[[], object]) -> bool:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Turn automatic garbage collection off: garbage may hold CUDA graphs, which cannot be destroyed in a capture."""
+    """Turns automatic garbage collection off: garbage may hold CUDA graphs, which a capture must not destroy."""
     with PROCESS_WIDE:
         enabled = gc.isenabled()
         gc.disable()

@@ -1,4 +1,4 @@
-"""Execution tiers of training steps: operator by operator, compiled, or captured once and replayed without Python."""
+"""Execution tiers of training steps: eager, compiled, or captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from esper.config import ConfigError, RunConfig
 from esper.training.execution.compiled import compile_hosts
 from esper.training.execution.gpu import Gpu
-from esper.training.execution.multi_gpu import AnyLanes, MultiGpuLanes, OneDevice, by_device
+from esper.training.execution.lanes import Lanes
+from esper.training.execution.multi_gpu import MultiGpuLanes
 from esper.training.execution.streams import StreamLanes
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
@@ -26,19 +27,16 @@ class Tier:
     """Why it is not the tier that the config names; None if it is, or if the config says auto."""
 
 
-def make_lanes(run: RunConfig, *devices: torch.device) -> AnyLanes:
+def make_lanes(run: RunConfig, *devices: torch.device) -> Lanes:
     """Makes lanes on ``devices`` for the tier that ``run`` requests; the caller closes them.
 
     Raises ConfigError for a tier that a device does not have.
     """
     if len(devices) > 1:
-        return MultiGpuLanes([_lanes_on(run, device) for device in devices])
-    return _lanes_on(run, devices[0])
-
-
-def _lanes_on(run: RunConfig, device: torch.device) -> OneDevice:
+        return MultiGpuLanes([make_lanes(run, device) for device in devices])
+    (device,) = devices
     if device.type == "cuda":
-        return StreamLanes(Gpu(device), capture=run.tier in ("auto", "graph"))
+        return StreamLanes(Gpu(device), captures=run.tier in ("auto", "graph"))
     if run.tier == "graph":
         raise ConfigError(
             f"run.tier graph captures CUDA graphs, and {device.type} has none; it can be auto, eager or compiled"
@@ -46,13 +44,12 @@ def _lanes_on(run: RunConfig, device: torch.device) -> OneDevice:
     return WorkerLanes(run.lanes)
 
 
-def prepare_hosts(run: RunConfig, envs: Sequence[HostTraining], lanes: AnyLanes) -> Tier:
-    """Prepares the hosts of ``envs``, before their first episode, for the tier that ``run`` requests.
+def prepare_hosts(run: RunConfig, hosts: Sequence[HostTraining], lanes: Lanes) -> Tier:
+    """Prepares ``hosts``, before their first episode, for the tier that ``run`` requests.
 
     Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
-    shares = by_device(lanes, envs)
     if run.tier == "compiled":
-        refused = [why for each, mine in shares if (why := compile_hosts(mine, each)) is not None]
-        return Tier("eager", refused[0]) if refused else Tier("compiled")
-    return Tier("graph" if all(isinstance(each, StreamLanes) and each.capture for each, _ in shares) else "eager")
+        refused = compile_hosts(hosts, lanes)
+        return Tier("compiled") if refused is None else Tier("eager", refused)
+    return Tier("graph" if lanes.captures else "eager")

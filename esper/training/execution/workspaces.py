@@ -1,10 +1,8 @@
-"""The workspace of cuBLAS on a GPU: the same small size for every lane.
+"""The size of cuBLAS's workspace, of which PyTorch allocates one per thread and stream, and so one per lane on a GPU.
 
-PyTorch gives cuBLAS one workspace per thread and stream, and every lane is a stream. By PyTorch's sources a workspace
-has 32 MiB on GPUs of compute capability 9 and 8.125 MiB on older ones, so 40 lanes of an H100 would hold 1.25 GiB.
-
-cuBLAS may choose another algorithm in a smaller workspace, and then rounds differently. The size therefore does not
-depend on the number of lanes: a host has the same numbers however many others train beside it.
+By PyTorch's sources a workspace has 32 MiB on GPUs of compute capability 9 and 8.125 MiB on older ones, so 40 lanes of
+an H100 would hold 1.25 GiB. A run sets the smaller size. It does not depend on the number of lanes, because cuBLAS may
+choose another algorithm in a smaller workspace, and then rounds differently.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import MutableMapping
 import torch
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-"""Read by PyTorch and by cuBLAS: ``:SIZE:COUNT`` for COUNT pieces of SIZE KiB; several may follow one another."""
+"""Read by PyTorch and by cuBLAS: ``:SIZE:COUNT``, repeatable, for COUNT pieces of SIZE KiB."""
 
 SETTING = ":4096:2:16:8"
 """8.125 MiB, PyTorch's own default before compute capability 9."""

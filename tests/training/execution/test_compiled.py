@@ -110,12 +110,15 @@ def test_other_batches_and_other_hosts_compile_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["thin", "transformer"])
-def test_to_compile_a_host_leaves_its_weights_buffers_gradients_and_mode_alone(name: str) -> None:
+def test_to_compile_a_host_leaves_its_weights_buffers_gradients_and_mode_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
     host, draw = made(name)
     before, names = copy.deepcopy(host.state_dict()), [name for name, _ in host.named_parameters()]
     host.eval()
     random = torch.get_rng_state()
-    assert compile_host(host, [draw(4)], [draw(5)], backend="eager") is None
+    assert compile_host(host, [draw(4)], [draw(5)]) is None
     assert not host.training
     assert torch.equal(torch.get_rng_state(), random)
     assert [name for name, _ in host.named_parameters()] == names
@@ -186,7 +189,7 @@ class OwnWay(Moody):
 def test_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
     host = OwnWay()
     reason = compile_host(host, [digits().train.x[:4]])
-    assert reason == "OwnWay has a forward pass of its own, which does not call run() for every segment"
+    assert reason == "OwnWay has its own forward pass, which does not call run() for every segment"
     assert host.compiled is None
 
 
@@ -208,8 +211,8 @@ def test_a_grafted_and_a_foreign_host_and_one_that_draws_say_why() -> None:
         def resume(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
-    assert (compile_host(Foreign(), []) or "").startswith("Foreign is no SegmentedHost")
-    assert "random" in (compiled.obstacle(made("thin")[0], draws=True) or "")
+    assert (compile_host(Foreign(), []) or "").startswith("Foreign is not a SegmentedHost")
+    assert "random" in (compiled.compile_obstacle(made("thin")[0], draws=True) or "")
 
 
 def env_of(build_host: Callable[[], Host], **sections: dict[str, Any]) -> GrowthVectorEnv:

@@ -17,8 +17,9 @@ from esper.env.make import EnvMaker, make_env
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
 from esper.telemetry.event import Event, stable_record
+from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
 from esper.training.execution.multi_gpu import MultiGpuLanes, device_index
-from esper.training.execution.workers import Cancelled, DeviceFailed, LaneError, WorkerLanes
+from esper.training.execution.workers import WorkerLanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
 from tests.training.fake_gpu import FakeGpu, fake_lanes
@@ -32,6 +33,34 @@ class Env:
     batch: int = 1
 
 
+class Noting:
+    """Lanes of a device that record their calls, with the indices of envs, and the threads that make them."""
+
+    captures = False
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.threads: list[threading.Thread] = []
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def run(self, _work: Any, _envs: Any) -> None:
+        self.close()
+
+    def train(self, hosts: list[Env]) -> None:
+        self.calls.append(("train", [env.index for env in hosts]))
+
+    def adopt(self, hosts: list[Env]) -> None:
+        self.calls.append(("adopt", [env.index for env in hosts]))
+
+    def release(self, hosts: list[Env]) -> None:
+        self.calls.append(("release", [env.index for env in hosts]))
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread())
+        if self.error is not None:
+            raise self.error
+
+
 @contextmanager
 def three() -> Iterator[MultiGpuLanes]:
     with MultiGpuLanes([WorkerLanes(1), WorkerLanes(1), WorkerLanes(1)]) as lanes:
@@ -40,17 +69,13 @@ def three() -> Iterator[MultiGpuLanes]:
 
 @pytest.mark.finding("G1")
 def test_envs_take_devices_in_turn() -> None:
-    done: dict[int, str] = {}
-
-    def work(env: Env) -> None:
-        done[env.index] = threading.current_thread().name
-
-    with three() as lanes:
-        lanes.run(work, [Env(i) for i in range(8)])
-        shares = [[env.index for env in mine] for _, mine in lanes.by_device([Env(i) for i in range(8)])]
-    assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    devices = [Noting(), Noting(), Noting()]
+    with MultiGpuLanes(devices) as lanes:  # type: ignore[arg-type]
+        for call in (lanes.train, lanes.adopt, lanes.release):
+            call([Env(i) for i in range(8)])  # type: ignore[operator,list-item]
+    for device, mine in zip(devices, [[0, 3, 6], [1, 4, 7], [2, 5]], strict=True):
+        assert device.calls == [("train", mine), ("adopt", mine), ("release", mine)]
     assert [device_index(i, 3) for i in range(5)] == [0, 1, 2, 0, 1]
-    assert sorted(done) == list(range(8))
 
 
 def test_devices_work_side_by_side() -> None:
@@ -73,63 +98,34 @@ def test_errors_of_all_devices_are_one_error_of_the_first_env() -> None:
     assert len(found.value.__notes__) == 2
 
 
-def test_what_is_no_error_of_a_lane_comes_first() -> None:
-    def breaks(lanes: Any, mine: list[Env]) -> None:
-        if mine[0].index == 2:
-            raise TypeError("ours")
-        raise LaneError(mine[0], ArithmeticError("a host's"))
-
-    with three() as lanes, pytest.raises(TypeError, match="ours"):
-        lanes.everywhere([Env(i) for i in range(3)], breaks)
-
-
-def test_an_error_that_is_none_of_a_lane_names_the_others() -> None:
-    def breaks(lanes: Any, mine: list[Env]) -> None:
-        if mine[0].index == 2:
-            raise DeviceFailed("the second")
-        raise LaneError(mine[0], ArithmeticError("a host's"))
-
-    with three() as lanes, pytest.raises(DeviceFailed, match="the second") as caught:
-        lanes.everywhere([Env(i) for i in range(3)], breaks)
+def test_an_error_outside_of_lanes_comes_first_and_names_the_others() -> None:
+    broken = LaneError(Env(0), ArithmeticError("a host's")), LaneError(Env(1), ArithmeticError("another's"))
+    devices: list[Any] = [Noting(broken[0]), Noting(broken[1]), Noting(DeviceFailed("the third"))]
+    lanes = MultiGpuLanes(devices)
+    with pytest.raises(DeviceFailed, match="the third") as caught:
+        lanes.run(lambda _env: None, [Env(i) for i in range(3)])
     assert [f"env {i}, epoch 3" in note for i, note in enumerate(caught.value.__notes__)] == [True, True]
+    with pytest.raises(DeviceFailed, match="the third"):
+        lanes.close()
 
 
 def test_the_work_of_a_device_is_always_on_the_same_thread() -> None:
     """Also when there is none for the devices before it."""
-    places: dict[int, set[str]] = {}
-
-    def on_device(_lanes: Any, mine: list[Env]) -> None:
-        for env in mine:
-            places.setdefault(env.index % 3, set()).add(threading.current_thread().name)
-
-    with three() as lanes:
+    devices: list[Any] = [Noting(), Noting(), Noting()]
+    with MultiGpuLanes(devices) as lanes:
         for indices in ([0, 1, 2], [2], [1, 2], [2, 0], [1]):
-            lanes.everywhere([Env(i) for i in indices], on_device)
-    assert [len(names) for names in places.values()] == [1, 1, 1]
-    assert len(set.union(*places.values())) == 3
-
-
-class Closing:
-    """Lanes of a device that write down on which thread they work and are closed."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.threads: list[threading.Thread] = []
-
-    def run(self, _work: Any, _envs: Any) -> None:
-        self.threads.append(threading.current_thread())
-
-    def close(self) -> None:
-        self.threads.append(threading.current_thread())
-        if self.error is not None:
-            raise self.error
+            lanes.run(lambda _env: None, [Env(i) for i in indices])
+    threads = [set(device.threads) for device in devices]
+    assert [len(own) for own in threads] == [1, 1, 1]
+    assert len(set.union(*threads)) == 3
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a sticky fault")])
 def test_a_device_is_closed_on_its_thread_which_ends_after_that(error: Exception | None) -> None:
-    devices: list[Any] = [Closing(), Closing(error), Closing()]
+    devices: list[Any] = [Noting(), Noting(), Noting()]
     lanes = MultiGpuLanes(devices)
     lanes.run(lambda _env: None, [Env(i) for i in range(3)])
+    devices[1].error = error
     if error is None:
         lanes.close()
     else:

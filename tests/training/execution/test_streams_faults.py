@@ -6,10 +6,10 @@ import torch
 from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import Event
 from esper.training import step as host_step
+from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
 from esper.training.execution.streams import WARM_UP
-from esper.training.execution.workers import Cancelled, DeviceFailed, LaneError, WorkerLanes
+from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import Shortage
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCHES, KINDS, Growing, assert_same
 
@@ -130,19 +130,20 @@ FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
 )
-def test_no_memory_for_a_capture_halves_the_batches(error: Exception) -> None:
+def test_no_memory_for_a_capture_halves_the_batches(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.training.micro_batching.may_run_out", lambda _device, first_epoch: first_epoch)
     gpu, other = FakeGpu(), FakeGpu()
     with growing(other) as expected, growing(gpu) as made:
-        expected.trainer.parts.double(Shortage(0, 0, 0, ""))
+        expected.trainer.policy.restore(2)
         gpu.refusal = error
 
         def roomy(_event: Event) -> None:
             gpu.refusal = None
 
-        made.trainer.parts.tell = roomy
+        made.trainer.policy.on_split = roomy
         for _ in range(2):
             assert_same(made.epoch(), expected.epoch())
-        assert made.trainer.parts.doubled
+        assert made.trainer.policy.was_split
         assert made.lanes.reasons() == {}, "it is captured when there is room"
         assert len(gpu.captured) == len(other.captured) > 0
         assert not gpu.failed, "its memory was given back"
@@ -205,7 +206,7 @@ def test_a_fault_of_the_gpu_is_the_error_of_the_env_that_met_it() -> None:
     with growing(gpu, n=3) as made:
         with pytest.raises(LaneError, match="env 1, epoch 0, batch 0: RuntimeError: CUDA error: an illegal") as caught:
             made.lanes.run(work, made.envs)
-        assert ["was to end with env 0, 1, 2" in note for note in caught.value.__notes__] == [True]
+        assert ["as work ended for env 0, 1, 2" in note for note in caught.value.__notes__] == [True]
         gpu.broken = None
 
 
@@ -216,10 +217,10 @@ def test_a_fault_of_the_gpu_that_no_env_met_has_a_type() -> None:
         gpu.broken = FAULT
 
     with growing(gpu) as made:
-        with pytest.raises(DeviceFailed, match="when it was to end with env 0, 1: RuntimeError: CUDA error") as caught:
+        with pytest.raises(DeviceFailed, match="as work ended for env 0, 1: RuntimeError: CUDA error") as caught:
             made.lanes.run(work, made.envs)
         assert caught.value.__cause__ is FAULT
-        with pytest.raises(DeviceFailed, match="when it began with env 0, 1: RuntimeError: CUDA error"):
+        with pytest.raises(DeviceFailed, match="as work began for env 0, 1: RuntimeError: CUDA error"):
             made.lanes.run(work, made.envs)
         gpu.broken = None
 

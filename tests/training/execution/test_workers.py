@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from esper._runtime import physical_cores
-from esper.training.execution.workers import Cancelled, LaneError, WorkerLanes
+from esper.training.execution.lanes import Cancelled, LaneError
+from esper.training.execution.workers import WorkerLanes
 from esper.training.rng import RngStream, derive_seed, seeded
 
 

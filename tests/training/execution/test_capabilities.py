@@ -1,4 +1,4 @@
-"""What Esper's kernels need of the NVIDIA driver, and what is said where it lacks that."""
+"""Requirements of Esper's kernels on the NVIDIA driver, and what is reported if it lacks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.files import system_info as environment
-from esper.training.execution import driver
+from esper.training.execution import capabilities
 from tests.runtime.fake_cudart import Fake, compile_fake
 
 KERNELS = Path(__file__).parents[3] / "csrc" / "cuda"
@@ -17,29 +17,31 @@ KERNELS = Path(__file__).parents[3] / "csrc" / "cuda"
 @pytest.mark.parametrize("capability", [(7, 0), (8, 9), (9, 0), (12, 1)])
 @pytest.mark.parametrize("version", [12010, 12080, 13000])
 def test_a_new_driver_has_all_that_kernels_need(version: int, capability: tuple[int, int]) -> None:
-    assert driver.missing(version, capability) is None
+    assert capabilities.what_kernels_lack(version, capability) is None
 
 
 @pytest.mark.parametrize("version", [11080, 12000])
 def test_an_old_driver_is_named_with_what_repairs_it(version: int) -> None:
-    said = driver.missing(version, (8, 0))
+    said = capabilities.what_kernels_lack(version, (8, 0))
     assert said is not None
-    assert f"it serves CUDA {driver.written(version)}, and CUDA 12.1 is needed" in said
+    assert f"it supports CUDA {capabilities.version_text(version)}, and CUDA 12.1 is needed" in said
     assert "install NVIDIA driver 530 or newer" in said
 
 
 def test_an_old_gpu_is_not_helped_by_a_driver() -> None:
-    said = driver.missing(13000, (6, 1))
+    said = capabilities.what_kernels_lack(13000, (6, 1))
     assert said is not None
     assert "compute capability 6.1 does not have; it needs a GPU of 7.0 or newer" in said
     assert "driver" not in said
 
 
 def test_without_a_driver_nothing_is_claimed() -> None:
-    assert driver.missing(None, (9, 0)) is None
+    assert capabilities.what_kernels_lack(None, (9, 0)) is None
 
 
-@pytest.mark.parametrize(("file", "tensors"), [("grad_stats", driver.STATS_TENSORS), ("sgd", driver.SGD_TENSORS)])
+@pytest.mark.parametrize(
+    ("file", "tensors"), [("grad_stats", capabilities.STATS_TENSORS), ("sgd", capabilities.SGD_TENSORS)]
+)
 def test_the_numbers_of_tensors_are_those_of_the_kernels(file: str, tensors: int) -> None:
     source = (KERNELS / f"{file}.cu").read_text(encoding="utf-8")
     found = re.findall(r"kSmallCapacity = (\d+);", source)
@@ -54,15 +56,15 @@ def test_the_driver_is_asked_through_the_runtime(
 ) -> None:
     fake = Fake(compile_fake(tmp_path))
     fake.driver_version = serves
-    inner = driver.CudaRuntime
-    monkeypatch.setattr(driver, "CudaRuntime", lambda: inner(str(fake.path)))
-    assert driver.version() == expected
+    inner = capabilities.CudaRuntime
+    monkeypatch.setattr(capabilities, "CudaRuntime", lambda: inner(str(fake.path)))
+    assert capabilities.driver_version() == expected
     assert fake.contexts == set()
 
 
 def test_info_names_the_driver_and_each_gpu_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "offers", list)
-    monkeypatch.setattr(driver, "version", lambda: 12000)
+    monkeypatch.setattr(capabilities, "device_capabilities", dict)
+    monkeypatch.setattr(capabilities, "driver_version", lambda: 12000)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"GPU {number}")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _number: (9, 0))
@@ -75,7 +77,7 @@ def test_info_names_the_driver_and_each_gpu_that_lacks_something(monkeypatch: py
 
 
 def test_info_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "version", lambda: None)
+    monkeypatch.setattr(capabilities, "driver_version", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(environment.workspaces, "describe", lambda: None)
     lines = environment.summary_lines()

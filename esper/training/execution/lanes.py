@@ -1,0 +1,106 @@
+"""Lanes, on which the hosts of a run train at the same time, and the errors that they raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from esper.training.host_training import HostTraining
+
+
+class HasPlace(Protocol):
+    """An object that is worked on in a lane; error messages contain its position."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+
+
+Env = TypeVar("Env", bound=HasPlace)
+
+
+class Lanes(Protocol):
+    """Does work for many envs at the same time. An env that fails does not stop the others."""
+
+    captures: bool
+    """True if repeated work is captured as CUDA graphs."""
+
+    @property
+    def cancelled(self) -> bool:
+        """True if the current work was cancelled."""
+
+    def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
+        """Runs ``work`` for every env.
+
+        Raises:
+            LaneError: the error of the first env that failed, after all others have finished.
+            DeviceFailed: a GPU failed outside the work of any env.
+            Cancelled: work was skipped or interrupted because of :meth:`cancel`. Ctrl-C also cancels and is raised once
+                started work has finished.
+        """
+
+    def train(self, hosts: Sequence[HostTraining]) -> None:
+        """Trains every host for one epoch on data in memory. Raises the errors of :meth:`run`."""
+
+    def adopt(self, hosts: Iterable[HostTraining]) -> None:
+        """Captures what ``hosts`` repeat, until :meth:`release`; does nothing if nothing can be captured."""
+
+    def release(self, hosts: Iterable[HostTraining]) -> None:
+        """Drops what was captured for ``hosts`` and all references to them; a second call does nothing."""
+
+    def reasons(self) -> dict[str, int]:
+        """Returns why work was not captured, each reason with the number of pieces of work it applied to."""
+
+    def cancel(self) -> None:
+        """Starts no more of the current work; callable from any thread. Later work is not affected."""
+
+    def close(self) -> None:
+        """Waits for running work and frees the lanes; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LaneError(RuntimeError):
+    """An error inside a lane, with its env, epoch and batch; the cause is chained."""
+
+    def __init__(self, env: HasPlace, cause: Exception) -> None:
+        super().__init__(f"env {env.index}, epoch {env.epoch}, batch {env.batch}: {type(cause).__name__}: {cause}")
+        self.env, self.epoch, self.batch = env.index, env.epoch, env.batch
+        self.causes: tuple[Exception, ...] = (cause,)
+        """The errors of all envs that failed, starting with this one."""
+        self.__cause__ = cause
+
+
+class DeviceFailed(RuntimeError):
+    """A device failed outside the work of any env; the cause is chained.
+
+    CUDA reports the error of a kernel with a later call, often one for another env or for none.
+    """
+
+
+class Cancelled(RuntimeError):
+    """Raised by work that stops because of ``Lanes.cancelled``, and then by ``Lanes.run``."""
+
+
+def first_of(errors: Sequence[tuple[HasPlace, Exception]]) -> LaneError:
+    """Makes the error of the first env, with a note for each other one."""
+    first, *others = (LaneError(env, cause) for env, cause in errors)
+    return merged(first, others)
+
+
+def merged(first: LaneError, others: Sequence[LaneError]) -> LaneError:
+    """Adds the causes of ``others`` to ``first``, with a note for each."""
+    for other in others:
+        first.causes += other.causes
+        first.add_note(f"It was not the only one: {other}")
+    return first

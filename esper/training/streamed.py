@@ -1,0 +1,87 @@
+"""Epochs on streamed data: each batch is read for all hosts, and all learn from it before the next one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from esper.data.shared_batches import (
+    Batch,
+    Expected,
+    Permutations,
+    SharedBatchError,
+    SharedBatchIterator,
+    worker_died,
+)
+from esper.data.task import Split, Task
+from esper.training.execution.lanes import Lanes
+from esper.training.host_training import HostTraining
+from esper.training.seed_pool import ParameterGroup
+from esper.training.step import begin_epoch, train_step
+
+
+def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIterator | None:
+    """Starts the workers that read the data of ``task`` for ``hosts``; None if the data is in memory.
+
+    A host gets the same rows in the same order as it would from memory. The caller closes the iterator.
+    """
+    if isinstance(task.train, Split):
+        return None
+    config = hosts[0].config.task
+    assert config.samples_per_epoch is not None
+    assert config.batch_size is not None
+    return SharedBatchIterator(
+        task.train,
+        [Permutations(task.samples, training.order) for training in hosts],
+        config.batch_size,
+        config.samples_per_epoch // config.batch_size,
+        task.workers,
+        Expected.like(task.sample, task.validation.y, task.classes),
+        pinned=task.device.type == "cuda",
+    )
+
+
+def train_in_step(
+    shared: SharedBatchIterator, hosts: Sequence[HostTraining], active: Sequence[HostTraining], lanes: Lanes
+) -> None:
+    """Trains the hosts in ``active`` for one epoch on the batches of ``shared``, which reads for all ``hosts``.
+
+    Raises the errors of ``lanes``, and SharedBatchError, with env, epoch and batch, for data that cannot be read.
+    """
+    groups: dict[int, list[ParameterGroup]] = {}
+
+    def begin(training: HostTraining) -> None:
+        groups[training.index] = begin_epoch(training)
+
+    def learn(number: int, batches: dict[int, Batch], training: HostTraining) -> None:
+        training.batch = number
+        # PyTorch keeps pinned memory alive until a copy from it is done.
+        x, y = (values.to(training.device, non_blocking=True) for values in batches[training.index])
+        train_step(training, groups[training.index], x, y)
+
+    lanes.run(begin, active)
+    indices = [training.index for training in hosts]
+    number = 0
+    try:
+        for number, batches in enumerate(shared.epoch()):
+            lanes.run(partial(learn, number, dict(zip(indices, batches, strict=True))), active)
+    except SharedBatchError as error:
+        raise _placed(error, indices, active) from error
+    except RuntimeError as error:
+        if not worker_died(error):  # torch raises this wherever the main thread happens to be
+            raise
+        raise _placed(SharedBatchError(f"a worker died: {error}", batch=number), indices, active) from error
+    for training in active:
+        training.epoch += 1
+
+
+def _placed(error: SharedBatchError, indices: Sequence[int], active: Sequence[HostTraining]) -> SharedBatchError:
+    """Returns the error with the env, by its own index, and the epoch."""
+    epoch = active[0].epoch if active else 0
+    failed = [training.index for training in active] if error.env is None else [indices[error.env]]
+    envs = f"env{'s' if len(failed) > 1 else ''} {', '.join(map(str, failed))}"
+    return SharedBatchError(
+        f"{envs}, epoch {epoch}, batch {error.batch}: {error}",
+        env=failed[0] if error.env is not None else None,
+        batch=error.batch,
+    )
