@@ -13,8 +13,8 @@ from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.context import RunContext
 from esper.env.episode import Episode, transfer
-from esper.evaluation.arm_runner import HostResult
 from esper.evaluation.compute import ComputeMeter
+from esper.evaluation.runner import HostResult
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.spaces.action import Action, ActionSpec, Op
 from esper.training.execution.tiers import make_lanes

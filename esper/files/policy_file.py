@@ -31,9 +31,6 @@ SUFFIX = ".safetensors"
 HEADER = "esper_policy"
 """Key of the JSON text in the file's header."""
 
-PRETRAINED = Path(__file__).parent / "pretrained" / "digits.safetensors"
-"""The controller shipped with Esper."""
-
 PARTS = ("network", "observations")
 
 

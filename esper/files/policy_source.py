@@ -1,4 +1,4 @@
-"""Learned controllers by name: a run, a checkpoint, a policy file, or the pretrained one."""
+"""Trained agents by name: a run folder, its checkpoint, a policy file, or ``pretrained``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.env.slot_env import SlotVectorEnv
 from esper.files import checkpoint, policy_file
+from esper.ppo.policy import Policy
 
-WHICH = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
+PRETRAINED = Path(__file__).parent / "pretrained" / "digits.safetensors"
+"""The agent shipped with Esper."""
+
+VALID = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A learned controller."""
+class SavedPolicy:
+    """A trained agent's policy, read from a file."""
 
     name: str
     """The name it was requested by."""
-    policy: checkpoint.State
+    state: checkpoint.State
     config: TrainingConfig | None
     """Config of its run; None for a checkpoint outside a run folder."""
     rounds: int
@@ -38,12 +43,33 @@ class Learned:
             return f"played as {run.controller} on {self.config.task.name}"
         return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds, seed {run.seed}"
 
-    def own(self) -> tuple[TrainingConfig, dict[str, str]]:
-        """Returns the config of its run and the package versions used there.
+    def player(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+        """Returns the policy for the envs of ``env``.
+
+        The hosts may have other slots than those it learned on, and other blueprints as long as it knows at least one.
+        An unknown blueprint is treated as the average of the known ones.
 
         Raises:
-            ConfigError: it did not learn in the run that it was loaded from. A policy file describes the run that made
-                it.
+            ConfigError: the policy knows no blueprint of the host, or has another network.
+        """
+        try:
+            ppo = self.state["config"]
+            config = TrainingConfig.parse({"ppo": ppo, "reward": {"gamma": ppo["gamma"]}}).ppo
+            policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
+            policy.load_policy_state(self.state)
+        except ValueError as error:
+            raise ConfigError(f"{self.name} cannot play this host: {error}") from None
+        except RuntimeError as error:
+            raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
+        except checkpoint.MISFITS as error:
+            raise ConfigError(f"{self.name} contains no policy that this version of Esper can read: {error}") from None
+        return policy
+
+    def provenance(self) -> tuple[TrainingConfig, dict[str, str]]:
+        """Returns the config of the run in which it learned and the package versions used there.
+
+        Raises:
+            ConfigError: it was not loaded from the run in which it learned, or the versions cannot be read.
         """
         if self.folder is None or self.config is None or not self.config.run.learns:
             raise ConfigError(
@@ -56,28 +82,36 @@ class Learned:
             raise ConfigError(f"{file} cannot be read for the package versions of the run: {error}") from None
 
 
-def find_learned(name: str) -> Learned:
-    """Returns the controller called ``name``; a path may be prefixed with ``checkpoint:``.
+def policy_path(name: str) -> Path:
+    """Returns the path that ``name`` refers to; it is ``pretrained``, PATH or ``checkpoint:PATH``."""
+    return PRETRAINED if name == "pretrained" else Path(name.removeprefix("checkpoint:"))
+
+
+def find_policy(name: str) -> SavedPolicy:
+    """Reads the trained agent called ``name``: a run folder, its checkpoint, a policy file, or ``pretrained``.
+
+    A path may be prefixed with ``checkpoint:``.
 
     Raises:
         ConfigError: nothing is there, it is not a policy, or the run's controller does not learn.
     """
-    path = policy_file.PRETRAINED if name == "pretrained" else Path(name.removeprefix("checkpoint:"))
+    path = policy_path(name)
     if path.suffix == policy_file.SUFFIX and not path.is_dir():
-        found = policy_file.read(path)
-        return Learned(name, found.policy, found.config, found.facts.rounds, folder=None)
+        content = policy_file.read(path)
+        return SavedPolicy(name, content.policy, content.config, content.facts.rounds, folder=None)
     if not path.exists():
-        raise ConfigError(f"no checkpoint at {path}; {WHICH}")
+        raise ConfigError(f"no checkpoint at {path}; {VALID}")
     state = checkpoint.read(path)
-    folder = run_folder(path)
-    config = None if folder is None else _config_of(folder / "config.toml")
+    folder = path if path.is_dir() else path.parent
+    is_run = (path.is_dir() or path.name == checkpoint.NAME) and (folder / checkpoint.CONFIG).is_file()
+    config = _config_of(folder / checkpoint.CONFIG) if is_run else None
     if state["policy"] is None:
-        does = "" if config is None else f", {config.run.controller},"
+        controller = f" {config.run.controller}" if config else ""
         raise ConfigError(
-            f"{name} contains no policy: its controller{does} does not learn. To evaluate a controller without a "
-            f"policy, use `esper compare`, for example with --arm heuristic --arm none. Otherwise {WHICH}"
+            f"{name} contains no policy: its controller{controller} does not learn; {VALID}. `esper compare` plays "
+            "controllers that have no policy, for example with --arm heuristic --arm none"
         )
-    return Learned(name, state["policy"], config, int(state["round"]), folder)
+    return SavedPolicy(name, state["policy"], config, int(state["round"]), folder if is_run else None)
 
 
 def _config_of(file: Path) -> TrainingConfig:
@@ -89,13 +123,7 @@ def _config_of(file: Path) -> TrainingConfig:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def run_folder(path: Path) -> Path | None:
-    """Returns the run folder that contains the checkpoint, or None if it was moved out of one."""
-    folder = path if path.is_dir() else path.parent
-    return folder if (folder / "config.toml").is_file() and (path.is_dir() or path.name == checkpoint.NAME) else None
-
-
-def save_policy(run: Learned | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
+def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
     """Saves what the agent of a run has learned to ``file`` (FILE.safetensors), for ``--controller checkpoint:FILE``.
 
     Args:
@@ -107,9 +135,9 @@ def save_policy(run: Learned | Path | str, file: Path | str, score: Mapping[str,
         OSError: the file cannot be written.
     """
     target = check_target(file)
-    learned = run if isinstance(run, Learned) else find_learned(str(run))
-    config, packages = learned.own()
-    policy_file.write(target, learned.policy, config, learned.rounds, packages, score)
+    policy = run if isinstance(run, SavedPolicy) else find_policy(str(run))
+    config, packages = policy.provenance()
+    policy_file.write(target, policy.state, config, policy.rounds, packages, score)
 
 
 def check_target(file: Path | str) -> Path:

@@ -1,4 +1,4 @@
-"""Playing one arm of a comparison: how it treats a round of hosts, and the result of each host."""
+"""Playing arms on the same hosts, round by round: what an arm does with a round of hosts, and each host's result."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from esper.seeds.blend import STYLES
 from esper.telemetry.event import ArmPlayed
 
 MakePlayer = Callable[[SlotVectorEnv], Player]
+Progress = Callable[[ArmPlayed], None]
+"""Called after each arm's round."""
 
-HELD_OUT = 2**31
-"""Offset added to a run's seed for held-out hosts, which no agent learned on."""
 
-NAN = float("nan")
+def held_out_seed(run_seed: int) -> int:
+    """Returns the run seed of the held-out hosts of ``run_seed``, which no agent learns from."""
+    return run_seed + 2**31
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class HostResult:
     host_parameters: float
     """Number of parameters of the task's host."""
     flops: float
-    """Floating-point operations of training and validation, see ``compute``; NaN if hosts are simulated."""
+    """Floating-point operations of training and validation, see ``compute``; NaN if they were not counted."""
     epochs: float
     rollbacks: float
     fossils: float
@@ -61,31 +63,35 @@ class HostResult:
         return cls(**numbers, kept=kept, facts=plain["facts"])
 
 
-class Side(ABC):
-    """Plays the rounds of one arm. A round's result depends only on its number and on the results of the arm ``of``."""
+Results = dict[str, dict[int, list[HostResult]]]
+"""Results of the hosts by arm and round."""
 
-    of: str | None = None
-    """The arm that must play a round before this one does; None for no arm."""
+
+class ArmRunner(ABC):
+    """Plays the rounds of one arm; a result depends only on the round and, for a control, on the hosts it is made for."""
+
+    control_of: str | None = None
+    """The arm that must play a round before this one does, because this one is a control of its hosts."""
 
     def prepare(self) -> None:  # noqa: B027  most have nothing to prepare
         """Does slow work before the first round; none by default."""
 
     @abstractmethod
-    def play(self, number: int, of: Sequence[HostResult]) -> list[HostResult]:
-        """Plays round ``number``, counted from 0. ``of``: results of the arm ``self.of`` in that round, if any."""
+    def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
+        """Plays round ``number``, counted from 0. ``grown``: results of ``control_of`` in that round, if any."""
 
     def close(self) -> None:  # noqa: B027  most hold nothing
         """Releases threads and memory."""
 
 
-class GrowingSide(Side):
-    """An arm in which a controller or a trained agent grows hosts, or leaves them alone.
+class GrowingRunner(ArmRunner):
+    """Runs an arm in which a controller or a trained agent grows hosts, or leaves them alone.
 
     Args:
         n_envs: number of hosts per round.
         run_seed: seed that the hosts are derived from; the baseline is that of the config's own seed.
-        baselines: measured baselines by :func:`baseline_key`, shared by all sides; this side adds its own.
-        count: whether its floating-point operations are counted.
+        baselines: measured baselines by :func:`_baseline_key`, shared by all arms; this one adds its own.
+        count_flops: whether floating-point operations are counted; those of simulated hosts never are.
     """
 
     def __init__(
@@ -95,7 +101,7 @@ class GrowingSide(Side):
         n_envs: int,
         run_seed: int,
         baselines: dict[Any, Baseline],
-        count: bool = True,
+        count_flops: bool = True,
     ) -> None:
         self.run_seed, self.baselines = run_seed, baselines
         self.env = maker.make(n_envs=n_envs)
@@ -105,47 +111,46 @@ class GrowingSide(Side):
             self.env.close()
             raise
         self.meter: ComputeMeter | None = None
-        if count and isinstance(self.env, GrowthVectorEnv):
+        if count_flops and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
             self.env.watch = self.meter.watch
 
     def prepare(self) -> None:
-        env = self.env
-        trained_alike = baseline_key(env)
-        env.baseline = env.baseline or self.baselines.get(trained_alike)
+        env, key = self.env, _baseline_key(self.env)
+        env.baseline = env.baseline or self.baselines.get(key)
         env.prepare()
         if env.baseline is not None:
-            self.baselines[trained_alike] = env.baseline
+            self.baselines[key] = env.baseline
         env.run_seed = self.run_seed
 
-    def play(self, number: int, of: Sequence[HostResult] = ()) -> list[HostResult]:
+    def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
         self.env.episode_numbers[:] = number - 1
         self.player.episode[:] = number - 1
         played = play_round(self.env, self.player)
         accuracy = self.env.test_accuracy()
-        return [self._result(env, played, float(accuracy[env])) for env in range(self.env.num_envs)]
+        return [self._result(index, played, float(accuracy[index])) for index in range(self.env.num_envs)]
 
-    def _result(self, env: int, played: Played, accuracy: float) -> HostResult:
+    def _result(self, index: int, played: Played, accuracy: float) -> HostResult:
         return HostResult(
             accuracy=accuracy,
-            loss=float(self.env.fleet.committed_loss[env]),
-            parameters=float(played.parameters[env]),
+            loss=float(self.env.fleet.committed_loss[index]),
+            parameters=float(played.parameters[index]),
             host_parameters=float(self.env.host_parameters),
-            flops=NAN if self.meter is None else self.meter.flops(env),
-            epochs=float(played.epochs[env]),
-            rollbacks=float(played.rollbacks[env]),
-            fossils=float(played.fossils[env]),
-            kept=self._kept(env),
-            facts={"validation_accuracy": float(played.committed[env]), "return": float(played.returns[env])},
+            flops=float("nan") if self.meter is None else self.meter.flops(index),
+            epochs=float(played.epochs[index]),
+            rollbacks=float(played.rollbacks[index]),
+            fossils=float(played.fossils[index]),
+            kept=self._kept(index),
+            facts={"validation_accuracy": float(played.committed[index]), "return": float(played.returns[index])},
         )
 
-    def _kept(self, env: int) -> dict[str, KeptSeed]:
+    def _kept(self, index: int) -> dict[str, KeptSeed]:
         if not isinstance(self.env, GrowthVectorEnv):
             return {}
         names = {style: name for name, style in STYLES.items()}
         return {
             slot.name: KeptSeed(slot.blueprint.name, names[slot.style], slot.alpha.alpha)
-            for slot in self.env.training[env].fossils()
+            for slot in self.env.training[index].fossils()
             if slot.blueprint is not None and slot.style is not None
         }
 
@@ -153,36 +158,43 @@ class GrowingSide(Side):
         self.env.close()
 
 
-def baseline_key(env: SlotVectorEnv) -> tuple[Any, ...]:
+def _baseline_key(env: SlotVectorEnv) -> tuple[Any, ...]:
     """Returns a key that is equal for envs whose hosts, left alone, are the same."""
     config = env.config
     return (type(env), config.task, config.env.episode_length, config.env.baseline_episodes, config.run.device)
 
 
+def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
+    """Returns (number of rounds, hosts per round): as few rounds as ``n_envs`` allows, then as few surplus hosts."""
+    rounds = -(-pairs // n_envs)
+    return rounds, -(-pairs // rounds)
+
+
 def play_rounds(
-    sides: Mapping[str, Side],
+    runners: Mapping[str, ArmRunner],
     rounds: int,
     order: np.random.Generator,
-    played: Mapping[str, dict[int, list[HostResult]]],
-    keep: Callable[[str, int, list[HostResult]], None],
-    progress: Callable[[ArmPlayed], None],
+    results: Results,
+    progress: Progress | None = None,
+    save: Callable[[str, int, list[HostResult]], None] | None = None,
 ) -> None:
-    """Plays every round of every arm that is missing in ``played`` (by arm and number), and stores its results there.
+    """Plays every round of every arm that is missing in ``results``, and stores it there.
 
-    The arms of a round are played in random order, so that a change in the machine's speed affects all of them; an arm
-    that depends on another waits for it. Each result is passed to ``keep`` at once.
+    The arms of a round are played in random order, so that a change in the machine's speed affects all of them; a
+    control waits for its arm. Each result is passed to ``save`` before progress is reported.
     """
     for number in range(rounds):
-        waiting = list(sides)
+        waiting = list(runners)
         while waiting:
-            ready = [name for name in waiting if sides[name].of not in waiting]
+            ready = [name for name in waiting if runners[name].control_of not in waiting]
             name = ready[order.integers(len(ready))]
             waiting.remove(name)
-            if number in played[name]:
+            if number in results[name]:
                 continue
-            leader = sides[name].of
-            hosts = sides[name].play(number, played[leader][number] if leader is not None else ())
-            played[name][number] = hosts
-            keep(name, number, hosts)
-            accuracy = float(np.mean([host.accuracy for host in hosts]))
-            progress(ArmPlayed(name, number + 1, rounds, accuracy))
+            control_of = runners[name].control_of
+            hosts = runners[name].play(number, () if control_of is None else results[control_of][number])
+            results[name][number] = hosts
+            if save is not None:
+                save(name, number, hosts)
+            if progress is not None:
+                progress(ArmPlayed(name, number + 1, rounds, float(np.mean([host.accuracy for host in hosts]))))
