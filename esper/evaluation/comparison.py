@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from esper.evaluation.runner import (
     Progress,
     Results,
     held_out_seed,
+    in_order,
     play_rounds,
     split_pairs,
 )
@@ -142,19 +143,17 @@ class ComparisonRun:
         self.order = np.random.default_rng([seed, len(arms), order_seed])
         baselines: dict[Any, Baseline] = {}
         self.runners: dict[str, ArmRunner] = {}
-        made = []
-        try:
+        self.arms: tuple[Arm, ...] = ()
+        with ExitStack() as opened:
             for arm in arms:
                 try:
                     maker = EnvMaker.of(arm.config, first.task)
-                    self.runners[arm.name] = _runner(arm, maker, n_envs, seed, baselines)
+                    runner = opened.enter_context(closing(_runner(arm, maker, n_envs, seed, baselines)))
                 except ConfigError as error:
                     raise ConfigError(f"arm {arm.name!r}: {error}") from None
-                made.append(replace(arm, config=maker.config))
-        except BaseException:
-            self.close()
-            raise
-        self.arms = tuple(made)
+                self.runners[arm.name] = runner
+                self.arms += (replace(arm, config=maker.config),)
+            self._opened = opened.pop_all()
 
     @classmethod
     def resume(
@@ -190,7 +189,7 @@ class ComparisonRun:
         """
         if not self.resumed:
             self.files.create(self.arms, self.pairs, self.reference)
-        with self, termination_interrupts():
+        with closing(self), termination_interrupts():
             try:
                 if any(len(done) < self.rounds for done in self.results.values()):
                     for runner in self.runners.values():
@@ -205,28 +204,15 @@ class ComparisonRun:
 
     def _analyse(self) -> ComparisonResult | None:
         """Returns the result of the rounds that every arm has finished; None if there is none."""
-        complete = [number for number in range(self.rounds) if all(number in done for done in self.results.values())]
-        if not complete:
+        hosts = in_order(self.results, self.rounds, self.pairs)
+        if not hosts[self.reference]:
             return None
-        hosts = {
-            name: [host for number in complete for host in done[number]][: self.pairs]
-            for name, done in self.results.items()
-        }
         metrics = analyse(hosts, self.reference)
         return ComparisonResult(self.arms, self.reference, self.pairs, hosts, metrics, self.files.path)
 
     def close(self) -> None:
         """Stops the lanes; a second call does nothing."""
-        for runner in self.runners.values():
-            runner.close()
-
-    def __enter__(self) -> ComparisonRun:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._opened.close()
 
 
 def _runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from esper.evaluation.runner import (
     Progress,
     Results,
     held_out_seed,
+    in_order,
     play_rounds,
     split_pairs,
 )
@@ -97,20 +99,15 @@ def play_arms(
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs or 1)
     runners: dict[str, GrowingRunner] = {}
     baselines: dict[Any, Baseline] = {}
-    try:
+    with ExitStack() as opened:
         for name, make in players.items():
-            runners[name] = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
+            runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
+            runners[name] = opened.enter_context(closing(runner))
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
             runner.prepare()
         play_rounds(runners, rounds, np.random.default_rng([run_seed, len(players)]), results, progress)
-    finally:
-        for runner in runners.values():
-            runner.close()
-    return [
-        ArmResult.of(name, [host for _, hosts in sorted(results[name].items()) for host in hosts][:pairs])
-        for name in players
-    ]
+    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, rounds, pairs).items()]
 
 
 def against_reference(arms: Sequence[ArmResult], reference: str) -> list[ArmComparison]:

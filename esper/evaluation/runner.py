@@ -68,7 +68,10 @@ Results = dict[str, dict[int, list[HostResult]]]
 
 
 class ArmRunner(ABC):
-    """Plays the rounds of one arm; a result depends only on the round and, for a control, on the hosts it is made for."""
+    """Plays the rounds of one arm.
+
+    The result of a round depends only on its number and, for a control, on the grown hosts.
+    """
 
     control_of: str | None = None
     """The arm that must play a round before this one does, because this one is a control of its hosts."""
@@ -168,6 +171,12 @@ def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
     """Returns (number of rounds, hosts per round): as few rounds as ``n_envs`` allows, then as few surplus hosts."""
     rounds = -(-pairs // n_envs)
     return rounds, -(-pairs // rounds)
+
+
+def in_order(results: Results, rounds: int, pairs: int) -> dict[str, list[HostResult]]:
+    """Returns the hosts of the rounds that every arm has finished, in the order of their pairs, at most ``pairs``."""
+    complete = [number for number in range(rounds) if all(number in done for done in results.values())]
+    return {name: [host for number in complete for host in done[number]][:pairs] for name, done in results.items()}
 
 
 def play_rounds(

@@ -61,7 +61,7 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
             console.print(table)
         _line(console, "")
         for compared in found.comparisons.values():
-            _line(console, f"{compared.pair.name_a} and {compared.pair.name_b}: {compared.verdict}")
+            _line(console, f"{compared.pair.name_a} against {compared.pair.name_b}: {compared.verdict}")
     _line(console, "")
     for note in notes(result):
         _line(console, note)

@@ -1,4 +1,4 @@
-"""A learned policy as one portable file: weights as safetensors, everything else as JSON in its header.
+"""A trained agent's policy as one portable file: weights as safetensors, everything else as JSON in its header.
 
 Reading one executes no code. A file is rejected unless every tensor has the name, shape and bytes that were written.
 """
@@ -74,7 +74,7 @@ def write(
     packages: Mapping[str, str],
     score: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the policy of a checkpoint from a run with ``config``; machine-specific values are left out.
+    """Writes a policy's state, as stored in checkpoints, from a run with ``config``, without machine-specific values.
 
     Raises:
         OSError: the file cannot be written.
@@ -148,9 +148,9 @@ def _check(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) 
     spec = ActionSpec(one_slot, tuple(facts.blueprints))
     wanted = flat_tensors(Policy(spec, ObservationLayout(one_slot, 1), 1, config.ppo).policy_state())
     for name in sorted(wanted.keys() | tensors.keys()):
-        here, there = _form(wanted.get(name)), _form(tensors.get(name))
-        if here != there:
-            raise ValueError(f"tensor {name} is {there}; expected {here if name in wanted else 'no such tensor'}")
+        expected, actual = _form(wanted.get(name)), _form(tensors.get(name))
+        if actual != expected:
+            raise ValueError(f"tensor {name} is {actual}; expected {expected if name in wanted else 'no such tensor'}")
     if digest(tensors) != facts.sha256:
         raise ValueError("the weights do not match the checksum in its header")
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
@@ -180,16 +180,14 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def command_of(config: TrainingConfig) -> str:
     """Returns the `esper run` command with this config, independent of later changes to the task's defaults."""
-    ours, default = (c.model_dump(mode="json", exclude_none=True) for c in (config, TrainingConfig()))
-    return " ".join(["esper run", *(f"--set {shlex.quote(text)}" for text in _differing(ours, default))])
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return " ".join(["esper run", *(f"--set {shlex.quote(text)}" for text in _assignments(values))])
 
 
-def _differing(ours: Mapping[str, Any], default: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns ``a.b=c`` for every value that differs from the default."""
+def _assignments(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns ``a.b=c`` for every value in nested tables."""
     found: list[str] = []
-    for key, value in ours.items():
-        if isinstance(value, dict):
-            found += _differing(value, default[key], f"{prefix}{key}.")
-        elif value != default.get(key):
-            found.append(f"{prefix}{key}={json.dumps(value)}")
+    for key, value in values.items():
+        nested = isinstance(value, dict)
+        found += _assignments(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={json.dumps(value)}"]
     return found

@@ -197,7 +197,7 @@ def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
     assert esper("run", *arguments, "--out", "mine").code == 0
     found = esper("eval", "mine")
     assert found.code == 2
-    assert "its controller, random, does not learn" in found.err
+    assert "its controller random does not learn" in found.err
     assert "pretrained" in found.err
 
 
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: Any, **_more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esper.evaluation.arm_runner.play_round", interrupted)
+    monkeypatch.setattr("esper.evaluation.runner.play_round", interrupted)
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
 

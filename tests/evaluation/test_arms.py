@@ -1,4 +1,4 @@
-"""Arms as a person names them: what config each gets, and which arms cannot be compared."""
+"""Arms as a user names them: the config of each, and which arms cannot be compared."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from esper.config import ConfigError
 from esper.evaluation.arms import Arm, read_arms
 
 
-def arms(*texts: str, base: dict[str, Any] | None = None, of: str | None = None) -> dict[str, Arm]:
-    return {arm.name: arm for arm in read_arms(texts, base or {}, of)}
+def arms(*texts: str, base: dict[str, Any] | None = None, control_of: str | None = None) -> dict[str, Arm]:
+    return {arm.name: arm for arm in read_arms(texts, base or {}, control_of)}
 
 
-def refused(*texts: str, base: dict[str, Any] | None = None, of: str | None = None) -> str:
+def refused(*texts: str, base: dict[str, Any] | None = None) -> str:
     with pytest.raises(ConfigError) as found:
-        read_arms(texts, base or {}, of)
+        read_arms(texts, base or {})
     return str(found.value)
 
 
 def test_short_names_are_controllers_under_the_common_config() -> None:
     found = arms("no-growth", "none", "heuristic", "schedule:a=b.toml", "checkpoint:runs/a", base={"run": {"seed": 3}})
-    assert {name: arm.plays for name, arm in found.items()} == {
+    assert {name: arm.player for name, arm in found.items()} == {
         "no-growth": "none",
         "none": "none",
         "heuristic": "heuristic",
@@ -31,7 +31,7 @@ def test_short_names_are_controllers_under_the_common_config() -> None:
         "checkpoint:runs/a": "checkpoint:runs/a",
     }
     assert {arm.config.run.seed for arm in found.values()} == {3}
-    assert [arm.grows for arm in found.values()] == [False, False, True, True, True]
+    assert [arm.alone for arm in found.values()] == [True, True, False, False, False]
 
 
 def test_ppo_plays_out_of_a_run_folder() -> None:
@@ -108,13 +108,16 @@ def test_the_reward_mode_of_an_arm_is_validated_with_its_config() -> None:
 def test_a_control_takes_over_what_its_arm_says() -> None:
     slow = "slow:controller=heuristic,task.learning_rate=0.01"
     found = arms("none", "static", slow, "quick:controller=static,task.learning_rate=0.2", "random")
-    assert {name: arm.of for name, arm in found.items()} == {
+    assert {name: arm.control_of for name, arm in found.items()} == {
         **dict.fromkeys(("none", "slow", "random")),
         **dict.fromkeys(("static", "quick"), "slow"),
     }
     assert [found[name].config.task.learning_rate for name in ("static", "quick", "none")] == [0.01, 0.2, None]
-    assert arms("random", "heuristic", "bigger", of="heuristic")["bigger"].of == "heuristic"
-    assert arms("random", "heuristic", "b:controller=bigger,of=heuristic", of="random")["b"].of == "heuristic"
+    assert arms("random", "heuristic", "bigger", control_of="heuristic")["bigger"].control_of == "heuristic"
+    assert (
+        arms("random", "heuristic", "b:controller=bigger,of=heuristic", control_of="random")["b"].control_of
+        == "heuristic"
+    )
 
 
 @pytest.mark.parametrize(

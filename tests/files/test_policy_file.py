@@ -17,8 +17,8 @@ from esper.cli.options import build_config
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.files import checkpoint, policy_file
-from esper.files.policy_file import HEADER, PRETRAINED, Facts
-from esper.files.policy_source import find_learned, save_policy
+from esper.files.policy_file import HEADER, Facts
+from esper.files.policy_source import PRETRAINED, find_policy, save_policy
 from esper.rollout.policies import make_player
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
@@ -91,7 +91,7 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     assert words[:2] == ["esper", "run"]
     assert words[2::2] == ["--set"] * len(words[3::2])
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    config = find_learned(str(run)).config
+    config = find_policy(str(run)).config
     assert config is not None
     assert build_config(None, tuple(words[3::2]), flags, {}) == config
 
@@ -100,7 +100,7 @@ def test_the_command_is_that_of_the_run_also_where_practice_changed_what_the_age
     """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
     folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
-    found, config = policy_file.read(tmp_path / "a.safetensors"), find_learned(str(folder)).config
+    found, config = policy_file.read(tmp_path / "a.safetensors"), find_policy(str(folder)).config
     assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.01
     assert found.config == config
     assert "entropy" not in found.facts.command
@@ -116,7 +116,7 @@ def test_lists_and_words_survive_the_shell() -> None:
 
 
 def test_what_is_of_one_machine_is_left_out(run: Path, tmp_path: Path) -> None:
-    config = find_learned(str(run)).config
+    config = find_policy(str(run)).config
     assert config is not None
     config = config.with_values(run={"device": "cuda:3", "lanes": 7}, task={"data": "/my/data", "download": True})
     policy = checkpoint.read(run)["policy"]
@@ -341,7 +341,7 @@ def test_a_run_of_pretrained_resumes_from_its_own_folder(tmp_path: Path, monkeyp
     whole = Experiment(config, tmp_path / "whole").run()
 
     Experiment(config, tmp_path / "part", [Does(within_round(2), stop)]).run()
-    monkeypatch.setattr("esper.rollout.policies.PRETRAINED", tmp_path / "gone.safetensors")
+    monkeypatch.setattr("esper.files.policy_source.PRETRAINED", tmp_path / "gone.safetensors")
     resumed = Experiment.resume(tmp_path / "part").run()
     assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
     assert resumed.controller == "pretrained"

@@ -10,8 +10,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.baseline import measure_baseline
-from esper.evaluation.paired import Arm, against_reference, compare_controllers
-from esper.stats.paired import compare_pairs, holm_adjusted
+from esper.evaluation.controllers import ArmResult, against_reference, compare_controllers
+from esper.evaluation.statistics import compare_pairs, holm_adjusted
 from esper.telemetry.event import ArmPlayed
 
 PLANT_ONLY = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
@@ -31,7 +31,7 @@ def tiny(n_envs: int = 2, **env: Any) -> TrainingConfig:
 
 def compare(
     controllers: list[str], pairs: int, config: TrainingConfig | None = None
-) -> tuple[dict[str, Arm], list[ArmPlayed]]:
+) -> tuple[dict[str, ArmResult], list[ArmPlayed]]:
     told: list[ArmPlayed] = []
     arms = compare_controllers(config or tiny(), controllers, pairs, told.append)
     return {arm.controller: arm for arm in arms}, told
@@ -109,9 +109,9 @@ def test_an_agent_that_has_yet_to_learn_is_no_arm() -> None:
         compare(["none", "ppo"], 2)
 
 
-def arm(name: str, *accuracies: float) -> Arm:
+def arm(name: str, *accuracies: float) -> ArmResult:
     values = np.array(accuracies)
-    return Arm(name, values, np.full(len(values), 277.0), np.zeros(len(values)))
+    return ArmResult(name, values, np.full(len(values), 277.0), np.zeros(len(values)))
 
 
 BASE = [80.0 + i for i in range(10)]
