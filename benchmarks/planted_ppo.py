@@ -20,7 +20,7 @@ import torch
 import esper
 from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
-from esper.files.policy_source import find_policy
+from esper.files.policy import find_policy
 from esper.files.system_info import describe_environment
 from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round

@@ -72,7 +72,7 @@ def command(
 
     from esper.evaluation.policy import evaluate_controller
     from esper.files.atomic import write_json
-    from esper.files.policy_source import check_target, find_policy, save_policy
+    from esper.files.policy import check_target, find_policy, save_policy
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
     policy = find_policy(controller)

@@ -20,12 +20,12 @@ from esper.evaluation.arms import Arm
 from esper.evaluation.controls import CONTROLS
 from esper.evaluation.folder import ComparisonFolder
 from esper.evaluation.runner import (
+    HELD_OUT,
     ArmRunner,
     GrowingRunner,
     HostResult,
     Progress,
     Results,
-    held_out_seed,
     in_order,
     play_rounds,
     split_pairs,
@@ -139,7 +139,7 @@ class ComparisonRun:
         check_devices(arms[0].config.run.device)
         first = EnvMaker.of(arms[0].config, task)
         self.rounds, n_envs = split_pairs(pairs, first.config.env.n_envs or 1)
-        seed = held_out_seed(first.config.run.seed)
+        seed = first.config.run.seed + HELD_OUT
         self.order = np.random.default_rng([seed, len(arms), order_seed])
         baselines: dict[Any, Baseline] = {}
         self.runners: dict[str, ArmRunner] = {}

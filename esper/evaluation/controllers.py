@@ -15,12 +15,12 @@ from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.runner import (
+    HELD_OUT,
     GrowingRunner,
     HostResult,
     MakePlayer,
     Progress,
     Results,
-    held_out_seed,
     in_order,
     play_rounds,
     split_pairs,
@@ -69,7 +69,7 @@ def compare_controllers(
         raise ConfigError(f"a controller is given twice: {', '.join(controllers)}")
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
-    seed = held_out_seed(config.run.seed)
+    seed = config.run.seed + HELD_OUT
 
     def player(name: str) -> MakePlayer:
         return lambda env: make_player(name, maker.config, env, seed)

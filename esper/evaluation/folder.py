@@ -17,7 +17,7 @@ from esper.evaluation.arms import Arm
 from esper.evaluation.runner import HostResult, Results
 from esper.files import checkpoint
 from esper.files.atomic import write_json
-from esper.files.policy_source import policy_path
+from esper.files.policy import policy_path
 from esper.files.run_folder import writable
 from esper.files.system_info import describe_environment
 from esper.rollout.interrupt import interrupts_wait

@@ -17,8 +17,8 @@ from esper.evaluation.analysis import ArmComparison
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import environment_without_paths
 from esper.evaluation.controllers import ArmResult, against_reference, play_arms
-from esper.evaluation.runner import Progress, held_out_seed
-from esper.files.policy_source import SavedPolicy, find_policy
+from esper.evaluation.runner import HELD_OUT, Progress
+from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
 from esper.rollout.policies import make_player
@@ -126,7 +126,7 @@ def evaluate_controller(
     maker = EnvMaker.of(config, given)
     if width is not None:
         maker = _widened(maker, width)
-    seed = held_out_seed(maker.config.run.seed)
+    seed = maker.config.run.seed + HELD_OUT
     arms = play_arms(
         maker,
         {

@@ -14,9 +14,9 @@ from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter
+from esper.files.grown_host import kept_seed
 from esper.hosts.grown import KeptSeed
 from esper.rollout.rollout import Played, Player, play_round
-from esper.seeds.blend import STYLES
 from esper.telemetry.event import ArmPlayed
 
 MakePlayer = Callable[[SlotVectorEnv], Player]
@@ -24,9 +24,8 @@ Progress = Callable[[ArmPlayed], None]
 """Called after each arm's round."""
 
 
-def held_out_seed(run_seed: int) -> int:
-    """Returns the run seed of the held-out hosts of ``run_seed``, which no agent learns from."""
-    return run_seed + 2**31
+HELD_OUT = 2**31
+"""Added to a run's seed for its held-out hosts, which no agent learns from."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,7 @@ class GrowingRunner(ArmRunner):
     def _kept(self, index: int) -> dict[str, KeptSeed]:
         if not isinstance(self.env, GrowthVectorEnv):
             return {}
-        names = {style: name for name, style in STYLES.items()}
-        return {
-            slot.name: KeptSeed(slot.blueprint.name, names[slot.style], slot.alpha.alpha)
-            for slot in self.env.training[index].fossils()
-            if slot.blueprint is not None and slot.style is not None
-        }
+        return {slot.name: kept_seed(slot) for slot in self.env.training[index].fossils()}
 
     def close(self) -> None:
         self.env.close()

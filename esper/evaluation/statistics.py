@@ -16,11 +16,18 @@ import numpy.typing as npt
 from scipy import stats
 
 Floats = npt.NDArray[np.float64]
+Values = Sequence[float] | Floats
+Statistic = Callable[[Floats], Floats]
+"""Maps values [..., n] to their statistic along the last axis, [...]."""
+
 Better = Literal["higher", "lower", "neither"]
 """Direction in which values are better; neither for a cost, which may be worth paying."""
 
 ALPHA = 0.05
 """Significance level of every verdict."""
+
+LEVEL = 0.95
+"""Confidence level of every interval."""
 
 MIN_PAIRS = 10
 """Min pairs needed to name a winner."""
@@ -94,22 +101,13 @@ class PairedComparison:
 
 
 def compare_pairs(
-    a: Sequence[float] | Floats,
-    b: Sequence[float] | Floats,
-    *,
-    name_a: str = "a",
-    name_b: str = "b",
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    a: Values, b: Values, *, name_a: str = "a", name_b: str = "b", resamples: int = 10_000, seed: int = 0
 ) -> PairedComparison:
     """Compares two arms pair by pair.
 
     Args:
         a, b: results of the arms, shape [n] each; ``a[i]`` and ``b[i]`` are one pair.
-        level: confidence level of the interval of the mean difference, in (0, 1).
-        resamples: number of bootstrap resamples, and of sign assignments drawn if there are too many pairs to
-            enumerate.
+        resamples: number of bootstrap resamples, and of sign assignments drawn if there are too many to enumerate.
         seed: seed of both resamplings; the same input and seed give the same result.
 
     Raises:
@@ -131,8 +129,8 @@ def compare_pairs(
         difference=difference,
         difference_std=std,
         effect_size=_effect_size(difference, std),
-        level=level,
-        interval=bootstrap_interval(differences, level=level, resamples=resamples, seed=seed),
+        level=LEVEL,
+        interval=bootstrap_interval(differences, resamples=resamples, seed=seed),
         p_value=sign_flip_test(differences, resamples, seed),
         mann_whitney_u=float(mann_whitney.statistic),
         mann_whitney_p=float(mann_whitney.pvalue),
@@ -142,7 +140,7 @@ def compare_pairs(
     )
 
 
-def sign_flip_test(differences: Sequence[float] | Floats, resamples: int = 10_000, seed: int = 0) -> float:
+def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) -> float:
     """Two-sided p value of the mean of paired differences, shape [n], under the hypothesis that signs are random.
 
     Exact for n <= ``MAX_EXACT_PAIRS``: the share of the 2^n sign assignments whose |mean| reaches the observed one, so
@@ -202,11 +200,7 @@ def iqm(values: npt.ArrayLike) -> Floats:
 
 
 def bootstrap_interval(
-    values: Sequence[float] | Floats,
-    statistic: Callable[[Floats], Floats] = mean,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    values: Values, statistic: Statistic = mean, level: float = LEVEL, resamples: int = 10_000, seed: int = 0
 ) -> ConfidenceInterval:
     """Bootstrap interval of a statistic of values [n]; memory grows with n * resamples.
 
@@ -218,9 +212,6 @@ def bootstrap_interval(
 
     One value carries no information about the spread: the interval is (-inf, inf). If all values are equal, the
     interval is that single point, since no resample can differ.
-
-    Args:
-        statistic: maps values [..., n] to their statistic along the last axis, [...].
 
     Raises:
         ValueError: no values, a value that is not finite, a level outside (0, 1), or no resamples.
@@ -242,7 +233,7 @@ def bootstrap_interval(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One arm's values of one metric; ``std`` is over n - 1, NaN for one value. Intervals are at 95 %."""
+    """One arm's values of one metric; ``std`` is over n - 1, NaN for one value. Intervals are at ``LEVEL``."""
 
     mean: float
     std: float
@@ -251,7 +242,7 @@ class Summary:
     iqm_interval: ConfidenceInterval
 
 
-def summarise(values: Sequence[float] | Floats) -> Summary:
+def summarise(values: Values) -> Summary:
     """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite."""
     array = _finite(values, "values")
     return Summary(
@@ -263,7 +254,7 @@ def summarise(values: Sequence[float] | Floats) -> Summary:
     )
 
 
-def _finite(values: Sequence[float] | Floats, name: str) -> Floats:
+def _finite(values: Values, name: str) -> Floats:
     """Returns ``values`` as float64 [n]. Raises ValueError if they are not one-dimensional, not finite, or empty."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:

@@ -52,7 +52,7 @@ def committed_network(training: HostTraining) -> GrownHost:
     Living seeds are left out.
     """
     task, fossils = training.task, training.fossils()
-    kept = {slot.name: _kept(slot) for slot in fossils}
+    kept = {slot.name: kept_seed(slot) for slot in fossils}
     blueprints = {slot.name: slot.blueprint for slot in fossils if slot.blueprint is not None}
     with seeded(0):  # all weights are overwritten
         host = task.build_host()
@@ -67,7 +67,8 @@ def committed_network(training: HostTraining) -> GrownHost:
     return network.eval()
 
 
-def _kept(slot: SeedSlot) -> KeptSeed:
+def kept_seed(slot: SeedSlot) -> KeptSeed:
+    """Returns the description of a fossil."""
     assert slot.blueprint is not None
     style = next(name for name, style in STYLES.items() if style == slot.style)
     return KeptSeed(slot.blueprint.name, style, slot.alpha.alpha)

@@ -6,7 +6,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
 from esper.env.slot_env import SlotVectorEnv
-from esper.files.policy_source import find_policy
+from esper.files.policy import find_policy
 from esper.rollout.rollout import Player
 
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)

@@ -19,7 +19,7 @@ from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.controllers import ArmResult, play_arms
-from esper.evaluation.runner import HostResult, MakePlayer, Results, held_out_seed
+from esper.evaluation.runner import HELD_OUT, HostResult, MakePlayer, Results
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.rollout.interrupt import interrupts_wait
@@ -177,7 +177,7 @@ class PairedRounds(Rounds):
         measured = super().prepare(baseline)
         if self.policy is not None:
             for env in self.envs:  # the policy may have learned on the hosts of this seed
-                env.run_seed = held_out_seed(env.run_seed)
+                env.run_seed += HELD_OUT
         return measured
 
     def seats(self) -> list[Game]:
@@ -269,7 +269,7 @@ class LearningRounds(Rounds):
     def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[ArmResult]:
         """Compares the agent with each baseline on ``run.evaluation_pairs`` hosts; the agent acts greedily."""
         config = self.config
-        seed = held_out_seed(config.run.seed)
+        seed = config.run.seed + HELD_OUT
 
         def learned(env: SlotVectorEnv) -> Player:
             return self.agent.player(env.num_envs, seed, greedy=True)

@@ -13,10 +13,10 @@ import pytest
 from esper.config import ConfigError, TrainingConfig
 from esper.evaluation.controllers import compare_controllers
 from esper.evaluation.policy import PolicyEvaluation, evaluate_controller, hosts_config
-from esper.evaluation.runner import held_out_seed
+from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.files.atomic import write_json
-from esper.files.policy_source import SavedPolicy, find_policy, save_policy
+from esper.files.policy import SavedPolicy, find_policy, save_policy
 from esper.run.experiment import RunSummary
 from esper.telemetry.event import ArmPlayed
 from tests.core_helpers import digits
@@ -80,8 +80,8 @@ def test_its_hosts_were_never_learned_from(learned: RunSummary, monkeypatch: pyt
     changes = {"run": {"seed": 11, "evaluation_pairs": 2}}
     evaluate_controller(str(learned.folder), changes=changes, progress=heard.append)
     played = [host for host in born if host[1] < 1_000]  # the others are those of the baseline
-    assert sorted(played) == sorted([(held_out_seed(11), env, 0) for env in range(2)] * 3)
-    assert {seed for seed, _, _ in born} == {11, held_out_seed(11)}
+    assert sorted(played) == sorted([(11 + HELD_OUT, env, 0) for env in range(2)] * 3)
+    assert {seed for seed, _, _ in born} == {11, 11 + HELD_OUT}
     assert sorted(event.controller for event in heard) == ["greedy", "none", "stochastic"]
 
 

@@ -18,7 +18,7 @@ from esper.data.task import Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.controllers import compare_controllers
-from esper.evaluation.runner import held_out_seed
+from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
@@ -127,7 +127,7 @@ def test_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
     first = marks[0] - 2  # each arm's round starts two hosts
     trained, compared = set(born[:first]), born[first:]
     assert not trained & set(compared)
-    hosts = [(held_out_seed(7), env, episode) for episode in range(2) for env in range(2)]
+    hosts = [(7 + HELD_OUT, env, episode) for episode in range(2) for env in range(2)]
     assert sorted(compared) == sorted(hosts * 5)
     assert {seed for seed, _, _ in trained} == {7}
 
@@ -140,7 +140,7 @@ def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> Non
     arms = {arm.controller: arm for arm in rounds.conclude(told.append, lambda: None)}
     rounds.close()
     env = make_env(config)
-    play_round(env, NoGrowth(env.action_spec, env.layout, env.num_envs), seed=held_out_seed(7))
+    play_round(env, NoGrowth(env.action_spec, env.layout, env.num_envs), seed=7 + HELD_OUT)
     np.testing.assert_array_equal(arms["none"].accuracy, env.test_accuracy())
     env.close()
     assert arms["none"].fossils.tolist() == [0, 0]
