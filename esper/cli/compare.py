@@ -31,10 +31,7 @@ NAME:controller=...,SECTION.KEY=VALUE,..."""
     "--reference", metavar="NAME", help="Arm that the others are compared with.  [default: no-growth or the last arm]"
 )
 @click.option(
-    "--of",
-    "control_of",
-    metavar="NAME",
-    help="Arm that controls are made for.  [default: the first that grows hosts]",
+    "--of", "control_of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]"
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="New or empty output folder.  [default: runs/compare-TASK-TIME]"

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Seed of the held-out hosts.  [default: the run's]")
 @click.option("--device", help="Device that hosts train on: cpu, cuda, cuda:0, ...  [default: the run's]")
 @click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="A.B=C",
-    help="Set a config value for the training of hosts; can be repeated.",
+    "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value of the hosts; can be repeated."
 )
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Also write all results to this path; a new file."

@@ -15,8 +15,7 @@ from esper.data.user_task import is_user_task, refuse_untrusted, same_task
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison
 from esper.evaluation.arms import merged
-from esper.evaluation.comparison import environment_without_paths
-from esper.evaluation.controllers import ArmResult, against_reference, play_arms
+from esper.evaluation.comparison import ArmResult, against_reference, environment_without_paths, play_arms
 from esper.evaluation.runner import HELD_OUT, Progress
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
@@ -58,12 +57,7 @@ class PolicyEvaluation:
             "origin": self.policy.origin,
             **self.score(),
             "arms": {
-                arm.controller: {
-                    "accuracy": arm.accuracy.tolist(),
-                    "parameters": arm.parameters.tolist(),
-                    "seeds_kept": arm.fossils.tolist(),
-                }
-                for arm in self.arms
+                arm.controller: {name: values.tolist() for name, values in arm.columns.items()} for arm in self.arms
             },
             "config": self.config.model_dump(mode="json"),
             "environment": environment_without_paths(),
@@ -72,12 +66,7 @@ class PolicyEvaluation:
     def score(self) -> dict[str, Any]:
         """Returns only the figures, ready for JSON."""
         means: dict[str, dict[str, Any]] = {
-            arm.controller: {
-                "accuracy": float(arm.accuracy.mean()),
-                "parameters": float(arm.parameters.mean()),
-                "seeds_kept": float(arm.fossils.mean()),
-            }
-            for arm in self.arms
+            arm.controller: {name: float(values.mean()) for name, values in arm.columns.items()} for arm in self.arms
         }
         for found in self.comparisons:
             pair = found.pair

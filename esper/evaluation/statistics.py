@@ -245,13 +245,8 @@ class Summary:
 def summarise(values: Values) -> Summary:
     """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite."""
     array = _finite(values, "values")
-    return Summary(
-        mean=float(array.mean()),
-        std=_sample_std(array),
-        iqm=float(iqm(array)),
-        mean_interval=bootstrap_interval(array),
-        iqm_interval=bootstrap_interval(array, iqm),
-    )
+    mean_interval, iqm_interval = bootstrap_interval(array), bootstrap_interval(array, iqm)
+    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), mean_interval, iqm_interval)
 
 
 def _finite(values: Values, name: str) -> Floats:

@@ -185,9 +185,7 @@ def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[
     policy = run if isinstance(run, SavedPolicy) else find_policy(str(run))
     config, packages = policy.provenance()
     config = config.with_values(
-        run={"device": "cpu", "lanes": None},
-        task={"data": None, "download": False},
-        ppo={"device": "cpu"},
+        run={"device": "cpu", "lanes": None}, task={"data": None, "download": False}, ppo={"device": "cpu"}
     )
     tensors = _flat_tensors(policy.state)
     facts = Facts(

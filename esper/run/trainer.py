@@ -18,7 +18,7 @@ from esper.control.script import schedule_ships
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.evaluation.controllers import ArmResult, play_arms
+from esper.evaluation.comparison import ArmResult, play_arms
 from esper.evaluation.runner import HELD_OUT, HostResult, MakePlayer, Results
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from esper.config import ConfigError, TrainingConfig
-from esper.evaluation.controllers import compare_controllers
+from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.policy import PolicyEvaluation, evaluate_controller, hosts_config
 from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint

@@ -10,7 +10,7 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.baseline import measure_baseline
-from esper.evaluation.controllers import ArmResult, against_reference, compare_controllers
+from esper.evaluation.comparison import ArmResult, against_reference, compare_controllers
 from esper.evaluation.statistics import compare_pairs, holm_adjusted
 from esper.telemetry.event import ArmPlayed
 
