@@ -104,7 +104,7 @@ def play_arms(
     baseline: Baseline | None = None,
     results: Results | None = None,
 ) -> list[ArmResult]:
-    """Lets every player grow the hosts of ``run_seed``: pair i is the same (env, episode) for each of them.
+    """Plays the hosts of ``run_seed`` with every player: pair i is the same (env, episode) for each of them.
 
     Args:
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.

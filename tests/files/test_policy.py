@@ -167,7 +167,7 @@ def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no policy at .*gone\.safetensors"):
         find_policy(str(tmp_path / "gone.safetensors"))
     (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(ConfigError, match=r"folder\.safetensors is not a policy"):
+    with pytest.raises(ConfigError, match=r"no checkpoint at .*folder\.safetensors"):
         find_policy(str(tmp_path / "folder.safetensors"))
 
 
