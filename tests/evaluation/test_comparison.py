@@ -47,10 +47,10 @@ def test_no_number_depends_on_the_order_of_arms(base: dict[str, Any], tmp_path: 
     names = ("none", "random", "heuristic")
     orders, found = [], []
     for number, texts in enumerate((names, names[::-1])):
-        told: list[ArmPlayed] = []
-        comparison = compare(tmp_path / str(number), *texts, base=base, progress=told.append, order_seed=number)
+        events: list[ArmPlayed] = []
+        comparison = compare(tmp_path / str(number), *texts, base=base, progress=events.append, order_seed=number)
         found.append(values(comparison.run()))
-        orders.append([event.controller for event in told])
+        orders.append([event.controller for event in events])
     assert orders[0] != orders[1]
     assert found[0] == found[1]
 
@@ -59,10 +59,10 @@ def test_controls_give_the_same_numbers_in_any_order(tmp_path: Path) -> None:
     texts = ("none", "heuristic", "static", "same-compute")
     found, orders = [], []
     for number in range(2):
-        told: list[ArmPlayed] = []
-        comparison = compare(tmp_path / str(number), *texts, base=DIGITS, progress=told.append, order_seed=2 + number)
+        events: list[ArmPlayed] = []
+        comparison = compare(tmp_path / str(number), *texts, base=DIGITS, progress=events.append, order_seed=2 + number)
         found.append(values(comparison.run()))
-        orders.append([event.controller for event in told])
+        orders.append([event.controller for event in events])
     assert orders[0] != orders[1]
     assert found[0] == found[1]
     for order in orders:
@@ -124,7 +124,7 @@ def stop_at(number: int, error: BaseException) -> Callable[[ArmPlayed], None]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("the disk is gone")], ids=["ctrl-c", "error"])
-def test_what_was_finished_is_kept_and_the_rest_can_be_played_later(error: BaseException, tmp_path: Path) -> None:
+def test_finished_rounds_are_kept_and_the_rest_can_be_resumed(error: BaseException, tmp_path: Path) -> None:
     whole = compare(tmp_path / "whole", pairs=6).run()
     cut = compare(tmp_path / "cut", pairs=6, progress=stop_at(6, error))  # four arms: in the second of three rounds
     with pytest.raises(type(error)):
@@ -135,20 +135,20 @@ def test_what_was_finished_is_kept_and_the_rest_can_be_played_later(error: BaseE
     for name, hosts in values(cut.result).items():
         assert hosts == values(whole)[name][:2]
 
-    told: list[ArmPlayed] = []
-    resumed = ComparisonRun.resume(tmp_path / "cut", told.append).run()
-    assert len(told) == 3 * 4 - 6  # nothing is played twice
+    events: list[ArmPlayed] = []
+    resumed = ComparisonRun.resume(tmp_path / "cut", events.append).run()
+    assert len(events) == 3 * 4 - 6  # nothing is played twice
     assert values(resumed) == values(whole)
 
 
-def test_termination_is_as_ctrl_c(tmp_path: Path) -> None:
+def test_sigterm_acts_like_ctrl_c(tmp_path: Path) -> None:
     cut = compare(tmp_path / "cut", progress=lambda _event: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         cut.run()
     assert ComparisonRun.resume(tmp_path / "cut").run().pairs == 4
 
 
-def test_before_the_first_whole_round_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_a_complete_round_there_is_no_result(tmp_path: Path) -> None:
     cut = compare(tmp_path / "cut", progress=stop_at(3, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         cut.run()
@@ -157,16 +157,16 @@ def test_before_the_first_whole_round_there_is_nothing_to_tell(tmp_path: Path) -
     assert ComparisonRun.resume(tmp_path / "cut").run().pairs == 4
 
 
-def test_a_line_that_was_cut_off_is_played_again(tmp_path: Path) -> None:
+def test_a_truncated_round_is_played_again(tmp_path: Path) -> None:
     whole = compare(tmp_path / "o").run()
     file = tmp_path / "o" / "played.jsonl"
     file.write_bytes(file.read_bytes()[:-40])
-    told: list[ArmPlayed] = []
-    assert values(ComparisonRun.resume(tmp_path / "o", told.append).run()) == values(whole)
-    assert len(told) == 1
+    events: list[ArmPlayed] = []
+    assert values(ComparisonRun.resume(tmp_path / "o", events.append).run()) == values(whole)
+    assert len(events) == 1
 
 
-def test_a_finished_comparison_is_told_again_with_another_reference(
+def test_a_finished_comparison_can_be_reported_against_another_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = compare(tmp_path / "o").run()
@@ -184,7 +184,7 @@ def test_a_finished_comparison_is_told_again_with_another_reference(
         ComparisonRun.resume(tmp_path / "o", reference="nope")
 
 
-def test_a_schedule_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_changed_schedule_prevents_resuming(tmp_path: Path) -> None:
     schedule = tmp_path / "s.toml"
     text = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "fern"\n'
     schedule.write_text(text)
@@ -194,7 +194,7 @@ def test_a_schedule_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
         ComparisonRun.resume(tmp_path / "o")
 
 
-def test_a_folder_is_refused_that_holds_something_or_is_no_comparison(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_or_not_a_comparison_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("dear diary")
     with pytest.raises(ConfigError, match="is not empty; give --out"):
         compare(tmp_path)

@@ -1,4 +1,4 @@
-"""Static, bigger and same-compute: what they are made of, and that they are fair."""
+"""Static, bigger and same-compute: how they are made, and that they are fair."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
         assert longer.facts["wanted_flops"] == ours.flops > alone.flops
 
 
-def test_where_nothing_was_grown_static_and_bigger_are_the_host_alone_to_the_bit(tmp_path: Path) -> None:
+def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(tmp_path: Path) -> None:
     """The same weights, batches and phases. Incubating the seed that was not kept has its price, though."""
     found = play(tmp_path, PLANT_ONLY, "static", "bigger", "no-growth").hosts
     alone = [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found["no-growth"]]
@@ -90,7 +90,7 @@ def test_where_nothing_was_grown_static_and_bigger_are_the_host_alone_to_the_bit
         assert [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found[name]] == alone
 
 
-def test_static_begins_with_the_hosts_own_first_weights() -> None:
+def test_static_starts_from_the_initial_weights_of_the_host() -> None:
     maker = EnvMaker.of(read_arms(["random", "none"], BASE)[0].config)
     runner = StaticRunner(maker, "grown", 0)
     made, _ = runner.make(grown().hosts["grown"][0])
@@ -137,7 +137,7 @@ def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
         ComparisonRun(arms, 2, tmp_path / "out")
 
 
-def test_what_came_of_a_host_survives_json() -> None:
+def test_a_host_result_survives_json() -> None:
     for hosts in grown().hosts.values():
         for host in hosts:
             assert HostResult.parse(host.plain()) == host

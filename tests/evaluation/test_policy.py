@@ -1,4 +1,4 @@
-"""What has learned, evaluated: on hosts that no agent learned from, both ways to act, also where hosts are others."""
+"""Evaluation of trained agents on held-out hosts, greedy and stochastic, also on other tasks and widths."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evaluated(learned: RunSummary) -> PolicyEvaluation:
     return evaluate_controller(str(learned.folder))
 
 
-def test_it_finds_what_the_run_found_in_the_end(learned: RunSummary, evaluated: PolicyEvaluation) -> None:
+def test_an_evaluation_equals_the_final_comparison_of_the_run(learned: RunSummary, evaluated: PolicyEvaluation) -> None:
     """Same seed, same number of pairs: the same hosts, grown by the likeliest actions."""
     greedy, stochastic = (found.pair for found in evaluated.comparisons)
     run = learned.comparison
@@ -138,7 +138,7 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
     assert found.pairs == 1
 
 
-def test_what_cannot_play_another_task_is_refused(simulated: Path) -> None:
+def test_a_policy_that_cannot_play_the_task_is_refused(simulated: Path) -> None:
     with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints moss, fern, oak, ivy; here"):
         evaluate_controller(str(simulated), task="digits")
 
@@ -180,7 +180,7 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
     assert (found.pairs, found.policy.origin) == (2, "")
 
 
-def test_a_run_that_played_what_others_learned_is_evaluated(simulated: Path, tmp_path: Path) -> None:
+def test_a_run_that_played_a_saved_policy_can_be_evaluated(simulated: Path, tmp_path: Path) -> None:
     config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{simulated}")
     played = play(config, tmp_path / "played")[0].folder
     found = find_policy(str(played))
@@ -197,7 +197,7 @@ def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["gone", "gone.safetensors", "gone/checkpoint.pt"])
-def test_what_is_not_there_is_refused(name: str) -> None:
+def test_a_missing_policy_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"(no checkpoint|no policy) at {name}"):
         evaluate_controller(name)
 
@@ -229,7 +229,7 @@ def test_a_task_that_is_not_known_is_refused(simulated: Path) -> None:
         evaluate_controller(str(simulated), task="nope")
 
 
-def test_code_is_played_only_when_it_is_named() -> None:
+def test_user_code_runs_only_if_it_is_named() -> None:
     config = learning().with_values(task={"name": "there/mine.py:make_task", "batch_size": 32})
     learned = SavedPolicy("runs/a", {}, config, 3, None)
     with pytest.raises(ConfigError, match=r"runs/a names the task 'there/mine\.py:make_task', which is Python code"):
@@ -240,7 +240,7 @@ def test_code_is_played_only_when_it_is_named() -> None:
     assert (other.task.name, other.task.batch_size) == ("here/mine.py:another", None)
 
 
-def test_all_of_it_is_in_the_json(evaluated: PolicyEvaluation, tmp_path: Path) -> None:
+def test_the_json_contains_all_results(evaluated: PolicyEvaluation, tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", evaluated.plain())
     found = json.loads((tmp_path / "a.json").read_text())
     assert (found["task"], found["width"], found["seed"], found["pairs"]) == ("digits", None, 7, 3)
@@ -252,9 +252,9 @@ def test_all_of_it_is_in_the_json(evaluated: PolicyEvaluation, tmp_path: Path) -
         assert found["means"][arm.controller]["parameters"] == pytest.approx(np.mean(values["parameters"]))
         assert found["means"][arm.controller]["seeds_kept"] == pytest.approx(np.mean(values["seeds_kept"]))
     for compared in evaluated.comparisons:
-        told = found["means"][compared.pair.name_a]
-        assert told["difference"] == compared.pair.difference
-        assert told["interval"] == list(compared.pair.interval)
-        assert told["p"] == compared.adjusted_p
-        assert told["verdict"] == "inconclusive: fewer than 10 pairs"
+        means = found["means"][compared.pair.name_a]
+        assert means["difference"] == compared.pair.difference
+        assert means["interval"] == list(compared.pair.interval)
+        assert means["p"] == compared.adjusted_p
+        assert means["verdict"] == "inconclusive: fewer than 10 pairs"
     assert TrainingConfig.parse(found["config"]) == evaluated.config

@@ -28,7 +28,7 @@ def host(accuracy: float, number: int, parameters: float = 277.0, loss: float = 
 
 
 def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None) -> ComparisonResult:
-    """Arms that are better than the first by so much in every pair."""
+    """Arms that are better than the first by ``gains`` pp in every pair."""
     base = [80.0 + i / 3 for i in range(pairs)]
     hosts = {
         name: [host(value + gain, i, 277 + 10 * gain, 0.5 - gain / 100) for i, value in enumerate(base)]
@@ -50,7 +50,7 @@ def row(text: str, name: str, table: int) -> list[str]:
     return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")][table]
 
 
-def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) -> None:
+def test_verdicts_follow_the_direction_of_each_metric(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, "bad": -1.0, "same": 0.0}))
     assert row(text, "good", 1) == ["good", "+2.00", "+2.00..+2.00", "0.0059", "better"]
     assert row(text, "bad", 1)[-1] == "worse"
@@ -70,14 +70,14 @@ def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) ->
     assert "Rollbacks: 0.00 for every host" in text
 
 
-def test_nine_pairs_are_inconclusive_and_it_is_said(tmp_path: Path) -> None:
+def test_the_report_says_that_nine_pairs_are_inconclusive(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 5.0}, pairs=9))
     assert row(text, "good", 1)[-1] == "inconclusive"
     assert "Fewer than 10 pairs are always inconclusive" in text
     assert "is better by" not in text
 
 
-def test_too_many_arms_for_so_few_pairs_is_said(tmp_path: Path) -> None:
+def test_the_report_says_if_there_are_too_few_pairs_for_the_arms(tmp_path: Path) -> None:
     assert smallest_p(10, 25) < 0.05 < smallest_p(10, 26)
     text = printed(outcome(tmp_path, {"base": 0.0, **{f"arm{i}": 3.0 for i in range(26)}}))
     assert "10 pairs cannot show a difference in 26 comparisons at once" in text
@@ -109,14 +109,14 @@ def dark(file: Path) -> float:
     return float((np.asarray(Image.open(file).convert("L")) < 250).mean())
 
 
-def test_pictures_are_written_and_have_something_in_them(tmp_path: Path) -> None:
+def test_plots_are_written_and_are_not_blank(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}))
     for name in ("pairs.png", "differences.png", "cost.png"):
         assert 0.01 < dark(tmp_path / name) < 0.5
         assert name in text
 
 
-def test_a_picture_shows_every_pair_and_names_every_arm(tmp_path: Path) -> None:
+def test_the_plot_of_pairs_shows_every_pair_and_arm(tmp_path: Path) -> None:
     found = outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0})
     (axes,) = draw_pairs(found).axes
     pairs = [
@@ -133,7 +133,7 @@ def _data(values: object) -> Sequence[float]:
     return np.asarray(values, dtype=np.float64)  # type: ignore[return-value]
 
 
-def test_without_matplotlib_there_are_no_pictures_and_it_is_said(
+def test_without_matplotlib_the_report_says_that_there_are_no_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
