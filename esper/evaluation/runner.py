@@ -23,7 +23,6 @@ MakePlayer = Callable[[SlotVectorEnv], Player]
 Progress = Callable[[ArmPlayed], None]
 """Called after each arm's round."""
 
-
 HELD_OUT = 2**31
 """Added to a run's seed for its held-out hosts, which no agent learns from."""
 
