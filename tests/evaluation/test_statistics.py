@@ -84,6 +84,7 @@ def test_p_is_uniform_under_the_null(n: int) -> None:
         assert (ps <= share).mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 600))
 
 
+@settings(deadline=None)
 @given(DIFFERENCES)
 def test_p_is_symmetric_and_in_range(values: list[float]) -> None:
     p = sign_flip_test(values, resamples=200)
@@ -92,6 +93,7 @@ def test_p_is_symmetric_and_in_range(values: list[float]) -> None:
     assert lowest <= p <= 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-800, 800), min_size=1, max_size=10), st.randoms(use_true_random=False))
 def test_exact_p_does_not_depend_on_the_order_of_pairs(values: list[int], random: Random) -> None:
     shuffled = list(values)
@@ -151,12 +153,14 @@ def test_resampling_is_by_seed() -> None:
     assert sign_flip_test(values, seed=3) != sign_flip_test(values, seed=4)
 
 
+@settings(deadline=None)
 @given(st.lists(ACCURACIES, min_size=2, max_size=20))
 def test_interval_is_ordered_and_inside_the_data(values: list[float]) -> None:
     low, high = bootstrap_interval(values, resamples=200)
     assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
 
 
+@settings(deadline=None)
 @given(st.lists(ACCURACIES, min_size=2, max_size=20))
 def test_interval_mirrors_with_the_sign(values: list[float]) -> None:
     low, high = bootstrap_interval(values, resamples=200)
@@ -291,6 +295,7 @@ def test_holm_known_values() -> None:
     assert holm_adjusted([0.9, 0.8]) == [1.0, 1.0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_lies_between_no_correction_and_bonferroni(ps: list[float]) -> None:
     for p, adjusted in zip(ps, holm_adjusted(ps), strict=True):

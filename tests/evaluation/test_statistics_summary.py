@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -33,6 +33,7 @@ def test_iqm_known_values() -> None:
     assert iqm([[1.0, 2.0, 3.0, 100.0], [0.0, 0.0, 4.0, 4.0]]).tolist() == [2.5, 2.0]
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_iqm_lies_between_the_quartiles(values: list[float]) -> None:
     ordered = sorted(values)
@@ -73,6 +74,7 @@ def test_a_summary_of_one_value_has_no_spread() -> None:
     assert math.isnan(found.std)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(-20, 20).map(float)] * 2), min_size=1, max_size=12))
 def test_mann_whitney_u_counts_pairs(pairs: list[tuple[float, float]]) -> None:
     a, b = ([*column] for column in zip(*pairs, strict=True))
