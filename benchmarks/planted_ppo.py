@@ -20,7 +20,7 @@ import torch
 import esper
 from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
-from esper.files.checkpoint import load_policy
+from esper.files.policy import find_policy
 from esper.files.system_info import describe_environment
 from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round
@@ -42,7 +42,7 @@ def train(seed: int, rounds: int, scale: Scale) -> dict[str, Any]:
         env = PlantedVectorEnv()
         finals = {}
         for kind, greedy in (("likeliest", True), ("sampled", False)):
-            policy = load_policy(Path(folder) / "run", env, HELD_OUT, greedy)
+            policy = find_policy(f"{folder}/run").player(env, HELD_OUT, greedy)
             finals[kind] = scale.score(float(play_round(env, policy, HELD_OUT).returns.mean()))
     curve = [scale.score(event["mean_return"]) for event in events if event["event"] == "RoundCompleted"]
     steps = [event["env_steps"] for event in events if event["event"] == "PolicyUpdated"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
     from esper.data.task import Augmentation, Split, Task
     from esper.env.make import make_env
-    from esper.evaluation.paired import compare_controllers
+    from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
     from esper.hosts.graft import graft
     from esper.run.experiment import Experiment
@@ -41,7 +41,7 @@ _HOMES = {
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
     "accuracy": "esper.files.grown_host",
-    "compare_controllers": "esper.evaluation.paired",
+    "compare_controllers": "esper.evaluation.comparison",
     "export": "esper.files.grown_host",
     "graft": "esper.hosts.graft",
     "grow": "esper.run.grow",

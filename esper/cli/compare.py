@@ -1,8 +1,7 @@
-"""`esper compare`: arms on the same hosts, pair by pair."""
+"""`esper compare`: compares arms on the same hosts, pair by pair."""
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import build_tables, config_options
-from esper.cli.run import is_expected, task_again
+from esper.cli.options import build_tables, check_json_file, config_options
+from esper.cli.run import is_expected
 from esper.config import ConfigError
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
-    from esper.evaluation.comparison import Comparison
+    from esper.evaluation.comparison import ComparisonRun
 
 ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, schedule or schedule:FILE.toml. A trained
 agent: ppo:RUN_FOLDER, checkpoint:PATH, or pretrained, which is shipped with Esper. A control made for the hosts of
@@ -31,7 +30,9 @@ NAME:controller=...,SECTION.KEY=VALUE,..."""
 @click.option(
     "--reference", metavar="NAME", help="Arm that the others are compared with.  [default: no-growth or the last arm]"
 )
-@click.option("--of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]")
+@click.option(
+    "--of", "control_of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]"
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), help="New or empty output folder.  [default: runs/compare-TASK-TIME]"
 )
@@ -49,7 +50,7 @@ def command(
     arms: tuple[str, ...],
     pairs: int | None,
     reference: str | None,
-    of: str | None,
+    control_of: str | None,
     out: Path | None,
     json_file: Path | None,
     resume: Path | None,
@@ -62,16 +63,15 @@ def command(
     The other options set config values shared by all arms. With fewer than 10 pairs, every verdict is "inconclusive".
     The folder receives every pair's values, the tables and the plots.
     """
-    own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Comparison.resume
-    settings = [value for name, value in flags.items() if not (own and name == "task")]
-    given = [*arms, pairs, of, out, config_file, *assignments, *settings]
+    user_task = flags["task"] is not None and is_user_task(flags["task"])  # named again, see ComparisonRun.resume
+    settings = [value for name, value in flags.items() if not (user_task and name == "task")]
+    given = [*arms, pairs, control_of, out, config_file, *assignments, *settings]
     if resume is not None and any(value is not None for value in given):
         raise ConfigError(
             "--resume FOLDER continues the comparison with the settings it was started with; only --reference, --json "
             "and the same user-defined --task can be given with it"
         )
-    if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: give a new file in an existing folder")
+    check_json_file(json_file)
 
     if resume is None:
         tables = build_tables(config_file, assignments, flags, {})
@@ -80,49 +80,46 @@ def command(
             raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm and --pairs instead")
 
     from esper.evaluation.arms import read_arms
-    from esper.evaluation.comparison import Comparison
+    from esper.evaluation.comparison import ComparisonRun
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
     progress = ConsoleSink(TerminalConsole()).handle
     if resume is not None:
-        comparison = Comparison.resume(resume, progress, flags["task"], reference)
+        comparison = ComparisonRun.resume(resume, progress, flags["task"], reference)
     else:
-        read = read_arms(arms, tables, of)
+        read = read_arms(arms, tables, control_of)
         task = read[0].config.task.name if read else ""
-        comparison = Comparison(read, pairs or 10, out or default_folder(task), reference, progress)
+        comparison = ComparisonRun(read, pairs or 10, out or default_folder(task), reference, progress)
     play(comparison, json_file)
 
 
-def play(comparison: Comparison, json_file: Path | None) -> None:
+def play(comparison: ComparisonRun, json_file: Path | None) -> None:
     """Runs the comparison and reports the results, including those of an interrupted or failed one."""
     try:
         comparison.run()
-    except KeyboardInterrupt:
-        report(comparison, json_file)
-        raise
     except ConfigError:  # raised before any work was done
         raise
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         report(comparison, json_file)
-        if is_expected(error):
+        if isinstance(error, Exception) and is_expected(error):
             raise click.ClickException(str(error)) from error
         raise
     report(comparison, json_file)
 
 
-def report(comparison: Comparison, json_file: Path | None) -> None:
+def report(comparison: ComparisonRun, json_file: Path | None) -> None:
     """Prints and saves the results; if no pair is complete, prints how to resume."""
-    from esper.evaluation.folder import RESULTS
-    from esper.evaluation.report import write_report
+    from esper.evaluation.folder import RESULTS, resume_command
+    from esper.evaluation.table import write_report
     from esper.telemetry.sinks.console import TerminalConsole
 
-    folder, task = comparison.files.path, comparison.arms[0].config.task.name
-    if comparison.outcome is None:
-        again = f"esper compare --resume {shlex.quote(str(folder))}{task_again(task)}"
+    folder = comparison.files.path
+    if comparison.result is None:
+        again = resume_command(folder, comparison.arms[0].config.task.name)
         click.echo(f"No pair is complete in every arm yet. To continue: {again}")
         return
     click.echo()
-    write_report(comparison.outcome, TerminalConsole())
+    write_report(comparison.result, TerminalConsole())
     if json_file is not None:
         shutil.copyfile(folder / RESULTS, json_file)
 

@@ -1,4 +1,4 @@
-"""`esper eval`: a learned policy on held-out hosts."""
+"""`esper eval`: evaluates a trained agent on held-out hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import put
+from esper.cli.options import check_json_file, put
 from esper.cli.run import is_expected
-from esper.config import ConfigError, set_dotted
+from esper.config import set_dotted
 
 if TYPE_CHECKING:
-    from esper.evaluation.policy import Evaluation
+    from esper.evaluation.policy import PolicyEvaluation
 
 
 @click.command("eval")
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Seed of the held-out hosts.  [default: the run's]")
 @click.option("--device", help="Device that hosts train on: cpu, cuda, cuda:0, ...  [default: the run's]")
 @click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="A.B=C",
-    help="Set a config value for the training of hosts; can be repeated.",
+    "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value of the hosts; can be repeated."
 )
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Also write all results to this path; a new file."
@@ -63,8 +59,7 @@ def command(
     plays twice: greedy (its likeliest actions) and stochastic (actions drawn from its policy). With --task or --width,
     it plays hosts unlike those it learned on.
     """
-    if json_file is not None and (json_file.exists() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: give a new file in an existing folder")
+    check_json_file(json_file)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         set_dotted(changes, assignment)
@@ -73,47 +68,47 @@ def command(
 
     from esper.evaluation.policy import evaluate_controller
     from esper.files.atomic import write_json
-    from esper.files.policy_source import check_target, find_learned, save_policy
+    from esper.files.policy import check_target, find_policy, save_policy
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
-    learned = find_learned(controller)
-    if save is not None:
+    policy = find_policy(controller)
+    if save is not None:  # fail before anything is played
         check_target(save)
-        learned.own()  # fail before anything is played
+        policy.provenance()
     start = time.perf_counter()
     try:
-        found = evaluate_controller(learned, task, width, changes, ConsoleSink(TerminalConsole()).handle)
+        found = evaluate_controller(policy, task, width, changes, ConsoleSink(TerminalConsole()).handle)
         # Printed before anything is written: a full disk should not lose an hour of results.
         click.echo(words(found))
         click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
         if json_file is not None:
             write_json(json_file, found.plain())
         if save is not None:
-            save_policy(learned, save, found.score())
+            save_policy(policy, save, found.score())
     except Exception as error:
         if is_expected(error):
             raise click.ClickException(str(error)) from error
         raise
-    if save is not None:  # names the task: on another one it may know no blueprint
+    if save is not None:  # the command names the task, because on another one the agent may know no blueprint
         again = shlex.join(["esper", "run", "--task", found.config.task.name, "--controller", f"checkpoint:{save}"])
         click.echo(f"Saved. To use it: {again}")
 
 
-def words(found: Evaluation) -> str:
-    """Formats the result for display: one line for each way to act, below the hosts left alone."""
+def words(found: PolicyEvaluation) -> str:
+    """Formats the result for display: hosts left alone, then a line for greedy and one for stochastic actions."""
     alone, *ours = found.arms
     hosts = "1 held-out host" if found.pairs == 1 else f"{found.pairs} held-out hosts"
     width = "" if found.width is None else f", width {found.width}"
-    origin = f" ({found.learned.origin})" if found.learned.origin else ""
+    origin = f" ({found.policy.origin})" if found.policy.origin else ""
     lines = [
         "",
-        f"{found.learned.name}{origin}",
+        f"{found.policy.name}{origin}",
         f"Test accuracy of {hosts} ({found.config.task.name}{width}, seed {found.config.run.seed}), "
         "and the paired difference to the same hosts left alone:",
         "",
         f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
     ]
-    lines += [f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.words}" for c in found.comparisons]
+    lines += [f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.line}" for c in found.comparisons]
     sizes = "; ".join(
         f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
     )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from esper.config import TrainingConfig, read_toml, set_dotted
+from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
 from esper.data.user_task import is_user_task, refuse_untrusted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -78,6 +78,12 @@ def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:
     table = tables.setdefault(section, {})
     if value is not None and isinstance(table, dict):
         table[key] = value
+
+
+def check_json_file(file: Path | None) -> None:
+    """Raises ConfigError unless ``--json`` names a new file in an existing folder, or is not given."""
+    if file is not None and (file.exists() or not file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {file}: give a new file in an existing folder")
 
 
 def _is_of_a_run(config_file: Path) -> bool:

@@ -179,7 +179,7 @@ def result_lines(summary: RunSummary) -> list[str]:
         f"The same hosts under each baseline, and the paired difference:",
         "",
     ]
-    lines += [f"  {c.pair.name_b:10s} {c.pair.mean_b:6.2f} %   {c.words}" for c in summary.comparisons]
+    lines += [f"  {c.pair.name_b:10s} {c.pair.mean_b:6.2f} %   {c.line}" for c in summary.comparisons]
     lines += [
         "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "

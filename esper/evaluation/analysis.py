@@ -1,39 +1,106 @@
-"""Statistical analysis: every metric of every arm, and each arm against the reference on the same pairs."""
+"""Analysis of a comparison: every metric of every arm, and each arm against the reference on the same pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from esper.evaluation.arm_runner import HostResult
-from esper.evaluation.metrics import METRICS, Metric
-from esper.stats.paired import MIN_PAIRS, PairedComparison, compare_pairs, holm_adjusted
-from esper.stats.samples import Floats
-from esper.stats.summary import Summary, summarise
-
-ALPHA = 0.05
-SAME = "no evidence of a difference"
+from esper.evaluation.runner import HostResult
+from esper.evaluation.statistics import (
+    MIN_PAIRS,
+    Better,
+    Floats,
+    PairedComparison,
+    Summary,
+    compare_pairs,
+    holm_adjusted,
+    summarise,
+)
 
 
 @dataclass(frozen=True)
-class Versus:
-    """An arm against the reference in one metric; ``adjusted_p`` is corrected for all arms of that metric (Holm)."""
+class Metric:
+    """A number measured for each host."""
 
-    metric: Metric
+    name: str
+    title: str
+    unit: str
+    better: Better
+    of: Callable[[HostResult], float]
+    decimals: int = 2
+
+    def values(self, hosts: Sequence[HostResult]) -> Floats:
+        """Returns the values of ``hosts`` [n], in the order of the pairs."""
+        return np.array([self.of(host) for host in hosts], dtype=np.float64)
+
+    @property
+    def label(self) -> str:
+        """Title and unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else float("nan")
+
+
+TEST_ACCURACY = Metric("test_accuracy", "Test accuracy", "%", "higher", lambda host: host.accuracy)
+METRICS = (
+    TEST_ACCURACY,
+    Metric("validation_loss", "Final validation loss", "", "lower", lambda host: host.loss, decimals=4),
+    Metric(
+        "parameters_added",
+        "Parameters added to the task's host",
+        "",
+        "neither",
+        lambda host: host.parameters - host.host_parameters,
+        decimals=0,
+    ),
+    Metric(
+        "accuracy_per_parameter",
+        "Test accuracy per 1,000 parameters",
+        "pp",
+        "higher",
+        lambda host: _ratio(1e3 * host.accuracy, host.parameters),
+    ),
+    Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
+    Metric(
+        "accuracy_per_compute",
+        "Test accuracy per GFLOP",
+        "pp",
+        "higher",
+        lambda host: _ratio(1e9 * host.accuracy, host.flops),
+    ),
+    Metric("epochs", "Epochs trained", "", "neither", lambda host: host.epochs, decimals=1),
+    Metric("rollbacks", "Rollbacks", "", "lower", lambda host: host.rollbacks),
+    Metric("seeds_kept", "Seeds kept", "", "neither", lambda host: host.fossils),
+)
+"""The first one is the subject of a comparison."""
+
+
+@dataclass(frozen=True)
+class ArmComparison:
+    """An arm against another in one metric; ``adjusted_p`` is corrected for all comparisons made together (Holm)."""
+
     pair: PairedComparison
     adjusted_p: float
+    metric: Metric = TEST_ACCURACY
 
     @property
     def conclusive(self) -> bool:
         """Whether there is evidence of a difference, in either direction."""
-        return self.pair.winner(ALPHA, self.adjusted_p) is not None
+        return self.pair.winner(self.adjusted_p) is not None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict as a sentence."""
+        return self.pair.verdict(self.adjusted_p, self.metric.better, self.metric.decimals)
 
     @property
     def word(self) -> str:
-        """The verdict as one word for a table: better, worse, more, less, no evidence, or inconclusive."""
+        """The verdict on the first arm, for a table: better, worse, more, less, no evidence, or inconclusive."""
         if self.pair.pairs < MIN_PAIRS:
             return "inconclusive"
         if not self.conclusive:
@@ -44,81 +111,71 @@ class Versus:
         return "better" if above == (self.metric.better == "higher") else "worse"
 
     @property
-    def verdict(self) -> str:
-        """The verdict as a sentence."""
-        pair, word = self.pair, self.word
-        if word == "inconclusive":
-            return f"inconclusive: fewer than {MIN_PAIRS} pairs"
-        if word == "no evidence":
-            return SAME
-        decimals = self.metric.decimals
-        low, high = sorted(abs(limit) for limit in pair.interval)
-        return (
-            f"{pair.name_a}: {abs(pair.difference):.{decimals}f} {word} than {pair.name_b} "
-            f"({pair.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {self.adjusted_p:.2g}, "
-            f"{pair.pairs} pairs)"
-        )
+    def line(self) -> str:
+        """The difference in accuracy with its interval and the verdict on the first arm, for a line of text."""
+        pair, (low, high) = self.pair, self.pair.interval
+        interval = f"95 % interval {low:+.2f} to {high:+.2f}" if pair.pairs > 1 else "no interval"
+        longer = {
+            "inconclusive": f"inconclusive, fewer than {MIN_PAIRS} pairs",
+            "no evidence": "no evidence of a difference",
+        }
+        return f"{pair.difference:+6.2f} pp, {interval}: {longer.get(self.word, self.word)}"
+
+
+def corrected(pairs: Sequence[PairedComparison], metric: Metric = TEST_ACCURACY) -> list[ArmComparison]:
+    """Returns the comparisons with p values corrected for their number (Holm)."""
+    adjusted = holm_adjusted([pair.p_value for pair in pairs])
+    return [ArmComparison(pair, p, metric) for pair, p in zip(pairs, adjusted, strict=True)]
 
 
 @dataclass(frozen=True)
-class Findings:
-    """Results for one metric: a summary of each arm, and each arm against the reference."""
+class MetricResult:
+    """Results for one metric: a summary of each arm, and each other arm against the reference."""
 
     metric: Metric
     arms: Mapping[str, Summary]
-    versus: Mapping[str, Versus]
+    comparisons: Mapping[str, ArmComparison]
     missing: str | None = None
-    """Why the metric has no results; ``arms`` and ``versus`` are then empty."""
+    """Why the metric has no results; ``arms`` and ``comparisons`` are then empty."""
+
+    def plain(self) -> dict[str, Any]:
+        """Returns all numbers, ready for JSON."""
+        return {
+            "metric": self.metric.name,
+            "title": self.metric.title,
+            "unit": self.metric.unit,
+            "better": self.metric.better,
+            "missing": self.missing,
+            "arms": {name: asdict(summary) for name, summary in self.arms.items()},
+            "comparisons": [
+                {
+                    **asdict(found.pair),
+                    "iqm_difference": self.arms[name].iqm - self.arms[found.pair.name_b].iqm,
+                    "adjusted_p": found.adjusted_p,
+                    "word": found.word,
+                    "verdict": found.verdict,
+                }
+                for name, found in self.comparisons.items()
+            ],
+        }
 
 
-def analyse(hosts: Mapping[str, Sequence[HostResult]], reference: str) -> list[Findings]:
+def analyse(hosts: Mapping[str, Sequence[HostResult]], reference: str) -> list[MetricResult]:
     """Analyses the hosts of each arm, given in the order of their pairs. The results are in the order of METRICS."""
     return [
-        _findings(metric, {name: metric.values(own) for name, own in hosts.items()}, reference) for metric in METRICS
+        _analyse(metric, {name: metric.values(own) for name, own in hosts.items()}, reference) for metric in METRICS
     ]
 
 
-def _findings(metric: Metric, values: Mapping[str, Floats], reference: str) -> Findings:
+def _analyse(metric: Metric, values: Mapping[str, Floats], reference: str) -> MetricResult:
     bad = {name: int((~np.isfinite(own)).sum()) for name, own in values.items()}
     if all(bad[name] == len(own) for name, own in values.items()):
-        return Findings(metric, {}, {}, missing="not measured for these hosts")
+        return MetricResult(metric, {}, {}, missing="not measured for these hosts")
     if any(bad.values()):
         # Leaving out these pairs would hide the failures of an arm.
-        told = ", ".join(f"{name} {count} of {len(values[name])}" for name, count in bad.items() if count)
-        return Findings(metric, {}, {}, missing=f"no verdict: some values are not finite ({told})")
-    pairs = {
-        name: compare_pairs(own, values[reference], name_a=name, name_b=reference)
-        for name, own in values.items()
-        if name != reference
-    }
-    adjusted = holm_adjusted([pair.p_value for pair in pairs.values()])
-    versus = {name: Versus(metric, pair, p) for (name, pair), p in zip(pairs.items(), adjusted, strict=True)}
-    return Findings(metric, {name: summarise(own) for name, own in values.items()}, versus)
-
-
-def smallest_p(pairs: int, comparisons: int) -> float:
-    """Smallest corrected p value that ``pairs`` pairs can reach: 2 / 2^pairs times ``comparisons``, at most 1."""
-    return float(min(1.0, comparisons * 2.0 ** (1 - pairs)))
-
-
-def plain(findings: Findings) -> dict[str, Any]:
-    """Returns all numbers, ready for JSON."""
-    metric = findings.metric
-    return {
-        "metric": metric.name,
-        "title": metric.title,
-        "unit": metric.unit,
-        "better": metric.better,
-        "missing": findings.missing,
-        "arms": {name: asdict(summary) for name, summary in findings.arms.items()},
-        "comparisons": [
-            {
-                **asdict(found.pair),
-                "iqm_difference": findings.arms[name].iqm - findings.arms[found.pair.name_b].iqm,
-                "adjusted_p": found.adjusted_p,
-                "word": found.word,
-                "verdict": found.verdict,
-            }
-            for name, found in findings.versus.items()
-        ],
-    }
+        counts = ", ".join(f"{name} {count} of {len(values[name])}" for name, count in bad.items() if count)
+        return MetricResult(metric, {}, {}, missing=f"no verdict: some values are not finite ({counts})")
+    others = [name for name in values if name != reference]
+    pairs = [compare_pairs(values[name], values[reference], name_a=name, name_b=reference) for name in others]
+    comparisons = dict(zip(others, corrected(pairs, metric), strict=True))
+    return MetricResult(metric, {name: summarise(own) for name, own in values.items()}, comparisons)

@@ -15,6 +15,7 @@ from esper.evaluation.controls import CONTROLS
 from esper.rollout.policies import NAMES
 
 Tables = dict[str, Any]
+"""A config as nested tables, as in a TOML file."""
 
 ALONE = ("none", "no-growth")
 BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "pretrained", "ppo:RUN_FOLDER")
@@ -48,17 +49,18 @@ class Arm:
     controller: str
     """A controller, or a key of CONTROLS."""
     config: TrainingConfig
-    of: str | None = None
+    control_of: str | None = None
     """The arm whose hosts a control is made for."""
 
     @property
-    def grows(self) -> bool:
-        return self.controller not in (*ALONE, *CONTROLS)
+    def alone(self) -> bool:
+        """Whether it leaves hosts alone."""
+        return self.controller in ALONE
 
     @property
-    def plays(self) -> str:
+    def player(self) -> str:
         """The controller's name as known to ``make_player``."""
-        return "none" if self.controller in ALONE else self.controller
+        return "none" if self.alone else self.controller
 
 
 @dataclass
@@ -67,40 +69,53 @@ class _Draft:
     controller: str | None
     tables: Tables = field(default_factory=dict)
     """Its own config values."""
-    of: str | None = None
+    control_of: str | None = None
     file: Path | None = None
     """The file that it was read from."""
 
 
-def read_arms(texts: Sequence[str], base: Tables, of: str | None = None) -> list[Arm]:
+def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None) -> list[Arm]:
     """Returns the arms named by ``texts``, in order; the config of each is ``base`` with its own values on top.
 
-    A control inherits the values of the arm that it is made for: the one that it names (``of=NAME``), else ``of``, else
-    the first arm that grows hosts.
+    A control inherits the values of the arm that it is made for: the one that it names (``of=NAME``), else
+    ``control_of``, else the first arm that grows hosts.
 
     Raises:
         ConfigError: two arms have the same name, a text or config is invalid, arms differ in values that they must
             share, or a control has no arm that grows hosts.
     """
-    drafts = [_read(text) for text in texts]
-    for draft in drafts:
+    read = [_read(text) for text in texts]
+    for draft in read:
         _check_trust(draft, base)
-    names = [draft.name for draft in drafts]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two arms have the same name: {', '.join(names)}")
-    controllers = {draft.name: _controller(draft, base) for draft in drafts}
+    drafts = {draft.name: draft for draft in read}
+    if len(drafts) < len(read):
+        raise ConfigError(f"two arms have the same name: {', '.join(draft.name for draft in read)}")
+    controllers = {name: _controller(draft, base) for name, draft in drafts.items()}
     common = _common(drafts, base)
-    growing = [name for name in names if controllers[name] not in (*ALONE, *CONTROLS)]
-    leaders = {draft.name: _leader(draft, controllers[draft.name], of, growing) for draft in drafts}
-    tables = {draft.name: draft.tables for draft in drafts}
+    growing = [name for name, controller in controllers.items() if controller not in (*ALONE, *CONTROLS)]
     arms = []
-    for draft in drafts:
-        leader = leaders[draft.name]
-        layers = [base, *([tables[leader]] if leader else []), draft.tables, common]
-        merged = _merged(layers)
-        merged.setdefault("run", {})["controller"] = controllers[draft.name]
-        arms.append(Arm(draft.name, controllers[draft.name], _parsed(draft.name, merged), leader))
+    for name, draft in drafts.items():
+        grown = _controlled(draft, control_of, growing) if controllers[name] in CONTROLS else None
+        inherited = drafts[grown].tables if grown else {}
+        tables = merged(base, inherited, draft.tables, common)
+        if isinstance(run := tables.setdefault("run", {}), dict):  # parse() refuses anything else
+            run["controller"] = controllers[name]
+        try:
+            config = TrainingConfig.parse(tables)
+        except ConfigError as error:
+            raise ConfigError(f"arm {name!r}: {error}") from None
+        arms.append(Arm(name, controllers[name], config, grown))
     return arms
+
+
+def merged(*layers: Mapping[str, Any]) -> Tables:
+    """Returns a copy of nested tables merged into one; later layers take precedence."""
+    result: Tables = {}
+    for tables in layers:
+        for key, value in tables.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+    return result
 
 
 def _read(text: str) -> _Draft:
@@ -112,31 +127,22 @@ def _read(text: str) -> _Draft:
             raise ConfigError(f"--arm {text}: {path} is not a .toml file; an arm is one of: {FORMS}")
         return _Draft(name, None, read_toml(path), file=path)
     name, colon, rest = text.partition(":")
-    if not colon or name in ("checkpoint", "schedule"):
-        return _Draft(text, text)
     if name == "ppo" and rest:
         return _Draft(name, f"checkpoint:{rest}")
-    if "=" not in rest:
-        return _Draft(text, text)  # not a known controller: _controller raises the error
+    if not colon or name in ("checkpoint", "schedule") or "=" not in rest:
+        return _Draft(text, text)  # _controller refuses an unknown one
     return _inline(text, name.strip(), rest)
 
 
-def _check_trust(draft: _Draft, base: Tables) -> None:
-    """Raises ConfigError for a task's code that only a run folder's config names, and not the user."""
-    task = _section(draft.tables, "task").get("name")
-    of_a_run = draft.file is not None and (draft.file.parent / "env.json").exists()
-    if of_a_run and is_user_task(str(task)) and _section(base, "task").get("name") != task:
-        raise refuse_untrusted(str(task), str(draft.file))
-
-
 def _inline(text: str, name: str, rest: str) -> _Draft:
+    """Parses ``NAME:controller=CONTROLLER,SECTION.KEY=VALUE,...``."""
     draft = _Draft(name, None)
     for assignment in re.split(r",(?=\s*[\w.-]+\s*=)", rest):
         key, _, value = (part.strip() for part in assignment.partition("="))
         if key in ("controller", "run.controller"):
             draft.controller = value.strip("\"'")
         elif key == "of":
-            draft.of = value.strip("\"'")
+            draft.control_of = value.strip("\"'")
         else:
             for known, why in WITHOUT_EFFECT.items():
                 if key == known or key.startswith(f"{known}."):
@@ -150,73 +156,62 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
     return draft
 
 
+def _check_trust(draft: _Draft, base: Tables) -> None:
+    """Raises ConfigError for a task's code that only a run folder's config names, and not the user."""
+    task = _section(draft.tables, "task").get("name")
+    from_run = draft.file is not None and (draft.file.parent / "env.json").exists()
+    if from_run and is_user_task(str(task)) and _section(base, "task").get("name") != task:
+        raise refuse_untrusted(str(task), str(draft.file))
+
+
 def _controller(draft: _Draft, base: Tables) -> str:
     """Returns the arm's controller: its own, or else that of the common config."""
+    controller = draft.controller
     for tables in (draft.tables, base):
-        section = tables.get("run")
-        if draft.controller is None and isinstance(section, dict) and "controller" in section:
-            draft.controller = str(section["controller"])
-    if draft.controller is None:
+        if controller is None and "controller" in _section(tables, "run"):
+            controller = str(_section(tables, "run")["controller"])
+    if controller is None:
         raise ConfigError(
             f"arm {draft.name!r} has no controller; give it one of: {', '.join((*NAMES, 'no-growth', *CONTROLS))}"
         )
     kinds = {known.partition(":")[0] for known in NAMES}
-    if draft.controller.partition(":")[0] not in kinds and draft.controller not in (*ALONE, *CONTROLS):
-        raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
-    if draft.of is not None and draft.controller not in CONTROLS:
-        raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
-    return draft.controller
+    if controller.partition(":")[0] not in kinds and controller not in (*ALONE, *CONTROLS):
+        raise ConfigError(f"unknown controller {controller!r}; an arm is one of: {FORMS}")
+    if draft.control_of is not None and controller not in CONTROLS:
+        raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {controller}")
+    return controller
 
 
-def _leader(draft: _Draft, controller: str, of: str | None, growing: Sequence[str]) -> str | None:
-    if controller not in CONTROLS:
-        return None
-    leader = draft.of or of or (growing[0] if growing else None)
-    if leader is None:
+def _controlled(draft: _Draft, default: str | None, growing: Sequence[str]) -> str:
+    """Returns the arm that a control is made for."""
+    named = draft.control_of or default
+    if named is None and not growing:
         raise ConfigError(f"{draft.name} is made for an arm that grows hosts: add one, such as --arm heuristic")
-    if leader not in growing:
-        known = ", ".join(growing) or "none"
+    if named is not None and named not in growing:
         raise ConfigError(
-            f"{draft.name} is made for an arm that grows hosts, and {leader!r} is not one; these arms do: {known}"
+            f"{draft.name} is made for an arm that grows hosts, and {named!r} is not one; these arms do: "
+            f"{', '.join(growing) or 'none'}"
         )
-    return leader
+    return named or growing[0]
 
 
-def _common(drafts: Sequence[_Draft], base: Tables) -> Tables:
+def _common(drafts: Mapping[str, _Draft], base: Tables) -> Tables:
     """Returns the values of SHARED that any arm or ``base`` sets, for all arms. Raises ConfigError if they conflict."""
     common: Tables = {}
+    stated = {"the shared config": base} | {f"arm {name!r}": draft.tables for name, draft in drafts.items()}
     for (section, key), why in SHARED.items():
-        stated = {"the shared config": base} | {f"arm {draft.name!r}": draft.tables for draft in drafts}
-        given = {who: tables[section][key] for who, tables in stated.items() if key in _section(tables, section)}
-        first, *rest = [*given.items()] or [("", None)]
-        for who, value in rest:
-            if value != first[1]:
+        given = [(who, tables[section][key]) for who, tables in stated.items() if key in _section(tables, section)]
+        for who, value in given[1:]:
+            if value != given[0][1]:
                 raise ConfigError(
-                    f"{section}.{key} must be the same for all arms, because {why}; {first[0]} has {first[1]!r}, "
-                    f"{who} has {value!r}"
+                    f"{section}.{key} must be the same for all arms, because {why}; {given[0][0]} has "
+                    f"{given[0][1]!r}, {who} has {value!r}"
                 )
         if given:
-            common.setdefault(section, {})[key] = first[1]
+            common.setdefault(section, {})[key] = given[0][1]
     return common
 
 
 def _section(tables: Tables, name: str) -> Tables:
     section = tables.get(name, {})
     return section if isinstance(section, dict) else {}
-
-
-def _merged(layers: Sequence[Tables]) -> Tables:
-    """Merges nested tables; later layers take precedence."""
-    merged: Tables = {}
-    for tables in layers:
-        for key, value in tables.items():
-            both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-            merged[key] = _merged([merged[key], value]) if both else copy.deepcopy(value)
-    return merged
-
-
-def _parsed(name: str, tables: Tables) -> TrainingConfig:
-    try:
-        return TrainingConfig.parse(tables)
-    except ConfigError as error:
-        raise ConfigError(f"arm {name!r}: {error}") from None

@@ -1,11 +1,15 @@
-"""A comparison: set up as a whole, played round by round, saved as it goes, and analysed at the end."""
+"""Comparisons on the same hosts: of controllers under one config, and of arms that have their own.
+
+The first kind is held in memory: the end of a run, `esper eval` and ``esper.compare_controllers``. The second, `esper
+compare`, is saved as it goes and can be resumed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,31 +19,142 @@ from esper.data.task import Task
 from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation import analysis
-from esper.evaluation.analysis import Findings
-from esper.evaluation.arm_runner import HELD_OUT, GrowingSide, HostResult, MakePlayer, Side, play_rounds
-from esper.evaluation.arms import ALONE, Arm
+from esper.evaluation.analysis import METRICS, ArmComparison, MetricResult, analyse, corrected
+from esper.evaluation.arms import Arm
 from esper.evaluation.controls import CONTROLS
-from esper.evaluation.folder import ComparisonFolder, Played
-from esper.evaluation.metrics import METRICS
+from esper.evaluation.folder import ComparisonFolder
+from esper.evaluation.runner import (
+    HELD_OUT,
+    ArmRunner,
+    GrowingRunner,
+    HostResult,
+    MakePlayer,
+    Progress,
+    Results,
+    in_order,
+    play_rounds,
+    split_pairs,
+)
+from esper.evaluation.statistics import Floats, compare_pairs
+from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
 from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.policies import make_player
 from esper.rollout.threads import one_thread
-from esper.telemetry.event import ArmPlayed
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ArmResult:
+    """Results of one arm, one value per host in the order of the pairs; test accuracies of committed networks in pp."""
+
+    controller: str
+    accuracy: Floats
+    parameters: Floats
+    fossils: Floats
+
+    @property
+    def columns(self) -> dict[str, Floats]:
+        """The results by name, as in JSON."""
+        return {"accuracy": self.accuracy, "parameters": self.parameters, "seeds_kept": self.fossils}
+
+    @classmethod
+    def of(cls, controller: str, hosts: Sequence[HostResult]) -> ArmResult:
+        columns = zip(*((host.accuracy, host.parameters, host.fossils) for host in hosts), strict=True)
+        return cls(controller, *(np.array(column) for column in columns))
+
+
+def compare_controllers(
+    config: TrainingConfig,
+    controllers: Sequence[str],
+    pairs: int = 10,
+    progress: Progress | None = None,
+    task: Task | None = None,
+) -> list[ArmResult]:
+    """Plays ``controllers``, given by name, on ``pairs`` hosts with the same initial weights and the same batches.
+
+    The hosts are the held-out hosts of ``run.seed``, the same ones that an agent's run with that seed ends with.
+
+    Args:
+        config: config of all arms.
+        progress: called after each arm's round.
+        task: what hosts are trained on; None: the task named in ``config``.
+
+    Raises:
+        ConfigError: a controller is unknown or repeated, or the config cannot run.
+    """
+    if len(set(controllers)) < len(controllers):
+        raise ConfigError(f"a controller is given twice: {', '.join(controllers)}")
+    check_devices(config.run.device)
+    maker = EnvMaker.of(config, task)
+    seed = config.run.seed + HELD_OUT
+
+    def player(name: str) -> MakePlayer:
+        return lambda env: make_player(name, maker.config, env, seed)
+
+    return play_arms(maker, {name: player(name) for name in controllers}, pairs, seed, progress)
+
+
+@one_thread()
+def play_arms(
+    maker: EnvMaker,
+    players: Mapping[str, MakePlayer],
+    pairs: int,
+    run_seed: int,
+    progress: Progress | None = None,
+    baseline: Baseline | None = None,
+    results: Results | None = None,
+) -> list[ArmResult]:
+    """Plays the hosts of ``run_seed`` with every player: pair i is the same (env, episode) for each of them.
+
+    Args:
+        baseline: the no-growth baseline; None: that of the config's run seed, measured once.
+        results: results by player and round. Rounds found here are not played again; each new one is stored here before
+            ``progress`` is called.
+    """
+    if results is None:
+        results = {name: {} for name in players}
+    rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs or 1)
+    runners: dict[str, GrowingRunner] = {}
+    baselines: dict[Any, Baseline] = {}
+    with ExitStack() as opened:
+        for name, make in players.items():
+            runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
+            runners[name] = opened.enter_context(closing(runner))
+        for runner in runners.values():
+            runner.env.baseline = runner.env.baseline or baseline
+            runner.prepare()
+        play_rounds(runners, rounds, np.random.default_rng([run_seed, len(players)]), results, progress)
+    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, rounds, pairs).items()]
+
+
+def against_reference(arms: Sequence[ArmResult], reference: str) -> list[ArmComparison]:
+    """Compares every other arm with the reference arm (other minus reference)."""
+    base = next(arm for arm in arms if arm.controller == reference)
+    return _compare([(arm, base) for arm in arms if arm is not base])
+
+
+def against_each(arms: Sequence[ArmResult], ours: str) -> list[ArmComparison]:
+    """Compares one arm with each of the others (``ours`` minus other)."""
+    own = next(arm for arm in arms if arm.controller == ours)
+    return _compare([(own, arm) for arm in arms if arm is not own])
+
+
+def _compare(pairs: Sequence[tuple[ArmResult, ArmResult]]) -> list[ArmComparison]:
+    return corrected(
+        [compare_pairs(a.accuracy, b.accuracy, name_a=a.controller, name_b=b.controller) for a, b in pairs]
+    )
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
     """Result of a comparison so far: all arms on the same pairs, complete rounds only."""
 
     arms: tuple[Arm, ...]
     reference: str
-    asked: int
-    """Number of pairs requested."""
+    requested_pairs: int
     hosts: dict[str, list[HostResult]]
     """Results of the hosts by arm, in the order of the pairs."""
-    findings: list[Findings]
+    metrics: list[MetricResult]
     folder: Path
 
     @property
@@ -57,39 +172,34 @@ class Outcome:
 
     def plain(self) -> dict[str, Any]:
         """Returns everything, ready for JSON."""
-        environment = describe_environment()
-        environment["modules"] = sorted(environment["modules"])
         return {
             "task": self.task,
             "seed": self.seed,
             "pairs": self.pairs,
-            "pairs_asked": self.asked,
+            "pairs_asked": self.requested_pairs,
             "reference": self.reference,
             "arms": {
                 arm.name: {
                     "controller": arm.controller,
-                    "of": arm.of,
+                    "of": arm.control_of,
                     "config": arm.config.model_dump(mode="json"),
                     "values": {metric.name: metric.values(self.hosts[arm.name]).tolist() for metric in METRICS},
                     "hosts": [host.plain() for host in self.hosts[arm.name]],
                 }
                 for arm in self.arms
             },
-            "metrics": [analysis.plain(found) for found in self.findings],
-            "environment": environment,
+            "metrics": [found.plain() for found in self.metrics],
+            "environment": environment_without_paths(),
         }
 
 
-def _ignore(_event: ArmPlayed) -> None:
-    pass
+def environment_without_paths() -> dict[str, Any]:
+    """Describes the environment, with only the names of compiled modules, so that results of two folders compare."""
+    environment = describe_environment()
+    return {**environment, "modules": sorted(environment["modules"])}
 
 
-def default_reference(arms: Sequence[Arm]) -> str:
-    """Returns the first arm that leaves hosts alone, or else the last arm."""
-    return next((arm.name for arm in arms if arm.controller in ALONE), arms[-1].name)
-
-
-class Comparison:
+class ComparisonRun:
     """Compares arms on the same hosts; it is set up completely before anything is written or played.
 
     The hosts are the held-out hosts of the seed, the same ones that an agent's run with that seed ends with.
@@ -98,44 +208,69 @@ class Comparison:
         arms: two or more, see ``read_arms``.
         pairs: number of hosts of each arm.
         folder: output folder; must be empty or not exist yet.
-        reference: the arm that the others are compared with; None: :func:`default_reference`.
+        reference: the arm that the others are compared with; None: the first that leaves hosts alone, else the last.
         progress: called after each arm's round.
         task: what hosts are trained on; None: the task named in the config.
         order_seed: seed of the order in which arms take turns; no result depends on it.
+        results: rounds that are already saved in ``folder``, see :meth:`resume`; None: a new comparison.
 
     Raises:
-        ConfigError: there are fewer than two arms, or an arm cannot be set up.
+        ConfigError: there are fewer than two arms, the reference is not one of them, or an arm cannot be set up.
     """
 
+    @one_thread()
     def __init__(
         self,
         arms: Sequence[Arm],
         pairs: int,
         folder: Path | str,
         reference: str | None = None,
-        progress: Callable[[ArmPlayed], None] = _ignore,
+        progress: Progress | None = None,
         task: Task | None = None,
         order_seed: int = 0,
+        results: Results | None = None,
     ) -> None:
         names = [arm.name for arm in arms]
-        reference = reference or (default_reference(arms) if arms else None)
         if len(arms) < 2:
             raise ConfigError(f"a comparison needs two or more --arm; got {f'only {names[0]}' if names else 'no arm'}")
-        if reference not in names:
+        self.reference = reference or next((arm.name for arm in arms if arm.alone), names[-1])
+        if self.reference not in names:
             raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
-        self.files = ComparisonFolder(Path(folder), resumed=False)
-        self._set_up(arms, pairs, reference, progress, task, order_seed)
-        self.played: Played = {name: {} for name in names}
-        self._resumed = False
+        self.files = ComparisonFolder(Path(folder))
+        self.resumed = results is not None
+        if not self.resumed:
+            require_empty(self.files.path)
+        self.results: Results = results or {name: {} for name in names}
+        self.pairs, self.progress = pairs, progress
+        self.result: ComparisonResult | None = None
+        """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
+        check_devices(arms[0].config.run.device)
+        first = EnvMaker.of(arms[0].config, task)
+        self.rounds, n_envs = split_pairs(pairs, first.config.env.n_envs or 1)
+        seed = first.config.run.seed + HELD_OUT
+        self.order = np.random.default_rng([seed, len(arms), order_seed])
+        baselines: dict[Any, Baseline] = {}
+        self.runners: dict[str, ArmRunner] = {}
+        self.arms: tuple[Arm, ...] = ()
+        with ExitStack() as opened:
+            for arm in arms:
+                try:
+                    maker = EnvMaker.of(arm.config, first.task)
+                    runner = opened.enter_context(closing(_runner(arm, maker, n_envs, seed, baselines)))
+                except ConfigError as error:
+                    raise ConfigError(f"arm {arm.name!r}: {error}") from None
+                self.runners[arm.name] = runner
+                self.arms += (replace(arm, config=maker.config),)
+            self._opened = opened.pop_all()
 
     @classmethod
     def resume(
         cls,
         folder: Path | str,
-        progress: Callable[[ArmPlayed], None] = _ignore,
+        progress: Progress | None = None,
         task: Task | str | None = None,
         reference: str | None = None,
-    ) -> Comparison:
+    ) -> ComparisonRun:
         """Returns a comparison that continues after the last saved round, and ends as if it had never stopped.
 
         A completed one is only analysed again, for example against another ``reference``. A user-defined task is code,
@@ -145,117 +280,52 @@ class Comparison:
             ConfigError: there is no comparison in the folder, its arms can no longer be set up, ``reference`` is not
                 one of them, or a user-defined task is not named.
         """
-        files = ComparisonFolder(Path(folder), resumed=True)
-        arms, pairs, first = files.settings()
-        reference = reference or first
-        if reference not in (names := [arm.name for arm in arms]):
-            raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
+        files = ComparisonFolder(Path(folder))
+        arms, pairs, first_reference = files.settings()
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
         arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
-        found = cls.__new__(cls)
-        found.files = files
-        found._set_up(arms, pairs, reference, progress, given, 0)
-        found.played = files.played(names)
-        found._resumed = True
-        return found
+        results = files.results([arm.name for arm in arms])
+        return cls(arms, pairs, folder, reference or first_reference, progress, given, results=results)
 
     @one_thread()
-    def _set_up(
-        self,
-        arms: Sequence[Arm],
-        pairs: int,
-        reference: str,
-        progress: Callable[[ArmPlayed], None],
-        task: Task | None,
-        order_seed: int,
-    ) -> None:
-        self.reference, self.asked, self.progress = reference, pairs, progress
-        self.outcome: Outcome | None = None
-        """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
-        check_devices(arms[0].config.run.device)
-        first = EnvMaker.of(arms[0].config, task)
-        makers = {arm.name: _maker(arm, first.task) for arm in arms}
-        self.arms = tuple(replace(arm, config=makers[arm.name].config) for arm in arms)
-        n_envs = first.config.env.n_envs or 1
-        self.rounds = -(-pairs // n_envs)
-        # Fewest hosts per round that reach the pairs in this number of rounds, to play few surplus hosts.
-        self.hosts_a_round = -(-pairs // self.rounds)
-        run_seed = first.config.run.seed + HELD_OUT
-        self.order = np.random.default_rng([run_seed, len(arms), order_seed])
-        baselines: dict[Any, Baseline] = {}
-        self.sides: dict[str, Side] = {}
-        try:
-            for arm in self.arms:
-                self.sides[arm.name] = _side(arm, makers[arm.name], self.hosts_a_round, run_seed, baselines)
-        except BaseException:
-            self.close()
-            raise
-
-    @one_thread()
-    def run(self) -> Outcome:
+    def run(self) -> ComparisonResult:
         """Plays the remaining rounds and writes the results.
 
         On an interrupt (Ctrl-C, SIGTERM) or an error, the results of all finished rounds are written before it is
-        raised; they are also in :attr:`outcome`.
+        raised; they are also in :attr:`result`.
         """
-        if not self._resumed:
-            self.files.create(self.arms, self.asked, self.reference)
-        with self, termination_interrupts():
+        if not self.resumed:
+            self.files.create(self.arms, self.pairs, self.reference)
+        with closing(self), termination_interrupts():
             try:
-                if any(len(done) < self.rounds for done in self.played.values()):
-                    for side in self.sides.values():
-                        side.prepare()
-                play_rounds(self.sides, self.rounds, self.order, self.played, self.files.keep, self.progress)
+                if any(len(done) < self.rounds for done in self.results.values()):
+                    for runner in self.runners.values():
+                        runner.prepare()
+                play_rounds(self.runners, self.rounds, self.order, self.results, self.progress, self.files.save_round)
             finally:
-                self.outcome = self._finished()
-                if self.outcome is not None:
-                    self.files.write_results(self.outcome.plain())
-        assert self.outcome is not None
-        return self.outcome
+                self.result = self._analyse()
+                if self.result is not None:
+                    self.files.write_results(self.result.plain())
+        assert self.result is not None
+        return self.result
 
-    def _finished(self) -> Outcome | None:
+    def _analyse(self) -> ComparisonResult | None:
         """Returns the result of the rounds that every arm has finished; None if there is none."""
-        whole = [number for number in range(self.rounds) if all(number in done for done in self.played.values())]
-        if not whole:
+        hosts = in_order(self.results, self.rounds, self.pairs)
+        if not hosts[self.reference]:
             return None
-        hosts = {
-            name: [host for number in whole for host in done[number]][: self.asked]
-            for name, done in self.played.items()
-        }
-        findings = analysis.analyse(hosts, self.reference)
-        return Outcome(self.arms, self.reference, self.asked, hosts, findings, self.files.path)
+        metrics = analyse(hosts, self.reference)
+        return ComparisonResult(self.arms, self.reference, self.pairs, hosts, metrics, self.files.path)
 
     def close(self) -> None:
         """Stops the lanes; a second call does nothing."""
-        for side in self.sides.values():
-            side.close()
-
-    def __enter__(self) -> Comparison:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._opened.close()
 
 
-def _maker(arm: Arm, task: Task | None) -> EnvMaker:
-    try:
-        return EnvMaker.of(arm.config, task)
-    except ConfigError as error:
-        raise ConfigError(f"arm {arm.name!r}: {error}") from None
-
-
-def _side(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> Side:
-    try:
-        if arm.controller in CONTROLS:
-            assert arm.of is not None
-            return CONTROLS[arm.controller](maker, arm.of, run_seed)
-        return GrowingSide(maker, _player(arm, maker.config, run_seed), n_envs, run_seed, baselines)
-    except ConfigError as error:
-        raise ConfigError(f"arm {arm.name!r}: {error}") from None
-
-
-def _player(arm: Arm, config: TrainingConfig, run_seed: int) -> MakePlayer:
-    return lambda env: make_player(arm.plays, config, env, run_seed)
+def _runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
+    if arm.control_of is not None:
+        return CONTROLS[arm.controller](maker, arm.control_of, run_seed)
+    return GrowingRunner(
+        maker, lambda env: make_player(arm.player, maker.config, env, run_seed), n_envs, run_seed, baselines
+    )

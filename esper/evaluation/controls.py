@@ -1,6 +1,6 @@
-"""Controls of a grown host, made anew for every pair from the result of its grown host.
+"""Controls of a grown host, made for every pair from its result.
 
-They are: its final topology trained from scratch, a wider host of the same size, and the host alone trained with the
+They are its final topology trained from scratch, a wider host of the same size, and the host alone trained with the
 same compute.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from esper.config import ConfigError
 from esper.env.make import EnvMaker
-from esper.evaluation.arm_runner import HostResult, Side
 from esper.evaluation.compute import ComputeMeter, Kind
+from esper.evaluation.runner import ArmRunner, HostResult
 from esper.evaluation.static_hosts import FixedHost, train_fixed
 from esper.files.grown_host import assemble
 from esper.hosts.host import Host
@@ -24,8 +24,8 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.rng import seeded
 
 
-class ControlSide(Side):
-    """Base class of arms that train hosts without growth, one for each host of the arm ``of``.
+class ControlRunner(ArmRunner):
+    """Base class of arms that train hosts without growth, one for each host of the arm ``control_of``.
 
     Raises:
         ConfigError: hosts are simulated, and have no network.
@@ -33,22 +33,22 @@ class ControlSide(Side):
 
     kind = ""
 
-    def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
         if maker.task is None:
             raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
-        self.task, self.config, self.of, self.run_seed = maker.task, maker.config, of, run_seed
+        self.task, self.config, self.control_of, self.run_seed = maker.task, maker.config, control_of, run_seed
         self.blueprints = BLUEPRINTS.copy()
         with seeded(0):
             self.host = self.task.build_host()
             self.host.probe(self.task.sample.cpu())
 
-    def play(self, number: int, of: Sequence[HostResult]) -> list[HostResult]:
-        made = [self.make(grown) for grown in of]
-        found = train_fixed([host for host, _ in made], self.run_seed, number, self.blueprints)
+    def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
+        controls = [self.make(host) for host in grown]
+        results = train_fixed([host for host, _ in controls], self.run_seed, number, self.blueprints)
         alone = float(self.host.parameter_count)
         return [
             replace(result, host_parameters=alone, facts={**result.facts, **facts})
-            for result, (_, facts) in zip(found, made, strict=True)
+            for result, (_, facts) in zip(results, controls, strict=True)
         ]
 
     @abstractmethod
@@ -56,7 +56,7 @@ class ControlSide(Side):
         """Returns the control of one grown host, and facts about it."""
 
 
-class StaticSide(ControlSide):
+class StaticRunner(ControlRunner):
     """Trains the grown host's final topology from fresh weights, all of it together.
 
     Its seeds are part of the host: one optimizer, one weight decay, one clip norm, as for every other host. The host's
@@ -79,18 +79,18 @@ class StaticSide(ControlSide):
         return FixedHost(replace(task, build_host=build), self.config), {"built_in": seeds}
 
 
-class BiggerSide(ControlSide):
+class BiggerRunner(ControlRunner):
     """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
     Raises:
-        ConfigError: it is not known how to widen the host, for example a grafted one.
+        ConfigError: the host cannot be widened, for example a grafted one.
     """
 
     kind = "bigger"
 
-    def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
-        super().__init__(maker, of, run_seed)
-        nearest_in_size(self.host, self.host.parameter_count)
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
+        super().__init__(maker, control_of, run_seed)
+        nearest_in_size(self.host, self.host.parameter_count)  # refuses a host that cannot be widened
 
     def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
         size = nearest_in_size(self.host, int(grown.parameters))
@@ -98,13 +98,13 @@ class BiggerSide(ControlSide):
         return FixedHost(replace(self.task, build_host=size.build), self.config), facts
 
 
-class SameComputeSide(ControlSide):
-    """Trains the host alone for the number of epochs nearest to the grown host's compute; its schedule is stretched."""
+class SameComputeRunner(ControlRunner):
+    """Trains the host alone for the number of epochs nearest to the grown host's compute, on a stretched schedule."""
 
     kind = "same-compute"
 
-    def __init__(self, maker: EnvMaker, of: str, run_seed: int) -> None:
-        super().__init__(maker, of, run_seed)
+    def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
+        super().__init__(maker, control_of, run_seed)
         meter = ComputeMeter(self.task, self.config, self.blueprints)
         training, validation = meter.of_epoch(Kind.alone(len(self.host.sites)))
         self.first, self.each = validation, training + validation
@@ -118,5 +118,7 @@ class SameComputeSide(ControlSide):
         return FixedHost(self.task, config), {"wanted_flops": grown.flops}
 
 
-CONTROLS: dict[str, type[ControlSide]] = {side.kind: side for side in (StaticSide, BiggerSide, SameComputeSide)}
+CONTROLS: dict[str, type[ControlRunner]] = {
+    runner.kind: runner for runner in (StaticRunner, BiggerRunner, SameComputeRunner)
+}
 """Arms that are made from the results of another arm."""

@@ -9,8 +9,8 @@ from esper.config import TrainingConfig
 from esper.data.task import Task
 from esper.env.no_growth import no_growth_loop
 from esper.env.trained import make_trainings
-from esper.evaluation.arm_runner import HostResult
 from esper.evaluation.compute import ComputeMeter
+from esper.evaluation.runner import HostResult
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.training.execution.tiers import make_lanes
 from esper.training.host_trainer import HostTrainer

@@ -2,96 +2,127 @@
 
 from __future__ import annotations
 
+import io
 import math
-import shlex
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.evaluation.analysis import ALPHA, Findings, smallest_p
-from esper.evaluation.comparison import Outcome
-from esper.stats.paired import MIN_PAIRS
-from esper.stats.samples import Interval
+from esper.evaluation.analysis import MetricResult
+from esper.evaluation.comparison import ComparisonResult
+from esper.evaluation.folder import RESULTS, resume_command
+from esper.evaluation.plots import save_plots
+from esper.evaluation.statistics import ALPHA, MIN_PAIRS, ConfidenceInterval
+from esper.files.atomic import write_atomic
+
+TABLE = "table.txt"
+DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
 
 
-def print_report(outcome: Outcome, console: Console, full: bool = False) -> None:
+def write_report(result: ComparisonResult, console: Console) -> None:
+    """Prints the report, then writes the full version and the plots next to the results and prints their names.
+
+    Without matplotlib, no plots are drawn and the output says so.
+    """
+    print_report(result, console)
+    text = io.StringIO()
+    print_report(result, Console(file=text, width=100), full=True)
+    write_atomic(result.folder / TABLE, text.getvalue().encode())
+    try:
+        plots = [file.name for file in save_plots(result, result.folder)]
+        missing = ""
+    except ImportError as error:
+        plots, missing = [], f" No plots: matplotlib cannot be imported ({error}); pip install matplotlib."
+    files = ", ".join([RESULTS, TABLE, *plots])
+    _line(console, f"Written to {result.folder}: {files}.{missing}", soft_wrap=True)
+
+
+def print_report(result: ComparisonResult, console: Console, full: bool = False) -> None:
     """Prints the first metric in full and the others as one table each; with ``full``, all of them in full."""
-    _line(console, headline(outcome))
-    for number, findings in enumerate(outcome.findings):
-        metric = findings.metric
-        values = {metric.of(host) for hosts in outcome.hosts.values() for host in hosts}
+    _line(console, headline(result))
+    for number, found in enumerate(result.metrics):
+        metric = found.metric
+        values = {metric.of(host) for hosts in result.hosts.values() for host in hosts}
         _line(console, "")
-        if findings.missing:
-            _line(console, f"{metric.title}: {findings.missing}")
-        elif len(values) == 1:
+        if found.missing:
+            _line(console, f"{metric.title}: {found.missing}")
+            continue
+        if len(values) == 1:
             _line(console, f"{metric.title}: {figure(values.pop(), metric.decimals)} for every host")
-        elif full or number == 0:
-            _line(console, metric.heading)
-            for table in (_arms(findings), _differences(findings), _effects(findings)):
-                _line(console, "")
-                console.print(table)
+            continue
+        _line(console, f"{metric.label} ({DIRECTION[metric.better]})")
+        if not full and number > 0:
+            console.print(_differences(found, means=True))
+            continue
+        for table in (_arms(found), _differences(found), _effects(found)):
             _line(console, "")
-            for found in findings.versus.values():
-                names = "" if found.conclusive else f"{found.pair.name_a} and {found.pair.name_b}: "
-                _line(console, names + found.verdict)
-        else:
-            _line(console, metric.heading)
-            console.print(_differences(findings, means=True))
+            console.print(table)
+        _line(console, "")
+        for compared in found.comparisons.values():
+            _line(console, f"{compared.pair.name_a} against {compared.pair.name_b}: {compared.verdict}")
     _line(console, "")
-    for note in notes(outcome):
+    for note in notes(result):
         _line(console, note)
 
 
-def headline(outcome: Outcome) -> str:
-    pairs = "1 pair" if outcome.pairs == 1 else f"{outcome.pairs} pairs"
-    if outcome.pairs < outcome.asked:
-        pairs = f"{outcome.pairs} of {outcome.asked} requested pairs"
-    return f"Committed hosts of {outcome.task} after their last epoch: {pairs}, seed {outcome.seed}"
+def headline(result: ComparisonResult) -> str:
+    pairs = "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
+    if result.pairs < result.requested_pairs:
+        pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
+    return f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}"
 
 
-def notes(outcome: Outcome) -> Iterator[str]:
+def notes(result: ComparisonResult) -> Iterator[str]:
     """Yields what a reader must know to interpret the numbers."""
-    others = len(outcome.arms) - 1
+    others = len(result.arms) - 1
     yield (
-        f"Differences are arm minus {outcome.reference}, pair by pair. The verdict is that of the paired sign-flip "
+        f"Differences are arm minus {result.reference}, pair by pair. The verdict is that of the paired sign-flip "
         f"test, with p corrected for {others} {'comparison' if others == 1 else 'comparisons'} per metric (Holm). "
         "IQM: interquartile mean; intervals: bootstrap, 95 %."
     )
-    if outcome.pairs < outcome.asked:
-        again = f"esper compare --resume {shlex.quote(str(outcome.folder))}"
-        yield f"Only {outcome.pairs} of {outcome.asked} pairs are complete. To continue: {again}"
-    if outcome.pairs < MIN_PAIRS:
-        yield f"Fewer than {MIN_PAIRS} pairs are always inconclusive."
-    elif smallest_p(outcome.pairs, others) >= ALPHA:
+    if result.pairs < result.requested_pairs:
         yield (
-            f"{outcome.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
-            f"corrected p is {smallest_p(outcome.pairs, others):.2g}. Use more pairs or fewer arms."
+            f"Only {result.pairs} of {result.requested_pairs} pairs are complete. To continue: "
+            f"{resume_command(result.folder, result.task)}"
         )
-    controls = [f"{arm.name} is made for each host of {arm.of}" for arm in outcome.arms if arm.of]
+    smallest = smallest_p(result.pairs, others)
+    if result.pairs < MIN_PAIRS:
+        yield f"Fewer than {MIN_PAIRS} pairs are always inconclusive."
+    elif smallest >= ALPHA:
+        yield (
+            f"{result.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
+            f"corrected p is {smallest:.2g}. Use more pairs or fewer arms."
+        )
+    controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
     if controls:
-        yield f"{'; '.join(controls)}. {_how_near(outcome)}".strip()
+        yield f"{'; '.join(controls)}. {_match(result)}".strip()
 
 
-def _how_near(outcome: Outcome) -> str:
+def smallest_p(pairs: int, comparisons: int) -> float:
+    """Smallest corrected p value that ``pairs`` pairs can reach: 2 / 2^pairs times ``comparisons``, at most 1."""
+    return float(min(1.0, comparisons * 2.0 ** (1 - pairs)))
+
+
+def _match(result: ComparisonResult) -> str:
     """Describes how closely wider hosts match their target size, and longer training its target compute."""
-    told = []
-    for arm in outcome.arms:
-        hosts = outcome.hosts[arm.name]
-        for wanted, found in (("wanted_parameters", "parameters"), ("wanted_flops", "flops")):
-            off = [getattr(host, found) / host.facts[wanted] - 1 for host in hosts if wanted in host.facts]
+    sentences = []
+    for arm in result.arms:
+        for target, attribute in (("wanted_parameters", "parameters"), ("wanted_flops", "flops")):
+            hosts = [host for host in result.hosts[arm.name] if target in host.facts]
+            off = [getattr(host, attribute) / host.facts[target] - 1 for host in hosts]
             if off:
-                what = "FLOPs" if found == "flops" else found
-                told.append(f"Relative to them, {arm.name} has {min(off):+.1%} to {max(off):+.1%} {what}.")
-    return " ".join(told)
+                unit = "FLOPs" if attribute == "flops" else attribute
+                sentences.append(f"Relative to them, {arm.name} has {min(off):+.1%} to {max(off):+.1%} {unit}.")
+    return " ".join(sentences)
 
 
-def _arms(findings: Findings) -> Table:
+def _arms(found: MetricResult) -> Table:
     """Summary of each arm."""
-    digits = findings.metric.decimals
+    digits = found.metric.decimals
     table = _table("mean", "std", "95 %", "IQM", "95 %")
-    for name, summary in findings.arms.items():
+    for name, summary in found.arms.items():
         table.add_row(
             escape(name),
             figure(summary.mean, digits),
@@ -103,32 +134,31 @@ def _arms(findings: Findings) -> Table:
     return table
 
 
-def _differences(findings: Findings, means: bool = False) -> Table:
+def _differences(found: MetricResult, means: bool = False) -> Table:
     """Each arm minus the reference, and the verdict; with ``means``, also the mean of each arm."""
-    digits = findings.metric.decimals
+    digits = found.metric.decimals
     table = _table(*(["mean"] if means else []), "difference", "95 %", "p", "verdict")
-    for name, summary in findings.arms.items():
-        found = findings.versus.get(name)
+    for name, summary in found.arms.items():
         mean = [figure(summary.mean, digits)] if means else []
-        if found is None:
+        compared = found.comparisons.get(name)
+        if compared is None:
             table.add_row(escape(name), *mean, "", "", "", "reference")
             continue
-        pair = found.pair
+        pair = compared.pair
         difference = (figure(pair.difference, digits, "+"), interval(pair.interval, digits, "+"))
-        table.add_row(escape(name), *mean, *difference, f"{found.adjusted_p:.2g}", found.word)
+        table.add_row(escape(name), *mean, *difference, f"{compared.adjusted_p:.2g}", compared.word)
     return table
 
 
-def _effects(findings: Findings) -> Table:
+def _effects(found: MetricResult) -> Table:
     """Statistics that do not affect the verdict."""
-    table = _table("higher/same/lower", "d_z", "Cliff's delta", "Mann-Whitney U", "its p")
-    for name, found in findings.versus.items():
-        pair = found.pair
+    table = _table("higher/same/lower", "d_z", "Mann-Whitney U", "its p")
+    for name, compared in found.comparisons.items():
+        pair = compared.pair
         table.add_row(
             escape(name),
             f"{pair.wins}/{pair.ties}/{pair.losses}",
             figure(pair.effect_size, 2, "+"),
-            f"{pair.cliffs_delta:+.2f}",
             f"{pair.mann_whitney_u:g}",
             f"{pair.mann_whitney_p:.2g}",
         )
@@ -152,13 +182,13 @@ def figure(value: float, digits: int, sign: str = "") -> str:
     return f"{value:{sign},.{max(0, digits - max(0, before - 2))}f}"
 
 
-def interval(limits: Interval, digits: int, sign: str = "") -> str:
+def interval(limits: ConfidenceInterval, digits: int, sign: str = "") -> str:
     """``83.10..85.20``; empty if the interval is unbounded, as for a single pair."""
     if not math.isfinite(limits.high):
         return ""
     return f"{figure(limits.low, digits, sign)}..{figure(limits.high, digits, sign)}"
 
 
-def _line(console: Console, text: str) -> None:
+def _line(console: Console, text: str, soft_wrap: bool = False) -> None:
     # Verbatim: a slot or a path in brackets is not markup.
-    console.print(text, markup=False, highlight=False)
+    console.print(text, markup=False, highlight=False, soft_wrap=soft_wrap)

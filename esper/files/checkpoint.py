@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from esper.config import ConfigError, TrainingConfig
-from esper.env.slot_env import SlotVectorEnv
-from esper.files import policy_file
+from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 from esper.ppo.policy import Policy
 
@@ -169,40 +167,3 @@ def policy_state(policy: Policy) -> State:
         **policy.policy_state(),
         "config": policy.config.model_dump(mode="json"),
     }
-
-
-def load_policy(path: Path, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
-    """Loads the policy of a checkpoint or of a ``policy_file`` for the envs of ``env``; see :func:`policy_from`.
-
-    Raises:
-        ConfigError: there is no checkpoint, its controller does not learn, or its policy knows no blueprint of the
-            host.
-    """
-    if path.suffix == policy_file.SUFFIX:
-        return policy_from(policy_file.read(path).policy, str(path), env, run_seed, greedy)
-    state = read(path)["policy"]
-    if state is None:
-        raise ConfigError(f"{path} contains no policy: its controller does not learn")
-    return policy_from(state, str(path), env, run_seed, greedy)
-
-
-def policy_from(state: State, where: str, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
-    """Returns the policy with ``state``, which was read from ``where``, for the envs of ``env``.
-
-    The hosts may have other slots than those that it learned on, and other blueprints as long as it knows at least one.
-    An unknown blueprint is treated as the average of the known ones.
-
-    Raises:
-        ConfigError: the policy knows no blueprint of the host, or has another network.
-    """
-    try:
-        config = TrainingConfig.parse({"ppo": state["config"], "reward": {"gamma": state["config"]["gamma"]}}).ppo
-        policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
-        policy.load_policy_state(state)
-    except ValueError as error:
-        raise ConfigError(f"{where} cannot play this host: {error}") from None
-    except RuntimeError as error:
-        raise ConfigError(f"{where} was trained with a different network or observation: {error}") from None
-    except MISFITS as error:
-        raise ConfigError(f"{where} contains no policy that this version of Esper can read: {error}") from None
-    return policy

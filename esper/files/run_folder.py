@@ -28,8 +28,8 @@ class RunFolder:
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
-        if not resumed and path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
+        if not resumed:
+            require_empty(path)
 
     def create(self, config: TrainingConfig) -> None:
         """Creates the folder with the config, a description of the environment, and the schedule if one is followed."""
@@ -90,6 +90,12 @@ class RunFolder:
                     with file.open("rb+") as log:
                         log.truncate(wanted)
         return lost
+
+
+def require_empty(path: Path) -> None:
+    """Raises ConfigError unless ``path`` is an empty folder or does not exist."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} is not empty; give --out a new or empty folder")
 
 
 @contextmanager

@@ -1,32 +1,27 @@
-"""Players by their command-line names: controllers, and policies loaded from checkpoints."""
+"""Players by their command-line names: controllers and trained agents."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
 from esper.env.slot_env import SlotVectorEnv
-from esper.files.checkpoint import load_policy
-from esper.files.policy_file import PRETRAINED
+from esper.files.policy import find_policy
 from esper.rollout.rollout import Player
 
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
 def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Player:
-    """Returns the player called ``name`` for ``env``; a learned policy plays greedily.
+    """Makes the player called ``name`` for ``env``; a trained agent plays greedily.
 
     Raises:
-        ConfigError: the name is unknown (the known ones are listed), the checkpoint is invalid or its policy cannot
+        ConfigError: the name is unknown (the known ones are listed), there is no trained agent at its path or it cannot
             play this host, or ``ppo`` is named, which has to be trained first.
     """
     kind, _, path = name.partition(":")
-    if kind == "checkpoint" and path:
-        return load_policy(Path(path), env, run_seed)
-    if name == "pretrained":
-        return load_policy(PRETRAINED, env, run_seed)
+    if name == "pretrained" or (kind == "checkpoint" and path):
+        return find_policy(path or name).player(env, run_seed)
     if name == "ppo":
         raise ConfigError(
             "ppo must be trained before it can be compared: train it with `esper run`, then name checkpoint:RUN_FOLDER"

@@ -16,7 +16,7 @@ from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.vector_env import GrowthVectorEnv
-from esper.evaluation.paired import against_each
+from esper.evaluation.comparison import against_each
 from esper.files import checkpoint
 from esper.files.grown_host import save_host
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder

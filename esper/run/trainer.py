@@ -18,8 +18,8 @@ from esper.control.script import schedule_ships
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
-from esper.evaluation.arm_runner import HELD_OUT, HostResult, MakePlayer
-from esper.evaluation.paired import Arm, play_arms
+from esper.evaluation.comparison import ArmResult, play_arms
+from esper.evaluation.runner import HELD_OUT, HostResult, MakePlayer, Results
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.rollout.interrupt import interrupts_wait
@@ -115,7 +115,7 @@ class Rounds(ABC):
         return []
 
     @abstractmethod
-    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
+    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[ArmResult]:
         """Returns the arm of the run's controller, then those that it is compared with, all on the same hosts.
 
         ``keep`` is called after each measurement that has become part of the state.
@@ -195,10 +195,10 @@ class PairedRounds(Rounds):
             column.append(values)
         return []
 
-    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
+    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[ArmResult]:
         test, alone, parameters, fossils = (np.concatenate(column) for column in self.columns.values())
         host = np.full_like(parameters, self.env.host_parameters)
-        return [Arm(self.name, test, parameters, fossils), Arm("none", alone, host, np.zeros_like(fossils))]
+        return [ArmResult(self.name, test, parameters, fossils), ArmResult("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
         # One tensor [rounds, E] per column: each tensor adds 250 bytes to the file, whatever its size.
@@ -234,9 +234,7 @@ class LearningRounds(Rounds):
             make_player(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.env_steps = 0
-        self.compared: dict[str, dict[int, list[HostResult]]] = {
-            name: {} for name in [config.run.controller, *self.baselines]
-        }
+        self.compared: Results = {name: {} for name in [config.run.controller, *self.baselines]}
         """Results of the final comparison so far, by controller and round."""
 
     def practise(self, emit: Emit) -> None:
@@ -268,7 +266,7 @@ class LearningRounds(Rounds):
         detector = AnomalyDetector(self.config.anomaly, self.config.ppo.max_grad_norm, rounds)
         return [told, *detector.look(told)]
 
-    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[Arm]:
+    def conclude(self, emit: Emit, keep: Callable[[], None]) -> list[ArmResult]:
         """Compares the agent with each baseline on ``run.evaluation_pairs`` hosts; the agent acts greedily."""
         config = self.config
         seed = config.run.seed + HELD_OUT

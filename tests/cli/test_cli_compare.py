@@ -11,8 +11,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
-from esper.evaluation.arm_runner import GrowingSide
-from esper.stats.paired import MIN_PAIRS
+from esper.evaluation.runner import GrowingRunner
+from esper.evaluation.statistics import MIN_PAIRS
 
 Esper = Callable[..., Any]
 
@@ -61,7 +61,7 @@ def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkey
         asked.append(pairs)
         raise ConfigError("enough seen")
 
-    monkeypatch.setattr("esper.evaluation.comparison.Comparison", stands_in)
+    monkeypatch.setattr("esper.evaluation.comparison.ComparisonRun", stands_in)
     assert esper("compare", *PLANTED, "--arm", "none", "--arm", "random").code == 2
     assert asked[0] >= MIN_PAIRS
     assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS
@@ -89,16 +89,16 @@ def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
 def test_what_was_finished_is_reported_and_the_rest_resumed(
     error: BaseException, code: int, esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, calls = GrowingSide.play, []
+    play, calls = GrowingRunner.play, []
 
-    def breaks(self: GrowingSide, number: int, of: Any = ()) -> Any:
+    def breaks(self: GrowingRunner, number: int, grown: Any = ()) -> Any:
         calls.append(number)
         if len(calls) == 4:
             raise error
-        return play(self, number, of)
+        return play(self, number, grown)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GrowingSide, "play", breaks)
+        patch.setattr(GrowingRunner, "play", breaks)
         found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4", "--out", "out")
     assert found.code == code
     words = " ".join(found.out.split())
@@ -116,10 +116,10 @@ def test_what_was_finished_is_reported_and_the_rest_resumed(
 
 
 def test_nothing_finished_says_how_to_go_on(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: GrowingSide, number: int, of: Any = ()) -> Any:
+    def never(self: GrowingRunner, number: int, grown: Any = ()) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(GrowingSide, "play", never)
+    monkeypatch.setattr(GrowingRunner, "play", never)
     found = esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--out", "out")
     assert found.code == 130
     assert "No pair is complete in every arm yet. To continue: esper compare --resume out" in found.out

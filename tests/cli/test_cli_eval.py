@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from esper.data.shared_batches import SharedBatchError
-from esper.files import checkpoint, policy_file
+from esper.files import checkpoint
+from esper.files.policy import find_policy
 from tests.cli.conftest import Esper
 from tests.cli.test_cli_task import MINE, TASK, executed
 
@@ -81,8 +82,9 @@ def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that
     assert (found.code, found.err) == (0, "")
     *_, last = found.out.splitlines()
     assert last == "Saved. To use it: esper run --task planted --controller checkpoint:mine.safetensors"
-    saved = policy_file.read(Path("mine.safetensors"))
+    saved = find_policy("mine.safetensors")
     told = json.loads(Path("o.json").read_text())
+    assert saved.facts is not None
     assert saved.facts.score is not None
     assert saved.facts.score["means"] == told["means"]
     again = esper("eval", "mine.safetensors", "--json", "again.json")
@@ -197,7 +199,7 @@ def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
     assert esper("run", *arguments, "--out", "mine").code == 0
     found = esper("eval", "mine")
     assert found.code == 2
-    assert "its controller, random, does not learn" in found.err
+    assert "its controller random does not learn" in found.err
     assert "pretrained" in found.err
 
 
@@ -223,7 +225,7 @@ def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: Any, **_more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("esper.evaluation.arm_runner.play_round", interrupted)
+    monkeypatch.setattr("esper.evaluation.runner.play_round", interrupted)
     found = esper("eval", str(run))
     assert (found.code, found.err.strip()) == (130, "Interrupted.")
 

@@ -12,9 +12,9 @@ import pytest
 
 from esper.cli.main import group
 from esper.cli.run import closing_words, next_commands, result_lines
-from esper.evaluation.paired import corrected
+from esper.evaluation.analysis import corrected
+from esper.evaluation.statistics import compare_pairs
 from esper.run.summary import RunSummary
-from esper.stats.paired import compare_pairs
 
 BASE = [80.0 + i for i in range(10)]
 

@@ -1,4 +1,4 @@
-"""Arms as a person names them: what config each gets, and which arms cannot be compared."""
+"""Arms as a user names them: the config of each, and which arms cannot be compared."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from esper.config import ConfigError
 from esper.evaluation.arms import Arm, read_arms
 
 
-def arms(*texts: str, base: dict[str, Any] | None = None, of: str | None = None) -> dict[str, Arm]:
-    return {arm.name: arm for arm in read_arms(texts, base or {}, of)}
+def arms(*texts: str, base: dict[str, Any] | None = None, control_of: str | None = None) -> dict[str, Arm]:
+    return {arm.name: arm for arm in read_arms(texts, base or {}, control_of)}
 
 
-def refused(*texts: str, base: dict[str, Any] | None = None, of: str | None = None) -> str:
+def refused(*texts: str, base: dict[str, Any] | None = None) -> str:
     with pytest.raises(ConfigError) as found:
-        read_arms(texts, base or {}, of)
+        read_arms(texts, base or {})
     return str(found.value)
 
 
 def test_short_names_are_controllers_under_the_common_config() -> None:
     found = arms("no-growth", "none", "heuristic", "schedule:a=b.toml", "checkpoint:runs/a", base={"run": {"seed": 3}})
-    assert {name: arm.plays for name, arm in found.items()} == {
+    assert {name: arm.player for name, arm in found.items()} == {
         "no-growth": "none",
         "none": "none",
         "heuristic": "heuristic",
@@ -31,10 +31,10 @@ def test_short_names_are_controllers_under_the_common_config() -> None:
         "checkpoint:runs/a": "checkpoint:runs/a",
     }
     assert {arm.config.run.seed for arm in found.values()} == {3}
-    assert [arm.grows for arm in found.values()] == [False, False, True, True, True]
+    assert [arm.alone for arm in found.values()] == [True, True, False, False, False]
 
 
-def test_ppo_plays_out_of_a_run_folder() -> None:
+def test_ppo_is_read_from_a_run_folder() -> None:
     assert arms("ppo:runs/long")["ppo"].controller == "checkpoint:runs/long"
 
 
@@ -60,7 +60,7 @@ def test_an_arm_has_its_config_from_a_file(tmp_path: Path) -> None:
     assert (found["mine"].config.task.momentum, found["none"].config.env.max_seeds) == (0.5, 3)
 
 
-def test_what_one_arm_states_of_the_hosts_is_so_for_all(tmp_path: Path) -> None:
+def test_shared_values_of_one_arm_apply_to_all_arms(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text('[run]\ncontroller = "random"\n[task]\nname = "chars"\n')
     found = arms(f"a={tmp_path / 'a.toml'}", f"b={tmp_path / 'b.toml'}", "none")
@@ -80,10 +80,10 @@ def test_what_one_arm_states_of_the_hosts_is_so_for_all(tmp_path: Path) -> None:
 )
 def test_values_that_make_pairs_meaningless_are_refused_with_the_reason(values: str, reason: str) -> None:
     base = {"task": {"name": "digits", "data": "here"}, "run": {"seed": 3, "device": "cpu"}, "env": {"n_envs": 2}}
-    told = refused("none", f"mine:controller=random,{values}", base=base)
-    assert reason in told
-    assert values.partition("=")[0] in told
-    assert "arm 'mine'" in told
+    message = refused("none", f"mine:controller=random,{values}", base=base)
+    assert reason in message
+    assert values.partition("=")[0] in message
+    assert "arm 'mine'" in message
     assert reason in refused(f"a:controller=random,{values}", f"b:controller=none,{_other(values)}")
 
 
@@ -94,31 +94,34 @@ def _other(values: str) -> str:
 
 @pytest.mark.finding("M15")
 def test_the_reward_mode_of_an_arm_is_validated_with_its_config() -> None:
-    told = refused("none", "mine:controller=random,reward.mode=greedy")
-    assert told.startswith("arm 'mine': reward.mode")
-    assert "'sparse', 'loss_shaped' or 'loss_sparse'" in told
+    message = refused("none", "mine:controller=random,reward.mode=greedy")
+    assert message.startswith("arm 'mine': reward.mode")
+    assert "'sparse', 'loss_shaped' or 'loss_sparse'" in message
     one = {"env": {"baseline_episodes": 1}}
-    told = refused("none", "mine:controller=random,reward.mode=loss_shaped", base=one)
-    assert told.startswith("arm 'mine': reward.mode = 'loss_shaped'")
-    assert "baseline_episodes must be 2 or more" in told
+    message = refused("none", "mine:controller=random,reward.mode=loss_shaped", base=one)
+    assert message.startswith("arm 'mine': reward.mode = 'loss_shaped'")
+    assert "baseline_episodes must be 2 or more" in message
     fits = arms("none", "mine:controller=random,reward.mode=loss_shaped,env.baseline_episodes=2", base=one)
     assert fits["mine"].config.reward.mode == "loss_shaped"
 
 
-def test_a_control_takes_over_what_its_arm_says() -> None:
+def test_a_control_inherits_the_values_of_its_arm() -> None:
     slow = "slow:controller=heuristic,task.learning_rate=0.01"
     found = arms("none", "static", slow, "quick:controller=static,task.learning_rate=0.2", "random")
-    assert {name: arm.of for name, arm in found.items()} == {
+    assert {name: arm.control_of for name, arm in found.items()} == {
         **dict.fromkeys(("none", "slow", "random")),
         **dict.fromkeys(("static", "quick"), "slow"),
     }
     assert [found[name].config.task.learning_rate for name in ("static", "quick", "none")] == [0.01, 0.2, None]
-    assert arms("random", "heuristic", "bigger", of="heuristic")["bigger"].of == "heuristic"
-    assert arms("random", "heuristic", "b:controller=bigger,of=heuristic", of="random")["b"].of == "heuristic"
+    assert arms("random", "heuristic", "bigger", control_of="heuristic")["bigger"].control_of == "heuristic"
+    assert (
+        arms("random", "heuristic", "b:controller=bigger,of=heuristic", control_of="random")["b"].control_of
+        == "heuristic"
+    )
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [
         (("none", "static"), "static is made for an arm that grows hosts: add one"),
         (("none", "random", "s:controller=static,of=none"), "'none' is not one; these arms do: random"),
@@ -134,8 +137,8 @@ def test_a_control_takes_over_what_its_arm_says() -> None:
         (("none", "a:controller=random", "a:controller=none"), "two arms have the same name"),
     ],
 )
-def test_an_arm_is_refused_with_what_would_be_right(texts: tuple[str, ...], told: str) -> None:
-    assert told in refused(*texts)
+def test_a_refusal_says_what_would_be_right(texts: tuple[str, ...], message: str) -> None:
+    assert message in refused(*texts)
 
 
 def test_code_that_a_run_folder_names_is_not_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Static, bigger and same-compute: what they are made of, and that they are fair."""
+"""Static, bigger and same-compute: how they are made, and that they are fair."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from esper.config import ConfigError
 from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker
-from esper.evaluation.arm_runner import HostResult
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import Comparison, Outcome
-from esper.evaluation.controls import StaticSide
+from esper.evaluation.comparison import ComparisonResult, ComparisonRun
+from esper.evaluation.controls import StaticRunner
+from esper.evaluation.runner import HostResult
 from esper.hosts.graft import graft
 from esper.hosts.grown import KeptSeed
 from esper.training.rng import seeded
@@ -38,14 +38,14 @@ BASE: dict[str, Any] = {
 }
 
 
-def play(folder: Path, schedule: str, *texts: str, task: Task | None = None, pairs: int = 2) -> Outcome:
+def play(folder: Path, schedule: str, *texts: str, task: Task | None = None, pairs: int = 2) -> ComparisonResult:
     (folder / "s.toml").write_text(schedule)
     arms = read_arms([f"grown:controller=schedule:{folder / 's.toml'}", *texts], BASE)
-    return Comparison(arms, pairs, folder / "out", task=task).run()
+    return ComparisonRun(arms, pairs, folder / "out", task=task).run()
 
 
 @cache
-def grown() -> Outcome:
+def grown() -> ComparisonResult:
     """Hosts that keep a convolution, beside all controls."""
     with TemporaryDirectory() as folder:
         return play(Path(folder), SCHEDULE, "static", "bigger", "same-compute", "no-growth")
@@ -81,7 +81,7 @@ def test_same_compute_is_the_host_alone_for_what_growing_computed() -> None:
         assert longer.facts["wanted_flops"] == ours.flops > alone.flops
 
 
-def test_where_nothing_was_grown_static_and_bigger_are_the_host_alone_to_the_bit(tmp_path: Path) -> None:
+def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(tmp_path: Path) -> None:
     """The same weights, batches and phases. Incubating the seed that was not kept has its price, though."""
     found = play(tmp_path, PLANT_ONLY, "static", "bigger", "no-growth").hosts
     alone = [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found["no-growth"]]
@@ -90,10 +90,10 @@ def test_where_nothing_was_grown_static_and_bigger_are_the_host_alone_to_the_bit
         assert [(host.accuracy, host.loss, host.flops, host.rollbacks) for host in found[name]] == alone
 
 
-def test_static_begins_with_the_hosts_own_first_weights() -> None:
+def test_static_starts_from_the_initial_weights_of_the_host() -> None:
     maker = EnvMaker.of(read_arms(["random", "none"], BASE)[0].config)
-    side = StaticSide(maker, "grown", 0)
-    made, _ = side.make(grown().hosts["grown"][0])
+    runner = StaticRunner(maker, "grown", 0)
+    made, _ = runner.make(grown().hosts["grown"][0])
     with seeded(5):
         ours = made.task.build_host()
     with seeded(5):
@@ -134,10 +134,10 @@ def test_a_network_of_the_users_own_has_no_bigger_one(tmp_path: Path) -> None:
 def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
     arms = read_arms(["heuristic", control], {"task": {"name": "planted"}})
     with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network, but hosts of planted are sim"):
-        Comparison(arms, 2, tmp_path / "out")
+        ComparisonRun(arms, 2, tmp_path / "out")
 
 
-def test_what_came_of_a_host_survives_json() -> None:
+def test_a_host_result_survives_json() -> None:
     for hosts in grown().hosts.values():
         for host in hosts:
             assert HostResult.parse(host.plain()) == host

@@ -1,4 +1,4 @@
-"""What has learned, evaluated: on hosts that no agent learned from, both ways to act, also where hosts are others."""
+"""Evaluation of trained agents on held-out hosts, greedy and stochastic, also on other tasks and widths."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from esper.config import ConfigError, TrainingConfig
-from esper.evaluation.paired import HELD_OUT, compare_controllers
-from esper.evaluation.policy import Evaluation, evaluate_controller, hosts_config
+from esper.evaluation.comparison import compare_controllers
+from esper.evaluation.policy import PolicyEvaluation, evaluate_controller, hosts_config
+from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.files.atomic import write_json
-from esper.files.policy_source import Learned, find_learned, save_policy
+from esper.files.policy import SavedPolicy, find_policy, save_policy
 from esper.run.experiment import RunSummary
 from esper.telemetry.event import ArmPlayed
 from tests.core_helpers import digits
@@ -39,11 +40,11 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def evaluated(learned: RunSummary) -> Evaluation:
+def evaluated(learned: RunSummary) -> PolicyEvaluation:
     return evaluate_controller(str(learned.folder))
 
 
-def test_it_finds_what_the_run_found_in_the_end(learned: RunSummary, evaluated: Evaluation) -> None:
+def test_an_evaluation_equals_the_final_comparison_of_the_run(learned: RunSummary, evaluated: PolicyEvaluation) -> None:
     """Same seed, same number of pairs: the same hosts, grown by the likeliest actions."""
     greedy, stochastic = (found.pair for found in evaluated.comparisons)
     run = learned.comparison
@@ -56,8 +57,8 @@ def test_it_finds_what_the_run_found_in_the_end(learned: RunSummary, evaluated: 
     assert ours.fossils.mean() == learned.fossils
 
 
-def test_greedy_is_the_checkpoint_as_others_play_it(learned: RunSummary, evaluated: Evaluation) -> None:
-    config = find_learned(str(learned.folder)).config
+def test_greedy_is_the_checkpoint_as_others_play_it(learned: RunSummary, evaluated: PolicyEvaluation) -> None:
+    config = find_policy(str(learned.folder)).config
     assert config is not None
     arms = compare_controllers(config, [f"checkpoint:{learned.folder}", "none"], pairs=3)
     for theirs, ours in zip(arms, (evaluated.arms[1], evaluated.arms[0]), strict=True):
@@ -89,7 +90,7 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
     assert found.width == 5
     # Convolutions 9·5 + 9·5·10, norms 2·(5 + 10), head 10·10 + 10; the task's width, 3, gives 277.
     assert found.arms[0].parameters.tolist() == [635.0] * 2
-    assert found.config.task == find_learned(str(learned.folder)).config.task  # type: ignore[union-attr]
+    assert found.config.task == find_policy(str(learned.folder)).config.task  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("width", [0, -1])
@@ -120,7 +121,7 @@ def test_a_width_that_heads_do_not_divide_is_refused(learned: RunSummary) -> Non
 
 
 def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
-    source = find_learned(str(learned.folder))
+    source = find_policy(str(learned.folder))
     assert source.config is not None
     config = hosts_config(source, "chars", {"env": {"episode_length": 2}})
     assert config.task == TrainingConfig.parse({"task": {"name": "chars"}}).task
@@ -137,7 +138,7 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
     assert found.pairs == 1
 
 
-def test_what_cannot_play_another_task_is_refused(simulated: Path) -> None:
+def test_a_policy_that_cannot_play_the_task_is_refused(simulated: Path) -> None:
     with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints moss, fern, oak, ivy; here"):
         evaluate_controller(str(simulated), task="digits")
 
@@ -159,7 +160,7 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
         "prefix": f"checkpoint:{simulated}",
         "file": str(tmp_path / "a.safetensors"),
     }[form]
-    found, wanted = find_learned(name), find_learned(str(simulated))
+    found, wanted = find_policy(name), find_policy(str(simulated))
     assert (found.config, found.rounds, found.origin) == (wanted.config, 2, wanted.origin)
     assert found.origin == "learned on planted, 2 of 2 rounds, seed 7"
     arms = [evaluate_controller(source, changes={"run": {"evaluation_pairs": 4}}).arms for source in (found, wanted)]
@@ -176,27 +177,27 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
         evaluate_controller(str(lone))
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     found = evaluate_controller(str(lone), task="planted", changes=small)
-    assert (found.pairs, found.learned.origin) == (2, "")
+    assert (found.pairs, found.policy.origin) == (2, "")
 
 
-def test_a_run_that_played_what_others_learned_is_evaluated(simulated: Path, tmp_path: Path) -> None:
+def test_a_run_that_played_a_saved_policy_can_be_evaluated(simulated: Path, tmp_path: Path) -> None:
     config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{simulated}")
     played = play(config, tmp_path / "played")[0].folder
-    found = find_learned(str(played))
+    found = find_policy(str(played))
     assert found.origin == f"played as checkpoint:{simulated} on planted"
     assert evaluate_controller(found).pairs == 2
 
 
 def test_a_run_that_learned_nothing_says_what_can_be_evaluated(tmp_path: Path) -> None:
     folder = play(tiny("random"), tmp_path / "r")[0].folder
-    with pytest.raises(ConfigError, match="contains no policy: its controller, random, does not learn") as e:
+    with pytest.raises(ConfigError, match="contains no policy: its controller random does not learn") as e:
         evaluate_controller(str(folder))
     for word in ("esper compare", "ppo run", "checkpoint.pt", ".safetensors", "pretrained"):
         assert word in str(e.value)
 
 
 @pytest.mark.parametrize("name", ["gone", "gone.safetensors", "gone/checkpoint.pt"])
-def test_what_is_not_there_is_refused(name: str) -> None:
+def test_a_missing_policy_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"(no checkpoint|no policy) at {name}"):
         evaluate_controller(name)
 
@@ -228,9 +229,9 @@ def test_a_task_that_is_not_known_is_refused(simulated: Path) -> None:
         evaluate_controller(str(simulated), task="nope")
 
 
-def test_code_is_played_only_when_it_is_named() -> None:
+def test_user_code_runs_only_if_it_is_named() -> None:
     config = learning().with_values(task={"name": "there/mine.py:make_task", "batch_size": 32})
-    learned = Learned("runs/a", {}, config, 3, None)
+    learned = SavedPolicy("runs/a", {}, config, 3, None)
     with pytest.raises(ConfigError, match=r"runs/a names the task 'there/mine\.py:make_task', which is Python code"):
         hosts_config(learned, None, {})
     moved = hosts_config(learned, "here/mine.py:make_task", {})
@@ -239,7 +240,7 @@ def test_code_is_played_only_when_it_is_named() -> None:
     assert (other.task.name, other.task.batch_size) == ("here/mine.py:another", None)
 
 
-def test_all_of_it_is_in_the_json(evaluated: Evaluation, tmp_path: Path) -> None:
+def test_the_json_contains_all_results(evaluated: PolicyEvaluation, tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", evaluated.plain())
     found = json.loads((tmp_path / "a.json").read_text())
     assert (found["task"], found["width"], found["seed"], found["pairs"]) == ("digits", None, 7, 3)
@@ -251,9 +252,9 @@ def test_all_of_it_is_in_the_json(evaluated: Evaluation, tmp_path: Path) -> None
         assert found["means"][arm.controller]["parameters"] == pytest.approx(np.mean(values["parameters"]))
         assert found["means"][arm.controller]["seeds_kept"] == pytest.approx(np.mean(values["seeds_kept"]))
     for compared in evaluated.comparisons:
-        told = found["means"][compared.pair.name_a]
-        assert told["difference"] == compared.pair.difference
-        assert told["interval"] == list(compared.pair.interval)
-        assert told["p"] == compared.adjusted_p
-        assert told["verdict"] == "inconclusive: fewer than 10 pairs"
+        means = found["means"][compared.pair.name_a]
+        assert means["difference"] == compared.pair.difference
+        assert means["interval"] == list(compared.pair.interval)
+        assert means["p"] == compared.adjusted_p
+        assert means["verdict"] == "inconclusive: fewer than 10 pairs"
     assert TrainingConfig.parse(found["config"]) == evaluated.config

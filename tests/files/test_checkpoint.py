@@ -312,7 +312,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
-    with pytest.raises(ConfigError, match="contains no policy: its controller does not learn") as found:
+    with pytest.raises(ConfigError, match="contains no policy: its controller random does not learn") as found:
         make_player(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
     assert str(chance) in str(found.value)
 

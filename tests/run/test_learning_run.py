@@ -17,7 +17,8 @@ from esper.data.registry import DataOptions
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
-from esper.evaluation.paired import HELD_OUT, compare_controllers
+from esper.evaluation.comparison import compare_controllers
+from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment

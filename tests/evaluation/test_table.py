@@ -1,4 +1,4 @@
-"""What a person reads of a comparison: tables, notes, pictures."""
+"""The report of a comparison: tables, notes, plots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from PIL import Image
 from rich.console import Console
 
 from esper.config import TrainingConfig
-from esper.evaluation.analysis import analyse, smallest_p
-from esper.evaluation.arm_runner import HostResult
+from esper.evaluation.analysis import analyse
 from esper.evaluation.arms import Arm
-from esper.evaluation.comparison import Outcome
+from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.plots import draw_pairs, short
-from esper.evaluation.report import write_report
+from esper.evaluation.runner import HostResult
+from esper.evaluation.table import smallest_p, write_report
 
 LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
 
@@ -27,8 +27,8 @@ def host(accuracy: float, number: int, parameters: float = 277.0, loss: float = 
     return HostResult(accuracy, loss + number / 100, parameters, 277.0, 1.5e9, 30.0, 0.0, 1.0)
 
 
-def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None) -> Outcome:
-    """Arms that are better than the first by so much in every pair."""
+def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int | None = None) -> ComparisonResult:
+    """Arms that are better than the first by ``gains`` pp in every pair."""
     base = [80.0 + i / 3 for i in range(pairs)]
     hosts = {
         name: [host(value + gain, i, 277 + 10 * gain, 0.5 - gain / 100) for i, value in enumerate(base)]
@@ -36,10 +36,10 @@ def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int |
     }
     arms = tuple(Arm(name, "random", TrainingConfig()) for name in gains)
     reference = next(iter(gains))
-    return Outcome(arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder)
+    return ComparisonResult(arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder)
 
 
-def printed(found: Outcome) -> str:
+def printed(found: ComparisonResult) -> str:
     text = io.StringIO()
     write_report(found, Console(file=text, width=80))
     return text.getvalue()
@@ -50,7 +50,7 @@ def row(text: str, name: str, table: int) -> list[str]:
     return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")][table]
 
 
-def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) -> None:
+def test_verdicts_follow_the_direction_of_each_metric(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, "bad": -1.0, "same": 0.0}))
     assert row(text, "good", 1) == ["good", "+2.00", "+2.00..+2.00", "0.0059", "better"]
     assert row(text, "bad", 1)[-1] == "worse"
@@ -61,19 +61,23 @@ def test_a_better_and_a_worse_arm_are_told_in_every_direction(tmp_path: Path) ->
     _, price = text.split("Parameters added to the task's host (neither direction is better)")
     assert row(price, "good", 0)[-1] == "more"
     assert row(price, "bad", 0)[-1] == "less"
-    assert "good: 2.00 better than base" in text
-    assert "same and base: no evidence of a difference" in text
+    assert "good against base: good is better by 2.00 (95% interval" in text
+    assert "bad against base: base is better by 1.00 (95% interval" in text
+    assert "same against base: no evidence of a difference" in text
+    full = (tmp_path / "table.txt").read_text()
+    assert "good against base: good is better by 0.0200 (95% interval" in full  # its loss is lower
+    assert "bad against base: base is higher by 10 (95% interval" in full  # in parameters, which are a cost
     assert "Rollbacks: 0.00 for every host" in text
 
 
-def test_nine_pairs_are_inconclusive_and_it_is_said(tmp_path: Path) -> None:
+def test_the_report_says_that_nine_pairs_are_inconclusive(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 5.0}, pairs=9))
     assert row(text, "good", 1)[-1] == "inconclusive"
     assert "Fewer than 10 pairs are always inconclusive" in text
-    assert "better than" not in text
+    assert "is better by" not in text
 
 
-def test_too_many_arms_for_so_few_pairs_is_said(tmp_path: Path) -> None:
+def test_the_report_says_if_there_are_too_few_pairs_for_the_arms(tmp_path: Path) -> None:
     assert smallest_p(10, 25) < 0.05 < smallest_p(10, 26)
     text = printed(outcome(tmp_path, {"base": 0.0, **{f"arm{i}": 3.0 for i in range(26)}}))
     assert "10 pairs cannot show a difference in 26 comparisons at once" in text
@@ -97,7 +101,7 @@ def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
     assert "inf" not in text
     assert "[red]same" in text
     assert "verdict" in text
-    assert (tmp_path / "table.txt").read_text().count("Cliff's delta") >= 5  # all metrics in full
+    assert (tmp_path / "table.txt").read_text().count("Mann-Whitney U") >= 5  # all metrics in full
 
 
 def dark(file: Path) -> float:
@@ -105,14 +109,14 @@ def dark(file: Path) -> float:
     return float((np.asarray(Image.open(file).convert("L")) < 250).mean())
 
 
-def test_pictures_are_written_and_have_something_in_them(tmp_path: Path) -> None:
+def test_plots_are_written_and_are_not_blank(tmp_path: Path) -> None:
     text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}))
     for name in ("pairs.png", "differences.png", "cost.png"):
         assert 0.01 < dark(tmp_path / name) < 0.5
         assert name in text
 
 
-def test_a_picture_shows_every_pair_and_names_every_arm(tmp_path: Path) -> None:
+def test_the_plot_of_pairs_shows_every_pair_and_arm(tmp_path: Path) -> None:
     found = outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0})
     (axes,) = draw_pairs(found).axes
     pairs = [
@@ -129,7 +133,7 @@ def _data(values: object) -> Sequence[float]:
     return np.asarray(values, dtype=np.float64)  # type: ignore[return-value]
 
 
-def test_without_matplotlib_there_are_no_pictures_and_it_is_said(
+def test_without_matplotlib_the_report_says_that_there_are_no_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

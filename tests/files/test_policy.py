@@ -1,10 +1,11 @@
-"""A policy in a file: it plays to the same bits, runs no code, and whatever is wrong with a file is said."""
+"""Policy files: they play to the same bits, run no code, and a file that is not one is refused with the reason."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ import torch
 from esper.cli.options import build_config
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
-from esper.files import checkpoint, policy_file
-from esper.files.policy_file import HEADER, PRETRAINED, Facts
-from esper.files.policy_source import find_learned, save_policy
+from esper.files import checkpoint
+from esper.files.policy import HEADER, PRETRAINED, Facts, command_of, digest, find_policy, save_policy
 from esper.rollout.policies import make_player
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
@@ -57,19 +57,20 @@ def rewritten(
     facts, tensors = header(file), safetensors.torch.load_file(file)
     change(facts, tensors)
     if honest:
-        facts["sha256"] = policy_file.digest(tensors)
+        facts["sha256"] = digest(tensors)
     safetensors.torch.save_file(tensors, target, {HEADER: json.dumps(facts)})
     return target
 
 
 def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
     wanted = checkpoint.read(run)["policy"]
-    found = policy_file.read(saved)
-    assert flat({name: found.policy[name] for name in ("network", "observations", "blueprints")}) == flat(
+    found = find_policy(str(saved))
+    assert flat({name: found.state[name] for name in ("network", "observations", "blueprints")}) == flat(
         {name: wanted[name] for name in ("network", "observations", "blueprints")}
     )
-    assert found.policy["config"] == wanted["config"]
-    assert found.facts.rounds == 2
+    assert found.state["config"] == wanted["config"]
+    assert found.facts is not None
+    assert found.rounds == found.facts.rounds == 2
     assert found.facts.score == {"task": "planted", "difference": "inf"}  # JSON has no infinity
     assert found.facts.packages["torch"] == json.loads((run / "env.json").read_text())["packages"]["torch"]
 
@@ -91,7 +92,7 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     assert words[:2] == ["esper", "run"]
     assert words[2::2] == ["--set"] * len(words[3::2])
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    config = find_learned(str(run)).config
+    config = find_policy(str(run)).config
     assert config is not None
     assert build_config(None, tuple(words[3::2]), flags, {}) == config
 
@@ -100,9 +101,10 @@ def test_the_command_is_that_of_the_run_also_where_practice_changed_what_the_age
     """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
     folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
-    found, config = policy_file.read(tmp_path / "a.safetensors"), find_learned(str(folder)).config
+    found, config = find_policy(str(tmp_path / "a.safetensors")), find_policy(str(folder)).config
     assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.01
     assert found.config == config
+    assert found.facts is not None
     assert "entropy" not in found.facts.command
 
 
@@ -110,18 +112,18 @@ def test_lists_and_words_survive_the_shell() -> None:
     config = TrainingConfig.parse(
         {"task": {"schedule": "constant"}, "env": {"blueprints": ("norm", "conv_light"), "auto_advance": ["G1"]}}
     )
-    words = shlex.split(policy_file.command_of(config))
+    words = shlex.split(command_of(config))
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
     assert build_config(None, tuple(words[3::2]), flags, {}) == config
 
 
 def test_what_is_of_one_machine_is_left_out(run: Path, tmp_path: Path) -> None:
-    config = find_learned(str(run)).config
+    config = find_policy(str(run)).config
     assert config is not None
     config = config.with_values(run={"device": "cuda:3", "lanes": 7}, task={"data": "/my/data", "download": True})
-    policy = checkpoint.read(run)["policy"]
-    policy_file.write(tmp_path / "a.safetensors", policy, config, 2, {})
-    found = policy_file.read(tmp_path / "a.safetensors").config
+    save_policy(replace(find_policy(str(run)), config=config), tmp_path / "a.safetensors")
+    found = find_policy(str(tmp_path / "a.safetensors")).config
+    assert found is not None
     assert (found.run.device, found.run.lanes, found.task.data, found.task.download) == ("cpu", None, None, False)
 
 
@@ -156,17 +158,17 @@ def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> Non
     file = tmp_path / "mine.safetensors"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as found:
-        policy_file.read(file)
+        find_policy(str(file))
     assert str(file) in str(found.value)
     assert len(str(found.value).splitlines()) == 1
 
 
 def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no policy at .*gone\.safetensors"):
-        policy_file.read(tmp_path / "gone.safetensors")
+        find_policy(str(tmp_path / "gone.safetensors"))
     (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(ConfigError, match=r"folder\.safetensors is not a policy"):
-        policy_file.read(tmp_path / "folder.safetensors")
+    with pytest.raises(ConfigError, match=r"no checkpoint at .*folder\.safetensors"):
+        find_policy(str(tmp_path / "folder.safetensors"))
 
 
 def test_a_file_that_was_cut_or_changed_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -174,12 +176,12 @@ def test_a_file_that_was_cut_or_changed_is_refused(saved: Path, tmp_path: Path) 
     for part in (content[:-1], content[: len(content) // 2], content + b"x"):
         file.write_bytes(part)
         with pytest.raises(ConfigError, match="is not a policy"):
-            policy_file.read(file)
+            find_policy(str(file))
     flipped = bytearray(content)
     flipped[-1] ^= 1
     file.write_bytes(flipped)
     with pytest.raises(ConfigError, match="the weights do not match the checksum in its header"):
-        policy_file.read(file)
+        find_policy(str(file))
 
 
 def other_name(_facts: Any, tensors: dict[str, torch.Tensor]) -> None:
@@ -283,8 +285,10 @@ def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) 
 
 def test_the_controller_that_ships_can_be_played_and_says_what_made_it() -> None:
     """And an update of Esper that can no longer read it is caught here."""
-    found = policy_file.read(PRETRAINED)
+    found = find_policy("pretrained")
+    assert found.config is not None
     assert found.config.task.name == "digits"
+    assert found.facts is not None
     assert found.facts.command.startswith("esper run --set ")
     assert found.facts.rounds == found.config.run.rounds
     assert found.facts.score is not None
@@ -341,7 +345,7 @@ def test_a_run_of_pretrained_resumes_from_its_own_folder(tmp_path: Path, monkeyp
     whole = Experiment(config, tmp_path / "whole").run()
 
     Experiment(config, tmp_path / "part", [Does(within_round(2), stop)]).run()
-    monkeypatch.setattr("esper.rollout.policies.PRETRAINED", tmp_path / "gone.safetensors")
+    monkeypatch.setattr("esper.files.policy.PRETRAINED", tmp_path / "gone.safetensors")
     resumed = Experiment.resume(tmp_path / "part").run()
     assert [c.pair for c in resumed.comparisons] == [c.pair for c in whole.comparisons]
     assert resumed.controller == "pretrained"

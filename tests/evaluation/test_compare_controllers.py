@@ -10,8 +10,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.no_growth import measure_baseline
-from esper.evaluation.paired import Arm, against_reference, compare_controllers
-from esper.stats.paired import compare_pairs, holm_adjusted
+from esper.evaluation.comparison import ArmResult, against_reference, compare_controllers
+from esper.evaluation.statistics import compare_pairs, holm_adjusted
 from esper.telemetry.event import ArmPlayed
 
 PLANT_ONLY = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
@@ -31,10 +31,10 @@ def tiny(n_envs: int = 2, **env: Any) -> TrainingConfig:
 
 def compare(
     controllers: list[str], pairs: int, config: TrainingConfig | None = None
-) -> tuple[dict[str, Arm], list[ArmPlayed]]:
-    told: list[ArmPlayed] = []
-    arms = compare_controllers(config or tiny(), controllers, pairs, told.append)
-    return {arm.controller: arm for arm in arms}, told
+) -> tuple[dict[str, ArmResult], list[ArmPlayed]]:
+    events: list[ArmPlayed] = []
+    arms = compare_controllers(config or tiny(), controllers, pairs, events.append)
+    return {arm.controller: arm for arm in arms}, events
 
 
 @pytest.mark.finding("M14")
@@ -61,12 +61,12 @@ def test_an_arm_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.finding("M14")
 def test_rounds_are_interleaved_in_random_order() -> None:
-    arms, told = compare(["none", "random"], 12)
-    assert {event.rounds for event in told} == {6}
+    arms, events = compare(["none", "random"], 12)
+    assert {event.rounds for event in events} == {6}
     for name, arm in arms.items():
-        means = [event.test_accuracy for event in told if event.controller == name]
+        means = [event.test_accuracy for event in events if event.controller == name]
         assert means == pytest.approx(arm.accuracy.reshape(6, 2).mean(axis=1))
-    played = [(event.round, event.controller) for event in told]
+    played = [(event.round, event.controller) for event in events]
     assert [number for number, _ in played] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     orders = [(played[i][1], played[i + 1][1]) for i in range(0, 12, 2)]
     assert set(orders) == {("none", "random"), ("random", "none")}
@@ -98,20 +98,20 @@ def test_an_arm_named_twice_is_refused() -> None:
 
 
 def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
-    told: list[ArmPlayed] = []
+    events: list[ArmPlayed] = []
     with pytest.raises(ConfigError, match="unknown controller 'nope'; known: ppo, checkpoint:PATH, pretrained"):
-        compare_controllers(tiny(), ["none", "nope"], 2, told.append)
-    assert told == []
+        compare_controllers(tiny(), ["none", "nope"], 2, events.append)
+    assert events == []
 
 
-def test_an_agent_that_has_yet_to_learn_is_no_arm() -> None:
+def test_an_untrained_agent_is_refused() -> None:
     with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
         compare(["none", "ppo"], 2)
 
 
-def arm(name: str, *accuracies: float) -> Arm:
+def arm(name: str, *accuracies: float) -> ArmResult:
     values = np.array(accuracies)
-    return Arm(name, values, np.full(len(values), 277.0), np.zeros(len(values)))
+    return ArmResult(name, values, np.full(len(values), 277.0), np.zeros(len(values)))
 
 
 BASE = [80.0 + i for i in range(10)]
@@ -130,7 +130,7 @@ def test_p_values_are_corrected_for_all_comparisons() -> None:
     assert found["same"].verdict == "no evidence of a difference"
 
 
-def test_a_difference_that_the_correction_takes_away_is_no_win() -> None:
+def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
     """p = 0.0273 alone; with five comparisons it is 0.14, and the verdict follows the corrected one."""
     weak = [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 1.0, -9.0]
     arms = [arm(f"arm{i}", *(b + w for b, w in zip(BASE, weak, strict=True))) for i in range(5)]
@@ -148,6 +148,6 @@ def test_nine_pairs_name_no_winner() -> None:
     assert found.verdict == "inconclusive: fewer than 10 pairs"
 
 
-def test_a_worse_arm_is_said_to_be_worse() -> None:
+def test_a_worse_arm_is_reported_as_worse() -> None:
     (found,) = against_reference([arm("worse", *(v - 2 for v in BASE)), arm("none", *BASE)], "none")
     assert found.verdict.startswith("none is better by 2.00")

@@ -1,0 +1,305 @@
+"""Trained agents: finding one by name, saving one as a single portable file, and making a player of it.
+
+A policy file has weights as safetensors and everything else as JSON in its header. Reading one executes no code. A file
+is rejected unless every tensor has the name, shape and bytes that were written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import safetensors
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.env.slot_env import SlotVectorEnv
+from esper.files import checkpoint
+from esper.files.atomic import write_atomic
+from esper.ppo.policy import Policy
+from esper.spaces.action import ActionSpec
+from esper.spaces.observation import ObservationLayout
+from esper.telemetry.event import plain
+
+FORMAT = 1
+SUFFIX = ".safetensors"
+HEADER = "esper_policy"
+"""Key of the JSON text in the file's header."""
+
+PRETRAINED = Path(__file__).parent / "pretrained" / f"digits{SUFFIX}"
+"""The agent shipped with Esper."""
+
+PARTS = ("network", "observations")
+VALID = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
+
+
+class Facts(BaseModel):
+    """Metadata stored next to the weights of a policy file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: int
+    blueprints: Annotated[list[str], Field(min_length=1)]
+    """Blueprints in the order of the embedding rows."""
+    config: dict[str, Any]
+    """Config of the run that it learned in."""
+    rounds: Annotated[int, Field(ge=0)]
+    """Number of rounds that it learned from."""
+    command: str
+    """Command that reproduces it."""
+    packages: dict[str, str]
+    """Package versions that it was made with."""
+    score: dict[str, Any] | None
+    """Measured performance; None if it was not evaluated."""
+    sha256: str
+    """Checksum of all tensors, see :func:`digest`."""
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A trained agent's policy, read from a file."""
+
+    name: str
+    """The name it was requested by."""
+    state: checkpoint.State
+    config: TrainingConfig | None
+    """Config of its run; None for a checkpoint outside a run folder."""
+    rounds: int
+    """Number of rounds that its run has played."""
+    folder: Path | None = None
+    """Folder of its run; None if that is not at hand."""
+    facts: Facts | None = None
+    """Metadata of a policy file; None for a checkpoint."""
+
+    @property
+    def origin(self) -> str:
+        """Describes where it learned; empty if that is unknown."""
+        if self.config is None:
+            return ""
+        run = self.config.run
+        if not run.learns:
+            return f"played as {run.controller} on {self.config.task.name}"
+        return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds, seed {run.seed}"
+
+    def player(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+        """Returns the policy for the envs of ``env``.
+
+        The hosts may have other slots than those it learned on, and other blueprints as long as it knows at least one.
+        An unknown blueprint is treated as the average of the known ones.
+
+        Raises:
+            ConfigError: the policy knows no blueprint of the host, or has another network.
+        """
+        try:
+            ppo = self.state["config"]
+            config = TrainingConfig.parse({"ppo": ppo, "reward": {"gamma": ppo["gamma"]}}).ppo
+            policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
+            policy.load_policy_state(self.state)
+        except ValueError as error:
+            raise ConfigError(f"{self.name} cannot play this host: {error}") from None
+        except RuntimeError as error:
+            raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
+        except checkpoint.MISFITS as error:
+            raise ConfigError(f"{self.name} contains no policy that this version of Esper can read: {error}") from None
+        return policy
+
+    def provenance(self) -> tuple[TrainingConfig, dict[str, str]]:
+        """Returns the config of the run in which it learned and the package versions used there.
+
+        Raises:
+            ConfigError: it was not loaded from the run in which it learned, or the versions cannot be read.
+        """
+        if self.folder is None or self.config is None or not self.config.run.learns:
+            raise ConfigError(
+                f"{self.name} is not a run in which an agent learned; only such a run can be saved as a policy"
+            )
+        file = self.folder / "env.json"
+        try:
+            return self.config, json.loads(file.read_text(encoding="utf-8"))["packages"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"{file} cannot be read for the package versions of the run: {error}") from None
+
+
+def policy_path(name: str) -> Path:
+    """Returns the path that ``name`` refers to; it is ``pretrained``, PATH or ``checkpoint:PATH``."""
+    return PRETRAINED if name == "pretrained" else Path(name.removeprefix("checkpoint:"))
+
+
+def find_policy(name: str) -> SavedPolicy:
+    """Reads the trained agent called ``name``: a run folder, its checkpoint, a policy file, or ``pretrained``.
+
+    A path may be prefixed with ``checkpoint:``.
+
+    Raises:
+        ConfigError: nothing is there, it is not a policy, or the run's controller does not learn.
+    """
+    path = policy_path(name)
+    if path.suffix == SUFFIX and not path.is_dir():
+        return _read(path, name)
+    if not path.exists():
+        raise ConfigError(f"no checkpoint at {path}; {VALID}")
+    state = checkpoint.read(path)
+    folder = path if path.is_dir() else path.parent
+    is_run = (path.is_dir() or path.name == checkpoint.NAME) and (folder / checkpoint.CONFIG).is_file()
+    config = _config_of(folder / checkpoint.CONFIG) if is_run else None
+    if state["policy"] is None:
+        controller = f" {config.run.controller}" if config else ""
+        raise ConfigError(
+            f"{name} contains no policy: its controller{controller} does not learn; {VALID}. `esper compare` plays "
+            "controllers that have no policy, for example with --arm heuristic --arm none"
+        )
+    return SavedPolicy(name, state["policy"], config, int(state["round"]), folder if is_run else None)
+
+
+def _config_of(file: Path) -> TrainingConfig:
+    """Returns the config in ``file``. Raises ConfigError naming the file, because the user did not type its values."""
+    tables = read_toml(file)
+    try:
+        return TrainingConfig.parse(tables)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
+    """Saves what the agent of a run has learned to ``file`` (FILE.safetensors), for ``--controller checkpoint:FILE``.
+
+    Machine-specific values of the run's config are left out.
+
+    Args:
+        run: folder of a ppo run, or the checkpoint in it.
+        score: measured performance, ready for JSON; stored in the file.
+
+    Raises:
+        ConfigError: there is no such run, its controller did not learn in it, or ``file`` is not a valid target.
+        OSError: the file cannot be written.
+    """
+    target = check_target(file)
+    policy = run if isinstance(run, SavedPolicy) else find_policy(str(run))
+    config, packages = policy.provenance()
+    config = config.with_values(
+        run={"device": "cpu", "lanes": None}, task={"data": None, "download": False}, ppo={"device": "cpu"}
+    )
+    tensors = _flat_tensors(policy.state)
+    facts = Facts(
+        format=FORMAT,
+        blueprints=list(policy.state["blueprints"]),
+        config=config.model_dump(mode="json"),
+        rounds=policy.rounds,
+        command=command_of(config),
+        packages=packages,
+        score=None if score is None else plain(dict(score)),
+        sha256=digest(tensors),
+    )
+    header = {HEADER: json.dumps(facts.model_dump(), allow_nan=False)}
+    write_atomic(target, safetensors.torch.save(tensors, header))
+
+
+def check_target(file: Path | str) -> Path:
+    """Returns the path of a new policy file. Raises ConfigError if it exists, has another suffix, or has no folder."""
+    target = Path(file)
+    if target.suffix != SUFFIX or target.exists() or not target.absolute().parent.is_dir():
+        raise ConfigError(f"{target}: give a new file, NAME{SUFFIX}, in an existing folder")
+    return target
+
+
+def _read(file: Path, name: str) -> SavedPolicy:
+    """Reads a policy file.
+
+    Raises:
+        ConfigError: there is no such file, it was not made by :func:`save_policy`, or this version of Esper cannot play
+            it.
+    """
+    try:
+        with safetensors.safe_open(file, framework="pt") as content:
+            header = content.metadata() or {}
+            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118  not a dict
+    except FileNotFoundError:
+        raise ConfigError(f"no policy at {file}") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{file} is not a policy: {error}") from None
+    if HEADER not in header:
+        raise ConfigError(f"{file} is not a policy: its header has no entry {HEADER!r}")
+    try:
+        facts = _parse_facts(header[HEADER])
+        config = TrainingConfig.parse(facts.config)
+        _check_tensors(tensors, facts, config)
+    except ValueError as error:  # includes ConfigError
+        raise ConfigError(f"{file} is not a usable policy: {error}") from None
+    parts = {
+        part: {key.removeprefix(f"{part}."): t for key, t in tensors.items() if key.startswith(f"{part}.")}
+        for part in PARTS
+    }
+    state = {**parts, "blueprints": facts.blueprints, "config": config.ppo.model_dump(mode="json")}
+    return SavedPolicy(name, state, config, facts.rounds, facts=facts)
+
+
+def _parse_facts(text: str) -> Facts:
+    """Parses the header. Raises ValueError with a one-line message."""
+    values = json.loads(text)
+    number = values.get("format") if isinstance(values, dict) else None
+    if number != FORMAT:
+        raise ValueError(f"it has format {number}, but this version of Esper reads format {FORMAT}")
+    try:
+        return Facts.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:
+    """Raises ValueError unless the tensors are those of such a network, and unchanged since they were written."""
+    one_slot = ("r0c0",)  # no weight depends on the number of slots
+    spec = ActionSpec(one_slot, tuple(facts.blueprints))
+    wanted = _flat_tensors(Policy(spec, ObservationLayout(one_slot, 1), 1, config.ppo).policy_state())
+    for name in sorted(wanted.keys() | tensors.keys()):
+        expected, actual = _describe(wanted.get(name)), _describe(tensors.get(name))
+        if actual != expected:
+            raise ValueError(f"tensor {name} is {actual}; expected {expected if name in wanted else 'no such tensor'}")
+    if digest(tensors) != facts.sha256:
+        raise ValueError("the weights do not match the checksum in its header")
+    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ValueError(f"{', '.join(broken)} contain non-finite values")
+
+
+def _describe(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _flat_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of a policy's state by dotted name, on the CPU."""
+    return {
+        f"{part}.{name}": tensor.detach().cpu().contiguous() for part in PARTS for name, tensor in state[part].items()
+    }
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of names, dtypes, shapes and bytes, in the order of names."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {_describe(tensor)}\n".encode())
+        sha.update(tensor.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def command_of(config: TrainingConfig) -> str:
+    """Returns the `esper run` command with this config, independent of later changes to the task's defaults."""
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return " ".join(["esper run", *(f"--set {shlex.quote(text)}" for text in _assignments(values))])
+
+
+def _assignments(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns ``a.b=c`` for every value in nested tables."""
+    found: list[str] = []
+    for key, value in values.items():
+        nested = isinstance(value, dict)
+        found += _assignments(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={json.dumps(value)}"]
+    return found

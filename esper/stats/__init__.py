@@ -1,1 +1,0 @@
-"""Statistics of paired and single samples."""
