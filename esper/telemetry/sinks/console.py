@@ -19,6 +19,9 @@ from esper.telemetry.event import (
     SeedCut,
     StepsNotCaptured,
 )
+from esper.telemetry.run_view import RunView
+from esper.telemetry.status import accuracies, incident
+from esper.telemetry.text import count, duration
 
 
 class TerminalConsole(Console):
@@ -31,15 +34,19 @@ class TerminalConsole(Console):
 class ConsoleSink:
     """Prints a header, the baseline, and a line per round, rollback, cut seed and warning; ASCII only.
 
-    The time left is the mean duration of the rounds seen so far, times the number of remaining rounds.
+    Args:
+        console: where to print.
+        view: the state of the run, if another sink keeps it up to date; None: this sink does.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, view: RunView | None = None) -> None:
         self._console = console
-        self._rounds_seen = 0
-        self._seconds_seen = 0.0
+        self._view = RunView() if view is None else view
+        self._owns_view = view is None
 
     def handle(self, event: Event) -> None:
+        if self._owns_view:
+            self._view.handle(event)
         match event:
             case RunStarted():
                 self._print_header(event)
@@ -56,11 +63,6 @@ class ConsoleSink:
                 self._print_tier(event)
             case StepsNotCaptured():
                 self._print(f"steps not captured: {event.reason}")
-            case MicroBatchHalved():
-                self._print(
-                    f"out of memory: env {event.env}, epoch {event.epoch}, batch {event.batch} ({event.reason}); from "
-                    f"this epoch on, each batch is split into {event.micro_batches} micro-batches"
-                )
             case RoundCompleted():
                 self._print_round(event)
             case PolicyUpdated():
@@ -71,16 +73,9 @@ class ConsoleSink:
                 self._print(
                     f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"
                 )
-            case GovernorRollback():
-                self._print(
-                    f"rollback: env {event.env}, episode {event.episode}, epoch {event.epoch}: {event.reason} "
-                    f"({event.value:.4g}, limit {event.threshold:.4g}), back to epoch {event.restored_epoch}"
-                )
-            case SeedCut():
-                self._print(
-                    f"seed cut: env {event.env}, episode {event.episode}, epoch {event.epoch}: "
-                    f"{event.blueprint} in {event.slot} became non-finite"
-                )
+            case GovernorRollback() | SeedCut() | MicroBatchHalved():
+                place, what, why = incident(event)
+                self._print(f"{what}: {place}: {why}")
 
     def close(self) -> None:
         """Does nothing: each line is printed when its event arrives."""
@@ -108,15 +103,11 @@ class ConsoleSink:
             self._print(f"cuBLAS workspaces: {event.cublas_workspace}")
 
     def _print_round(self, event: RoundCompleted) -> None:
-        self._rounds_seen += 1
-        self._seconds_seen += event.seconds
-        left = (event.rounds - event.round) * self._seconds_seen / self._rounds_seen
-        rate = (
-            f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
-        )
+        speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
+        left = self._view.seconds_left()
         self._print(
-            f"round {event.round}/{event.rounds}  {accuracies(event)}  "
-            f"{event.fossils:.1f} fossils per host  {count(event.rollbacks, 'rollback')}  {rate}  ETA {duration(left)}"
+            f"round {event.round}/{event.rounds}  {accuracies(event)}  {event.fossils:.1f} fossils per host  "
+            f"{count(event.rollbacks, 'rollback')}  {speed}" + ("" if left is None else f"  ETA {duration(left)}")
         )
 
     def _print_practice(self, event: PracticeRound) -> None:
@@ -135,30 +126,3 @@ class ConsoleSink:
     def _print(self, line: str) -> None:
         # Verbatim: a slot or a path in brackets is not markup, and long lines are not wrapped without a terminal.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def accuracies(event: RoundCompleted) -> str:
-    """Formats the accuracy of grown hosts beside hosts left alone.
-
-    They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
-    the baseline's curve.
-    """
-    if event.test_accuracy is None or event.alone_test_accuracy is None:
-        grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
-    else:
-        grown, other, name = event.test_accuracy, event.alone_test_accuracy, "alone"
-    return f"grown {grown:.1f} %  {name} {other:.1f} %  ({grown - other:+.1f} pp)"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """Formats whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{rest}s"
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    return f"{minutes // 60}h{minutes % 60:02d}m"
