@@ -103,7 +103,9 @@ class ConsoleSink:
             self._print(f"cuBLAS workspaces: {event.cublas_workspace}")
 
     def _print_round(self, event: RoundCompleted) -> None:
-        speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
+        speed = (
+            f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
+        )
         left = self._view.seconds_left()
         self._print(
             f"round {event.round}/{event.rounds}  {accuracies(event)}  {event.fossils:.1f} fossils per host  "
