@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 @contextmanager
 def chart_style() -> Iterator[None]:
-    """Applies the style to the matplotlib figures that are made and saved inside the context."""
+    """Applies the style to matplotlib figures made and saved inside the context, or in a decorated function."""
     import matplotlib  # slow to import, and only charts need it
     from cycler import cycler
 
-    settings = {
+    settings: Any = {
         "axes.prop_cycle": cycler(color=PALETTE),
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from esper.telemetry.text import clean, number, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 WIDTH, HEIGHT, LANES_WIDTH = 5.0, 2.6, 10.0
 """Size of a chart without its legend, and width of a chart of slots, in inches."""
@@ -83,23 +81,14 @@ def color(index: int) -> str:
     return REFERENCE if index < 0 else PALETTE[index % len(PALETTE)]
 
 
-@contextmanager
-def _axes(height: float, width: float = WIDTH, left: float = 0.75, legend: Sequence[str] = ()) -> Iterator[Axes]:
-    """Yields axes ``height`` inches high, with room above for a legend with these names."""
-    with chart_style():
-        from matplotlib.figure import Figure  # slow to import
+def _axes(height: float, width: float = WIDTH, left: float = 0.75, legend: Sequence[str] = ()) -> Axes:
+    """Returns axes ``height`` inches high, with room above them for a legend with these names."""
+    from matplotlib.figure import Figure  # slow to import
 
-        columns = _legend_columns(legend, width)
-        above = 0.12 + (0.19 * math.ceil(len(legend) / columns) if len(legend) else 0.05)
-        total = height + above + 0.5
-        drawing = Figure(figsize=(width, total))
-        axes = drawing.add_axes((left / width, 0.5 / total, (width - left - 0.15) / width, height / total))
-        yield axes
-        if legend:
-            axes.legend(
-                loc="lower left", bbox_to_anchor=((0.1 - left) / (width - left - 0.15), 1.01), ncols=columns,
-                borderaxespad=0.2, columnspacing=1.2, handlelength=2.2,
-            )  # fmt: skip
+    above = 0.17 + 0.19 * math.ceil(len(legend) / _legend_columns(legend, width))
+    total = height + above + 0.5
+    drawing = Figure(figsize=(width, total))
+    return drawing.add_axes((left / width, 0.5 / total, (width - left - 0.15) / width, height / total))
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
@@ -107,18 +96,29 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
     return max(1, min(len(names), int(width / (CHARACTER * longest + 0.5))))
 
 
-def _svg(axes: Axes, title: str, description: str) -> str:
-    with chart_style():
-        return inline_svg(axes.get_figure(), clean(title), clean(description, 1000))  # type: ignore[arg-type]
+def _svg(axes: Axes, title: str, description: str, legend: Sequence[str] = ()) -> str:
+    """Returns the chart, with a legend above the axes if ``legend`` has names."""
+    drawing = axes.figure
+    if legend:
+        width, box = drawing.get_figure(root=True).get_figwidth(), axes.get_position()
+        anchor = (0.1 / width - box.x0) / box.width, 1.01
+        columns = _legend_columns(legend, width)
+        axes.legend(loc="lower left", bbox_to_anchor=anchor, ncols=columns, borderaxespad=0.2, columnspacing=1.2)
+    return inline_svg(drawing, clean(title), clean(description, 1000))  # type: ignore[arg-type]
 
 
-def _numbers(axis: Axis, integer: bool = False, logarithmic: bool = False) -> None:
-    """Sets round ticks with short labels."""
+def _label(axes: Axes, x_label: str, y_label: str = "", integer: bool = False, logarithmic: bool = False) -> None:
+    """Names the axes and sets round ticks with short labels; ``integer`` and ``logarithmic`` are about x."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-    ticks = MaxNLocator(6 if integer else 5, integer=integer, steps=[1, 2, 5, 10])
-    axis.set_major_locator(LogLocator(subs=[1, 3]) if logarithmic else ticks)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value)))
+    axes.set(xlabel=x_label, ylabel=y_label)
+    formatter = FuncFormatter(lambda value, _: tick_label(value))
+    steps = MaxNLocator(6 if integer else 5, integer=integer, steps=[1, 2, 5, 10])
+    axes.xaxis.set_major_locator(LogLocator(subs=[1, 3]) if logarithmic else steps)
+    axes.xaxis.set_major_formatter(formatter)
+    if y_label:
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(formatter)
 
 
 def tick_label(value: float) -> str:
@@ -134,30 +134,27 @@ def _floats(values: Sequence[float]) -> list[float]:
     return [float(value) if drawable(value) else math.nan for value in values]
 
 
+@chart_style()
 def line_chart(
     title: str, lines: Sequence[Line], x_label: str, y_label: str, digits: int = 2, include: Sequence[float] = ()
 ) -> str:
     """Draws lines over one another. The y axis contains the values ``include``."""
     names = [shorten(clean(line.name), 60) for line in lines]
-    with _axes(HEIGHT, legend=names if len(names) > 1 else ()) as axes:
-        for line, name in zip(lines, names, strict=True):
-            x, shade = _floats(line.x), color(line.color)
-            if len(line.low):
-                low, high = _floats(line.low), _floats(line.high)
-                axes.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0)
-            marker = MARKERS[line.color % len(MARKERS)] if line.color >= 0 and len(x) <= MAX_MARKED else ""
-            axes.plot(
-                x, _floats(line.y), color=shade, linestyle="--" if line.dashed else "-", linewidth=1.6, label=name,
-                marker=marker, markersize=3.5,
-            )  # fmt: skip
-        for value in include:
-            axes.axhline(value, color="#aaaaaa", linewidth=0.8, zorder=0.5)
-        _numbers(axes.xaxis, integer=True)
-        _numbers(axes.yaxis)
-        axes.set(xlabel=x_label, ylabel=y_label)
-        axes.margins(x=0.02)
+    legend = names if len(names) > 1 else []
+    axes = _axes(HEIGHT, legend=legend)
+    for line, name in zip(lines, names, strict=True):
+        x, shade = _floats(line.x), color(line.color)
+        if len(line.low):
+            axes.fill_between(x, _floats(line.low), _floats(line.high), color=shade, alpha=0.18, linewidth=0)
+        marker = MARKERS[line.color % len(MARKERS)] if line.color >= 0 and len(x) <= MAX_MARKED else ""
+        style = "--" if line.dashed else "-"
+        axes.plot(x, _floats(line.y), style, color=shade, marker=marker, markersize=3.5, linewidth=1.6, label=name)
+    for value in include:
+        axes.axhline(value, color="#aaaaaa", linewidth=0.8, zorder=0.5)
+    axes.margins(x=0.02)
+    _label(axes, x_label, y_label, integer=True)
     ends = "; ".join(f"{line.name} ends at {number(line.points()[-1][1], digits)}" for line in lines if line.points())
-    return _svg(axes, title, ends)
+    return _svg(axes, title, ends, legend)
 
 
 def line_figure(
@@ -175,66 +172,62 @@ def line_figure(
     values = [dict(zip(line.x, line.y, strict=True)) for line in lines]
     places = sorted({x for column in values for x in column if drawable(x)})
     step = -(-len(places) // MAX_ROWS) or 1
-    rows = [
-        [number(x, 0), *(number(column[x], digits) if x in column else "" for column in values)] for x in places[::step]
-    ]
+    cells = [[number(column[x], digits) if x in column else "" for column in values] for x in places[::step]]
+    rows = [[number(x, 0), *row] for x, row in zip(places[::step], cells, strict=True)]
     numbers = table([x_label, *(line.name for line in lines)], rows) + (
         note(f"Every {step}th row.") if step > 1 else ""
     )
     return figure(title, words, line_chart(title, lines, x_label, y_label, digits, include), numbers)
 
 
+@chart_style()
 def scatter_chart(title: str, groups: Sequence[Points], x_label: str, y_label: str) -> str:
     """Draws points. The x axis is logarithmic if all x are positive and the largest is more than 30 times the least."""
     xs = [x for group in groups for x, y in zip(group.x, group.y, strict=True) if drawable(x) and drawable(y)]
     logarithmic = bool(xs) and min(xs) > 0 and max(xs) > 30 * min(xs)
     names = [shorten(clean(group.name), 60) for group in groups]
-    with _axes(HEIGHT, legend=names) as axes:
-        for group, name in zip(groups, names, strict=True):
-            large = {"s": 70, "marker": "D", "edgecolors": "white", "zorder": 3}
-            small = {"s": 22, "marker": MARKERS[group.color % len(MARKERS)], "alpha": 0.6, "linewidths": 0}
-            style = large if group.reference else small
-            axes.scatter(_floats(group.x), _floats(group.y), color=color(group.color), label=name, **style)  # type: ignore[arg-type]
-        if logarithmic:
-            axes.set_xscale("log", subs=[])
-        _numbers(axes.xaxis, logarithmic=logarithmic)
-        _numbers(axes.yaxis)
-        axes.set(xlabel=x_label, ylabel=y_label)
-    return _svg(axes, title, f"{sum(len(group.x) for group in groups)} points; each is a row of the table.")
+    axes = _axes(HEIGHT, legend=names)
+    for group, name in zip(groups, names, strict=True):
+        axes.plot(
+            _floats(group.x),
+            _floats(group.y),
+            "D" if group.reference else MARKERS[group.color % len(MARKERS)],
+            color=color(group.color),
+            markersize=8 if group.reference else 4.5,
+            markeredgecolor="white",
+            markeredgewidth=1 if group.reference else 0,
+            alpha=1 if group.reference else 0.6,
+            zorder=3 if group.reference else 2,
+            label=name,
+        )
+    if logarithmic:
+        axes.set_xscale("log", subs=[])
+    _label(axes, x_label, y_label, logarithmic=logarithmic)
+    return _svg(axes, title, f"{sum(len(group.x) for group in groups)} points; each is a row of the table.", names)
 
 
+@chart_style()
 def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> str:
     """Draws one row per value, with a line at zero. An unbounded interval reaches the edge of the chart."""
     names = [shorten(clean(row.name), MAX_NAME) for row in rows]
-    left = 0.3 + CHARACTER * 1.15 * max(map(len, names), default=0)
-    ends = [v for row in rows for v in (row.value, row.low, row.high) if drawable(v)]
-    low, high = min([0.0, *ends]), max([0.0, *ends])  # type: ignore[type-var]
-    margin = (high - low) * 0.05 or 1.0
-    with _axes(0.24 * max(1, len(rows)), left=left) as axes:
-        for place, row in enumerate(rows):
-            shade = color(row.color)
-            if drawable(row.value):
-                axes.plot(row.value, place, "o", color=shade, markersize=5)
-                if row.low is not None and row.high is not None:
-                    edges = [
-                        row.low if drawable(row.low) else low - margin,
-                        row.high if drawable(row.high) else high + margin,
-                    ]
-                    axes.plot(edges, [place, place], color=shade, linewidth=1.8)
-            else:
-                axes.text(low, place, number(row.value), va="center", color=REFERENCE)
-        axes.axvline(0, color="#777777", linewidth=1)
-        axes.set(xlabel=x_label, ylim=(len(rows) - 0.5, -0.5), xlim=(low - margin, high + margin))
-        axes.set_yticks(range(len(rows)), names)
-        axes.grid(visible=False, axis="y")
-        _numbers(axes.xaxis)
-    return _svg(axes, title, "; ".join(interval_words(row) for row in rows))
-
-
-def interval_words(row: IntervalRow) -> str:
-    known = row.low is not None and row.high is not None
-    interval = f", {number(row.low)} to {number(row.high)}" if known else ""
-    return f"{row.name}: {number(row.value, 2, 'pp', sign=True)}{interval}"
+    ends = [v for row in rows for v in (row.value, row.low, row.high, 0.0) if v is not None and drawable(v)]
+    margin = (max(ends) - min(ends)) * 0.05 or 1.0
+    low, high = min(ends) - margin, max(ends) + margin
+    axes = _axes(0.24 * len(rows), left=0.3 + CHARACTER * 1.15 * max(map(len, names)))
+    for place, row in enumerate(rows):
+        if not drawable(row.value):
+            axes.text(low, place, number(row.value), va="center", color=REFERENCE)
+            continue
+        axes.plot(row.value, place, "o", color=color(row.color), markersize=5)
+        if row.low is not None and row.high is not None:
+            edges = row.low if drawable(row.low) else low, row.high if drawable(row.high) else high
+            axes.plot(edges, [place, place], color=color(row.color), linewidth=1.8)
+    axes.axvline(0, color="#777777", linewidth=1)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low, high))
+    axes.set_yticks(range(len(rows)), names)
+    axes.grid(visible=False, axis="y")
+    _label(axes, x_label)
+    return _svg(axes, title, "; ".join(f"{row.name}: {number(row.value, 2, 'pp', sign=True)}" for row in rows))
 
 
 def grouped(values: Sequence[dict[str, float]], max_bars: int = MAX_BARS) -> list[tuple[int, int, dict[str, float]]]:
@@ -249,83 +242,82 @@ def grouped(values: Sequence[dict[str, float]], max_bars: int = MAX_BARS) -> lis
     return bars
 
 
+@chart_style()
 def stacked_bars(
     title: str, bars: Sequence[tuple[str, dict[str, float]]], order: Sequence[str], x_label: str, y_label: str
 ) -> str:
     """Draws a bar for each (name, parts), stacked in ``order``; the position in ``order`` selects the colour."""
-    places = range(len(bars))
-    with _axes(HEIGHT, legend=order) as axes:
-        level = [0.0] * len(bars)
-        for index, part in enumerate(order):
-            heights = [parts.get(part, 0.0) if drawable(parts.get(part)) else 0.0 for _, parts in bars]
-            axes.bar(places, heights, bottom=level, color=color(index), label=part, edgecolor="white", linewidth=0.4)
-            level = [below + height for below, height in zip(level, heights, strict=True)]
-        every = -(-len(bars) // 10) or 1
-        axes.set_xticks(places[::every], [shorten(clean(name), 12) for name, _ in bars[::every]])
-        axes.set(xlabel=x_label, ylabel=y_label)
-        axes.margins(x=0.02 if len(bars) > 3 else 0.8)
-        axes.grid(visible=False, axis="x")
-        _numbers(axes.yaxis)
-    return _svg(axes, title, "; ".join(f"{name}: {number(sum(parts.values()), 1)} s" for name, parts in bars))
+    axes = _axes(HEIGHT, legend=order)
+    level = [0.0] * len(bars)
+    for index, part in enumerate(order):
+        heights = [value if drawable(value := parts.get(part, 0.0)) else 0.0 for _, parts in bars]
+        axes.bar(
+            range(len(bars)), heights, bottom=level, color=color(index), label=part, edgecolor="white", linewidth=0.4
+        )
+        level = [below + height for below, height in zip(level, heights, strict=True)]
+    axes.margins(x=0.02 if len(bars) > 3 else 0.8)
+    axes.grid(visible=False, axis="x")
+    _label(axes, x_label, y_label)
+    step = -(-len(bars) // 10) or 1
+    axes.set_xticks(range(0, len(bars), step), [shorten(clean(name), 12) for name, _ in bars[::step]])
+    return _svg(axes, title, "; ".join(f"{name}: {number(sum(p.values()), 1)} s" for name, p in bars), order)
 
 
+@chart_style()
 def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length: int) -> str:
     """Draws one lane per slot of each host, epochs from left to right; the colour of a bar is the stage of its seed."""
-    pitch = len(slots) + HOST_GAP
-    longest = max([length, 1, *(life.end for life in lives)])
-    names = [
-        shorten(clean(f"host {life.env}  {slot}" if not row else slot), 18)
-        for life in lives
+    lanes = {
+        (life.env, slot): host * (len(slots) + HOST_GAP) + row
+        for host, life in enumerate(lives)
         for row, slot in enumerate(slots)
-    ]
-    stages = [s for s in STAGE_COLORS if any(stretch.stage == s for life in lives for stretch in life.stretches)]
-    rollbacks = [(epoch, host) for host, life in enumerate(lives) for epoch in life.rollbacks]
+    }
+    names = [shorten(clean(slot if slot != slots[0] else f"host {env} {slot}"), 18) for env, slot in lanes]
+    bars = [(s, lanes[life.env, s.slot]) for life in lives for s in life.stretches if s.slot in slots]
+    stages = [stage for stage in STAGE_COLORS if any(s.stage == stage for s, _ in bars)]
+    rollbacks = [(epoch, life) for life in lives for epoch in life.rollbacks]
     legend = [*(stage.lower() for stage in stages), *(["rollback"] if rollbacks else [])]
+    longest = max([length, 1, *(life.end for life in lives)])
     left = 0.25 + CHARACTER * 1.1 * max(map(len, names), default=0)
-    with _axes(LANE * (pitch * len(lives) - HOST_GAP), LANES_WIDTH, left, legend) as axes:
-        per_epoch = (LANES_WIDTH - left - 0.15) / longest
-        rows = {slot: row for row, slot in enumerate(slots)}
-        shown = [
-            (s, host * pitch + rows[s.slot])
-            for host, life in enumerate(lives)
-            for s in life.stretches
-            if s.slot in rows
-        ]
-        ticks = [host * pitch + row for host in range(len(lives)) for row in range(len(slots))]
-        axes.barh(ticks, longest, height=0.86, color="#f4f4f4")
-        for stage in (*stages, ""):
-            bars = [(s, row) for s, row in shown if (s.stage if s.stage in STAGE_COLORS else "") == stage]
-            widths = [max(s.end - s.begin, 0.02 / per_epoch) for s, _ in bars]
-            axes.barh(
-                [row for _, row in bars], widths, left=[s.begin for s, _ in bars], height=0.86, edgecolor="white",
-                color=STAGE_COLORS.get(stage, "#888888"), linewidth=0.5, label=stage.lower() or None,
-            )  # fmt: skip
-        for place, (epoch, host) in enumerate(rollbacks):
-            ends = host * pitch - 0.5, host * pitch + len(slots) - 0.5
-            axes.plot(
-                [epoch, epoch], ends, color="black", linestyle=":", linewidth=1.4, label=None if place else "rollback"
-            )
-        for words, begin, row in _seed_names(shown, per_epoch):
-            axes.text(begin + 0.04 / per_epoch, row, words, va="center", fontsize=7.5, clip_on=True)
-        axes.set_yticks(ticks, names)
-        axes.tick_params(axis="y", length=0, labelsize=8)
-        axes.set(xlabel="epochs done", xlim=(0, longest), ylim=(pitch * len(lives) - HOST_GAP - 0.5, -0.5))
-        _numbers(axes.xaxis, integer=True)
-        axes.grid(visible=False, axis="y")
-    return _svg(axes, title, "; ".join(life.words() for life in lives))
+    inches_per_epoch = (LANES_WIDTH - left - 0.15) / longest
+    bottom = max(lanes.values(), default=0) + 0.5
+    axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, left, legend)
+    axes.barh(list(lanes.values()), longest, height=0.86, color="#f4f4f4")
+    for stage in (*stages, None):  # None: stages of another version of Esper
+        own = [(s, lane) for s, lane in bars if (s.stage if s.stage in STAGE_COLORS else None) == stage]
+        axes.barh(
+            [lane for _, lane in own],
+            [max(s.end - s.begin, 0.02 / inches_per_epoch) for s, _ in own],
+            left=[s.begin for s, _ in own],
+            height=0.86,
+            color=STAGE_COLORS[stage] if stage else "#888888",
+            edgecolor="white",
+            linewidth=0.5,
+            label=stage.lower() if stage else None,
+        )
+    for place, (epoch, life) in enumerate(rollbacks):
+        ends = lanes[life.env, slots[0]] - 0.5, lanes[life.env, slots[-1]] + 0.5
+        axes.plot([epoch, epoch], ends, "k:", linewidth=1.4, label=None if place else "rollback")
+    for name, begin, lane in _seed_names(bars, inches_per_epoch):
+        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=7.5, clip_on=True)
+    axes.set_yticks(list(lanes.values()), names)
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.set(xlim=(0, longest), ylim=(bottom, -0.5))
+    axes.grid(visible=False, axis="y")
+    _label(axes, "epochs done", integer=True)
+    return _svg(axes, title, "; ".join(life.words() for life in lives), legend)
 
 
-def _seed_names(shown: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, float, float]]:
-    """Yields (name, epoch, row) of each seed, if its life is long enough for the name of its blueprint."""
-    for place, (first, row) in enumerate(shown):
+def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:
+    """Yields (name, epoch, lane) of each seed, if its life is long enough for the name of its blueprint."""
+    for place, (first, lane) in enumerate(bars):
         if first.stage != "GERMINATED" or not first.blueprint:
             continue
         end = first.end
-        for later, other_row in shown[place + 1 :]:
-            if other_row != row or later.stage in ("GERMINATED", "PRUNED"):
+        for later, other_lane in bars[place + 1 :]:
+            if other_lane != lane or later.stage in ("GERMINATED", "PRUNED"):
                 break
             end = later.end
         room = int(((end - first.begin) * inches_per_epoch - 0.06) / CHARACTER)
         name = clean(first.blueprint)
         if room >= min(4, len(name)):
-            yield shorten(name, room), first.begin, row
+            yield shorten(name, room), first.begin, lane

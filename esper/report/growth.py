@@ -11,8 +11,8 @@ from esper.report.curves import NORMAL, by_epoch, episodes, epochs_of, shown_rou
 from esper.report.html import figure, figures, heading, note, section, table
 from esper.report.lifecycles import STAGES, Life, blueprints_of, lives, slots_of
 from esper.report.read import Run
-from esper.telemetry.event import EpisodeCompleted
-from esper.telemetry.text import number
+from esper.telemetry.event import EpisodeCompleted, RunStarted
+from esper.telemetry.text import count, number
 
 MAX_LIVES = 240
 """Max hosts whose slots are drawn, over all runs."""
@@ -40,44 +40,45 @@ def lives_section(runs: Sequence[Run]) -> str:
 
 
 def _lanes(run: Run, max_lives: int) -> str:
-    hosts = lives(run)
-    if not hosts:
-        return note("No epochs and no slot changes were logged.")
     rounds: dict[int, list[Life]] = defaultdict(list)
-    for life in hosts.values():
+    for life in lives(run).values():
         rounds[life.episode].append(life)
+    if not rounds:
+        return note("No epochs and no slot changes were logged.")
     slots = slots_of(run)
-    length = run.view.started.episode_length if run.view.started else 1
+    max_hosts = max(1, min(max_lives, MAX_LANES // max(1, min(MAX_SLOTS, len(slots)))))
     parts: list[str] = []
     drawn = 0
     for episode in sorted(rounds, reverse=True):
-        shown = rounds[episode][: max(1, min(max_lives, MAX_LANES // min(MAX_SLOTS, max(1, len(slots)))))]
+        shown = rounds[episode][:max_hosts]
         if drawn and drawn + len(shown) > max_lives:
             break
-        size = "1 host" if len(shown) == 1 else f"{len(shown)} hosts"
-        title = f"{run.name}: slots in round {episode + 1}"
-        parts.append(
-            f"<details class=round{'' if drawn else ' open'}><summary>Round {episode + 1}, {size}</summary>"
-            f"<figure class=scroll>{lanes_chart(title, shown, slots[:MAX_SLOTS], length)}{_stretches(shown)}</figure>"
-            "</details>"
-        )
+        parts.append(_lanes_of_round(run, episode, shown, slots[:MAX_SLOTS], is_open=not drawn))
         drawn += len(shown)
     words = "Each lane is a slot and each bar a seed, named after its blueprint; colours are stages."
-    if drawn < len(hosts):
-        words += f" Only {drawn:,} of {len(hosts):,} hosts are drawn, those of the newest rounds."
+    total = sum(map(len, rounds.values()))
+    if drawn < total:
+        words += f" Only {drawn:,} of {total:,} hosts are drawn, those of the newest rounds."
     if len(slots) > MAX_SLOTS:
         words += f" Only the first {MAX_SLOTS} of {len(slots)} slots are drawn."
     return note(words) + "".join(parts)
 
 
-def _stretches(hosts: Sequence[Life]) -> str:
+def _lanes_of_round(run: Run, episode: int, hosts: Sequence[Life], slots: Sequence[str], is_open: bool) -> str:
+    started = run.last(RunStarted)
+    title = f"{run.name}: slots in round {episode + 1}"
     heads = ["host", "slot", "seed", "stage", "from epoch", "to epoch", "cause"]
     rows = [
         [f"host {life.env}", s.slot, s.blueprint or "", s.stage.lower(), s.begin, s.end, s.cause]
         for life in hosts
         for s in life.stretches
     ]
-    return f"<details><summary>Numbers</summary>{table(heads, rows)}</details>" if rows else ""
+    return (
+        f"<details class=round{' open' if is_open else ''}>"
+        f"<summary>Round {episode + 1}, {count(len(hosts), 'host')}</summary><figure class=scroll>"
+        f"{lanes_chart(title, hosts, slots, started.episode_length if started else 1)}"
+        f"<details><summary>Numbers</summary>{table(heads, rows)}</details></figure></details>"
+    )
 
 
 def blueprint_table(run: Run) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esper.report.read import Run
-from esper.telemetry.event import EpochCompleted, GovernorRollback, StageChanged
+from esper.telemetry.event import EpochCompleted, GovernorRollback, RunStarted, StageChanged
 
 STAGES = {
     "GERMINATED": "planted, not trained yet",
@@ -61,7 +61,8 @@ def lives(run: Run) -> dict[tuple[int, int], Life]:
     ends: dict[tuple[int, int], int] = defaultdict(int)
     changes: dict[tuple[int, int], list[StageChanged]] = defaultdict(list)
     rollbacks: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for event in (*run.of(EpochCompleted), *run.of(StageChanged)):
+    events: list[EpochCompleted | StageChanged] = [*run.of(EpochCompleted), *run.of(StageChanged)]
+    for event in events:
         key = event.episode, event.env
         ends[key] = max(ends[key], event.epoch)
         if isinstance(event, StageChanged):
@@ -89,7 +90,8 @@ def _stretches(changes: Sequence[StageChanged], end: int) -> list[Stretch]:
 
 def slots_of(run: Run) -> list[str]:
     """Returns the slots in the host's order, or sorted by name if the start of the run is not logged."""
-    named = list(run.view.started.slots) if run.view.started else []
+    started = run.last(RunStarted)
+    named = list(started.slots) if started else []
     return named + sorted({change.slot for change in run.of(StageChanged)} - set(named))
 
 

@@ -12,12 +12,15 @@ from esper.report.html import escape, figure, figures, heading, note, section, t
 from esper.report.read import Run
 from esper.telemetry.event import (
     ActionTaken,
+    BaselineMeasured,
     Comparison,
     GateEvaluated,
     GovernorRollback,
     MicroBatchHalved,
+    RoundCompleted,
     RunCompleted,
     RunResumed,
+    RunStarted,
     SeedCut,
 )
 from esper.telemetry.status import incident
@@ -50,7 +53,8 @@ def _problems(run: Run, named: bool) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    started, completed, last, baseline = run.view.started, run.view.completed, run.view.round, run.view.baseline
+    started, completed = run.last(RunStarted), run.last(RunCompleted)
+    last, baseline = run.last(RoundCompleted), run.last(BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
     return {
         "state": run.state_words(),

@@ -19,7 +19,15 @@ from typing import Any, TypeVar
 from esper.config import ConfigError
 from esper.report.event_log import EventLog
 from esper.report.records import build
-from esper.telemetry.event import BaselineMeasured, EpochCompleted, Event, RoundCompleted
+from esper.telemetry.event import (
+    ArmPlayed,
+    BaselineMeasured,
+    EpochCompleted,
+    Event,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+)
 from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks.jsonl import being_written
 from esper.telemetry.text import clean, count
@@ -55,7 +63,8 @@ class Run:
         return self.events.get(event, [])
 
     def last(self, event: type[E]) -> E | None:
-        return events[-1] if (events := self.of(event)) else None
+        """Returns the newest event of that class."""
+        return self.view.last(event)
 
     def refresh(self) -> bool:
         """Reads what is new in the folder, and returns whether anything in the event log changed."""
@@ -131,12 +140,12 @@ class Run:
 
     @property
     def learns(self) -> bool:
-        return self.view.update is not None or self.value("run", "controller") == "ppo"
+        return self.last(PolicyUpdated) is not None or self.value("run", "controller") == "ppo"
 
     @property
     def finished(self) -> bool:
         """Whether all rounds were played and compared."""
-        return self.view.completed is not None and self.done >= self.rounds
+        return self.last(RunCompleted) is not None and self.done >= self.rounds
 
     def value(self, section: str, key: str) -> Any:
         """Returns a config value, or None if it is missing."""
@@ -160,9 +169,9 @@ class Run:
         if state == "unknown":
             state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
         if self.done >= self.rounds > 0:
-            progress = f"all {rounds} played, the comparison has {'started' if self.view.arm else 'not started'}"
+            progress = f"all {rounds} played, the comparison has {'started' if self.last(ArmPlayed) else 'not started'}"
         elif not self.done and not self.of(EpochCompleted):
-            progress = "before the first round" + ("" if self.view.baseline else ", baseline not measured yet")
+            progress = "before the first round" + ("" if self.last(BaselineMeasured) else ", baseline not measured yet")
         else:
             progress = f"{self.done} of {rounds} completed"
         return f"{state}: {progress}"

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from esper.report.read import Run
 from esper.telemetry import status
+from esper.telemetry.event import ArmPlayed, PracticeRound, RoundCompleted, RunCompleted, RunStarted
 from esper.telemetry.sinks.console import TerminalConsole
 from esper.telemetry.text import duration
 
@@ -48,7 +49,7 @@ def _wrapped(line: str, width: int | None) -> list[str]:
 
 
 def _description(run: Run) -> str:
-    started = run.view.started
+    started = run.last(RunStarted)
     if started is None:
         keys = {"task": ("task", "name"), "controller": ("run", "controller"), "seed": ("run", "seed")}
         known = [f"{name} {run.value(*key)}" for name, key in keys.items() if run.value(*key) is not None]
@@ -61,18 +62,18 @@ def _description(run: Run) -> str:
 
 def _pace(run: Run) -> list[str]:
     """Describes the position within the round, the rate, and the time left, as far as they are known."""
-    view = run.view
+    view, last, arm, practice = run.view, run.last(RoundCompleted), run.last(ArmPlayed), run.last(PracticeRound)
     if run.finished:
-        return [f"took {duration(view.completed.seconds)}"] if view.completed else []
+        return [f"took {duration(completed.seconds)}" for completed in run.of(RunCompleted)[-1:]]
     words = []
     if view.current:
         words.append(f"round {view.done + 1}, epoch {max(e.epoch for e in view.current)}")
-    if view.practice:
-        words.append(f"practice on simulated hosts, round {view.practice.round} of {view.practice.rounds}")
-    if view.arm and run.done >= run.rounds:
-        words.append(f"comparing: {view.arm.controller}, round {view.arm.round} of {view.arm.rounds}")
-    if view.round is not None:
-        words.append(status.rates(view.round))
+    elif practice and not view.hosts:
+        words.append(f"practice on simulated hosts, round {practice.round} of {practice.rounds}")
+    if arm and run.done >= run.rounds:
+        words.append(f"comparing: {arm.controller}, round {arm.round} of {arm.rounds}")
+    if last:
+        words.append(status.rates(last))
     left = view.seconds_left()
     if left is not None and run.state() != "interrupted" and run.done < run.rounds:
         words.append(f"about {duration(left)} left for the rounds")

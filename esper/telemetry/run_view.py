@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from esper.telemetry.analytics import BlueprintAnalytics
 from esper.telemetry.event import (
     ActionTaken,
     AnomalyDetected,
-    ArmPlayed,
-    BaselineMeasured,
     EpochCompleted,
     Event,
     GovernorRollback,
-    PolicyUpdated,
-    PracticeRound,
     RoundCompleted,
     RunCompleted,
     RunResumed,
@@ -25,13 +22,11 @@ from esper.telemetry.event import (
     StageChanged,
 )
 
-LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
-"""Stages in which a slot holds a seed."""
 REST = "the rest"
 """Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
 MAX_RECENT = 5
 
-Recent = ActionTaken | GovernorRollback | SeedCut
+E = TypeVar("E", bound=Event)
 
 
 @dataclass
@@ -41,15 +36,6 @@ class RunView:
     Rounds are counted from 1, episodes from 0: the hosts of round ``n`` play episode ``n - 1``.
     """
 
-    started: RunStarted | None = None
-    baseline: BaselineMeasured | None = None
-    practice: PracticeRound | None = None
-    """The newest practice round; None once a host has trained."""
-    update: PolicyUpdated | None = None
-    round: RoundCompleted | None = None
-    """The newest completed round."""
-    arm: ArmPlayed | None = None
-    completed: RunCompleted | None = None
     rounds: int = 0
     """Planned number of rounds; 0 if unknown."""
     done: int = 0
@@ -61,58 +47,43 @@ class RunView:
     blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
     anomalies: dict[tuple[str, str | None], list[AnomalyDetected]] = field(default_factory=dict)
     """Anomalies of learning, by their kind and head."""
-    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    recent: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     """The newest actions, rollbacks and cut seeds."""
-    _seconds: list[float] = field(default_factory=list)
-    """Seconds of the completed rounds."""
+    _last: dict[type[Event], Event] = field(default_factory=dict)
+    _round_seconds: list[float] = field(default_factory=list)
     _epochs_per_round: int = 0
-    _part_before: float = 0.0
+    _resumed_part: float = 0.0
     """Part of the current round that was done before the run was resumed."""
 
     def handle(self, event: Event) -> None:
+        self._last[type(event)] = event
         self.blueprints.handle(event)
         match event:
-            case RunStarted():
-                self.started = event
-                self._plan(event)
-            case RunResumed():
-                self._plan(event)
-                self.done = event.round
-                self._part_before = min(1.0, event.epochs / event.episode_length) if event.episode_length > 0 else 0.0
-            case BaselineMeasured():
-                self.baseline = event
-            case PracticeRound():
-                self.practice = event
+            case RunStarted() | RunResumed():
+                self.rounds, self._epochs_per_round = event.rounds, event.n_envs * event.episode_length
+                if isinstance(event, RunResumed):
+                    self.done, self._resumed_part = event.round, event.epochs / max(1, event.episode_length)
             case EpochCompleted():
-                self._take_epoch(event)
+                if event.episode != self.episode:
+                    self.hosts.clear()
+                self.hosts[event.env] = event
             case StageChanged(blueprint=str() as blueprint):
                 self.planted[event.env, event.slot] = blueprint
             case RoundCompleted():
-                self.round, self.rounds, self.done = event, event.rounds, event.round
+                self.rounds, self.done = event.rounds, event.round
                 if math.isfinite(event.seconds):
-                    self._seconds.append(event.seconds)
-            case PolicyUpdated():
-                self.update = event
+                    self._round_seconds.append(event.seconds)
             case AnomalyDetected():
                 self.anomalies.setdefault((event.kind, event.head), []).append(event)
-            case ArmPlayed():
-                self.arm = event
-            case RunCompleted():
-                self.completed = event
             case ActionTaken() | GovernorRollback() | SeedCut():
                 self.recent.append(event)
 
     def close(self) -> None:
         """Does nothing: no work is pending."""
 
-    def _plan(self, event: RunStarted | RunResumed) -> None:
-        self.rounds, self._epochs_per_round = event.rounds, event.n_envs * event.episode_length
-
-    def _take_epoch(self, event: EpochCompleted) -> None:
-        self.practice = None
-        if event.episode != self.episode:
-            self.hosts.clear()
-        self.hosts[event.env] = event
+    def last(self, event: type[E]) -> E | None:
+        """Returns the newest event of that class."""
+        return cast("E | None", self._last.get(event))
 
     @property
     def episode(self) -> int:
@@ -122,7 +93,7 @@ class RunView:
     @property
     def finished(self) -> bool:
         """Whether all rounds were played and compared."""
-        return self.completed is not None and self.done >= self.rounds
+        return self.last(RunCompleted) is not None and self.done >= self.rounds
 
     @property
     def current(self) -> list[EpochCompleted]:
@@ -132,9 +103,7 @@ class RunView:
     @property
     def part_of_round(self) -> float:
         """The part of the current round that is done, 0 to 1."""
-        if self._epochs_per_round <= 0:
-            return 0.0
-        return min(1.0, sum(epoch.epoch for epoch in self.current) / self._epochs_per_round)
+        return min(1.0, sum(epoch.epoch for epoch in self.current) / max(1, self._epochs_per_round))
 
     @property
     def stages(self) -> Counter[str]:
@@ -152,9 +121,9 @@ class RunView:
             None if no duration is known yet.
         """
         left = max(0.0, self.rounds - self.done - self.part_of_round)
-        if self._seconds:
-            return left * sum(self._seconds) / len(self._seconds)
-        played = self.part_of_round - self._part_before
+        if self._round_seconds:
+            return left * sum(self._round_seconds) / len(self._round_seconds)
+        played = self.part_of_round - self._resumed_part
         return left * elapsed / played if elapsed is not None and played > 0 else None
 
     def warnings(self) -> list[tuple[int, AnomalyDetected]]:
@@ -167,11 +136,3 @@ def phase_seconds(event: RoundCompleted) -> dict[str, float]:
     phases = {name: value for name, value in event.phase_seconds.items() if math.isfinite(value) and value > 0}
     rest = event.seconds - sum(phases.values())
     return {**phases, REST: rest} if math.isfinite(rest) and rest > 0 else phases
-
-
-def mean_accuracies(epochs: list[EpochCompleted]) -> tuple[float, float]:
-    """Returns the mean validation accuracy of hosts and of the baseline at the same epochs, in %."""
-    return (
-        sum(epoch.validation_accuracy for epoch in epochs) / len(epochs),
-        sum(epoch.baseline_accuracy for epoch in epochs) / len(epochs),
-    )

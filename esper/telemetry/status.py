@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from esper.telemetry.event import ActionTaken, Event, GovernorRollback, MicroBatchHalved, RoundCompleted, SeedCut
+from esper.telemetry.event import (
+    ActionTaken,
+    BaselineMeasured,
+    Event,
+    GovernorRollback,
+    MicroBatchHalved,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+    SeedCut,
+)
 from esper.telemetry.memory import memory_words
-from esper.telemetry.run_view import LIVING, RunView, mean_accuracies, phase_seconds
+from esper.telemetry.run_view import RunView, phase_seconds
 from esper.telemetry.text import clean, duration, number
 
+LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
+"""Stages in which a slot holds a seed."""
 HEAD_WIDTH = 13
 MAX_LINE = 500
 MAX_BLUEPRINTS = 8
@@ -51,31 +63,32 @@ def rates(event: RoundCompleted) -> str:
 def accuracy(view: RunView) -> Section:
     """The accuracy of the current and of the last round."""
     lines = []
-    if view.current:
-        grown, baseline = mean_accuracies(view.current)
+    if epochs := view.current:
+        grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
+        baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
         lines.append(
-            f"this round, epoch {max(e.epoch for e in view.current)}: {number(grown, 1)} %, baseline "
-            f"{number(baseline, 1)} % ({number(grown - baseline, 1, sign=True)} pp)"
+            f"this round, epoch {max(e.epoch for e in epochs)}: {number(grown, 1)} %, baseline {number(baseline, 1)} % "
+            f"({number(grown - baseline, 1, sign=True)} pp)"
         )
-    if (last := view.round) is not None:
+    if last := view.last(RoundCompleted):
         lines.append(
             f"round {last.round}: {accuracies(last)}, return {number(last.mean_return, 3, sign=True)}, "
             f"{number(last.fossils, 1)} fossils per host"
         )
-    if not lines and view.baseline is not None and view.baseline.accuracy:
-        lines.append(f"baseline: hosts left alone reach {number(view.baseline.accuracy[-1], 1)} %")
+    alone = view.last(BaselineMeasured)
+    if not lines and alone and alone.accuracy:
+        lines.append(f"baseline: hosts left alone reach {number(alone.accuracy[-1], 1)} %")
     return "accuracy", lines or ["nothing measured yet"]
 
 
 def verdict(view: RunView) -> Section:
     """The comparison of the run's controller with others."""
-    if view.completed is None or not view.completed.comparisons:
-        return "verdict", ["not compared yet"]
+    completed = view.last(RunCompleted)
     return "verdict", [
         f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
         f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict.partition(' (')[0]}"
-        for c in view.completed.comparisons
-    ]
+        for c in (completed.comparisons if completed else ())
+    ] or ["not compared yet"]
 
 
 def seed_counts(view: RunView) -> Section:
@@ -127,7 +140,7 @@ def blueprints(view: RunView) -> Section:
 
 def policy(view: RunView) -> Section:
     """The last update of the agent."""
-    update = view.update
+    update = view.last(PolicyUpdated)
     if update is None:
         return "policy", []
     heads = ", ".join(f"{name} {number(value)}" for name, value in update.head_entropies.items())
@@ -151,18 +164,20 @@ def warnings(view: RunView) -> Section:
 
 def time(view: RunView) -> Section:
     """The duration of the last round and the share of each phase, largest first."""
-    if view.round is None:
+    last = view.last(RoundCompleted)
+    if last is None:
         return "time", []
-    phases = phase_seconds(view.round)
+    phases = phase_seconds(last)
     total = sum(phases.values()) or 1.0
     ranked = sorted(phases.items(), key=lambda phase: -phase[1])
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in ranked if seconds / total >= MIN_SHARE)
-    return "time", [f"round {view.round.round}: {duration(view.round.seconds)}: {shares}".removesuffix(": ")]
+    shares = [f"{name} {seconds / total:.0%}" for name, seconds in ranked if seconds / total >= MIN_SHARE]
+    return "time", [f"round {last.round}: {duration(last.seconds)}" + (f": {', '.join(shares)}" if shares else "")]
 
 
 def memory(view: RunView) -> Section:
     """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
-    return "memory", [] if view.round is None else memory_words(view.round.memory)
+    last = view.last(RoundCompleted)
+    return "memory", memory_words(last.memory) if last else []
 
 
 def last_events(view: RunView) -> Section:

@@ -63,7 +63,7 @@ class LiveSink:
     def close(self) -> None:
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
         self._live.stop()
-        if (last := self._view.round) is not None and last.round < last.rounds:
+        if (last := self._view.last(RoundCompleted)) and last.round < last.rounds:
             self._lines.handle(last)
 
     def _draw(self, always: bool) -> None:
@@ -75,17 +75,18 @@ class LiveSink:
 
     def picture(self, elapsed: float) -> RenderableType:
         """Returns the view after ``elapsed`` seconds of training in this process."""
-        view, practice = self._view, self._view.practice
+        view = self._view
+        practice, last = view.last(PracticeRound), view.last(RoundCompleted)
         if practice is not None and practice.round < practice.rounds:
             return Text(
                 f"practice on simulated hosts, round {practice.round}/{practice.rounds}: "
                 f"return {practice.mean_return:+.3f}"
             )
         sections = [status.seed_counts(view), status.policy(view), status.warnings(view), status.time(view)]
-        if view.round is not None or view.current:
+        if last or view.current:
             sections.insert(0, status.accuracy(view))
-        if view.round is not None:
-            sections.append(("rate", [status.rates(view.round)]))
+        if last:
+            sections.append(("rate", [status.rates(last)]))
         return Group(self._progress(elapsed), *(Text(line) for line in status.layout(sections)))
 
     def _progress(self, elapsed: float) -> Table:
