@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from esper.report.chart_style import MARKERS, PALETTE, REFERENCE, STAGE_COLORS, chart_style, inline_svg
 from esper.report.html import MAX_ROWS, figure, note, table
@@ -247,20 +247,21 @@ def stacked_bars(
     title: str, bars: Sequence[tuple[str, dict[str, float]]], order: Sequence[str], x_label: str, y_label: str
 ) -> str:
     """Draws a bar for each (name, parts), stacked in ``order``; the position in ``order`` selects the colour."""
-    axes = _axes(HEIGHT, legend=order)
+    names = [shorten(clean(part), 60) for part in order]
+    axes = _axes(HEIGHT, legend=names)
     level = [0.0] * len(bars)
-    for index, part in enumerate(order):
+    style: Any = {"width": 0.8 if len(bars) > 3 else 0.4, "edgecolor": "white", "linewidth": 0.4}
+    for index, (part, label) in enumerate(zip(order, names, strict=True)):
         heights = [value if drawable(value := parts.get(part, 0.0)) else 0.0 for _, parts in bars]
-        axes.bar(
-            range(len(bars)), heights, bottom=level, color=color(index), label=part, edgecolor="white", linewidth=0.4
-        )
+        axes.bar(range(len(bars)), heights, bottom=level, color=color(index), label=label, **style)
         level = [below + height for below, height in zip(level, heights, strict=True)]
-    axes.margins(x=0.02 if len(bars) > 3 else 0.8)
+    axes.set_xlim(-0.6, len(bars) - 0.4)
     axes.grid(visible=False, axis="x")
     _label(axes, x_label, y_label)
     step = -(-len(bars) // 10) or 1
-    axes.set_xticks(range(0, len(bars), step), [shorten(clean(name), 12) for name, _ in bars[::step]])
-    return _svg(axes, title, "; ".join(f"{name}: {number(sum(p.values()), 1)} s" for name, p in bars), order)
+    room = int((WIDTH - 1) / CHARACTER / max(1, len(bars) / step)) - 1
+    axes.set_xticks(range(0, len(bars), step), [shorten(clean(name), room) for name, _ in bars[::step]])
+    return _svg(axes, title, "; ".join(f"{name}: {number(sum(p.values()), 1)} s" for name, p in bars), names)
 
 
 @chart_style()
@@ -274,7 +275,7 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     names = [shorten(clean(slot if slot != slots[0] else f"host {env} {slot}"), 18) for env, slot in lanes]
     bars = [(s, lanes[life.env, s.slot]) for life in lives for s in life.stretches if s.slot in slots]
     stages = [stage for stage in STAGE_COLORS if any(s.stage == stage for s, _ in bars)]
-    rollbacks = [(epoch, life) for life in lives for epoch in life.rollbacks]
+    rollbacks = [(epoch, life) for life in lives for epoch in life.rollbacks if slots]
     legend = [*(stage.lower() for stage in stages), *(["rollback"] if rollbacks else [])]
     longest = max([length, 1, *(life.end for life in lives)])
     left = 0.25 + CHARACTER * 1.1 * max(map(len, names), default=0)

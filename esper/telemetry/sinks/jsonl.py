@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from esper.telemetry.event import Event, record
+from esper.telemetry.event import SCHEMA_VERSION, Event, record
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,32 @@ class JsonlSink:
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yields the records of an event log one by one, as written by :func:`esper.telemetry.event.record`.
+
+    Non-finite numbers are returned as the strings ``nan``, ``inf`` and ``-inf``; ``float()`` accepts both forms.
+
+    Raises:
+        ValueError: a line is not an event, is incomplete, or has a newer schema; the message has the file and the line
+            number.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                problem = "not JSON" if line.endswith(b"\n") else "the last line is incomplete"
+                raise ValueError(f"{path}:{number}: {problem} ({error})") from error
+            if not isinstance(fields, dict) or not {"event", "schema"} <= fields.keys():
+                raise ValueError(f"{path}:{number}: not an event: expected an object with the keys event and schema")
+            if fields["schema"] > SCHEMA_VERSION:
+                raise ValueError(
+                    f"{path}:{number}: it has event schema {fields['schema']}, but this version of Esper reads up to "
+                    f"{SCHEMA_VERSION}"
+                )
+            yield fields
 
 
 def being_written(path: str | Path) -> bool | None:
