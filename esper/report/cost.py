@@ -10,20 +10,10 @@ from esper.report.read import Run
 from esper.telemetry.event import RoundCompleted
 from esper.telemetry.memory import MEMORY, size
 from esper.telemetry.run_view import REST, phase_seconds
+from esper.telemetry.span import PHASES
 from esper.telemetry.text import number
 
-PHASES = {
-    "act": "the controller chooses actions",
-    "stage": "waiting for data",
-    "train": "training an epoch of every host",
-    "validate": "validating every configuration of every host",
-    "govern": "snapshots and rollbacks",
-    "decide": "actions, gates, rewards, observations",
-    "update": "the agent learns",
-    "telemetry": "events and their sinks",
-    REST: "hosts left alone, testing, reporting of rounds",
-}
-"""Meaning of each phase. Not taken from `esper.telemetry.span`, which imports torch."""
+MEANINGS = {**PHASES, REST: "hosts left alone, testing, reporting of rounds"}
 
 
 def time_section(runs: Sequence[Run]) -> str:
@@ -47,7 +37,7 @@ def time_section(runs: Sequence[Run]) -> str:
     ]
     rows = [
         [
-            f"{name}: {PHASES[name]}" if name in PHASES else name,
+            f"{name}: {MEANINGS[name]}" if name in MEANINGS else name,
             *(cell for total in totals for cell in _cells(total, name)),
         ]
         for name in order

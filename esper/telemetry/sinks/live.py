@@ -12,26 +12,19 @@ from rich.text import Text
 
 from esper.telemetry import status
 from esper.telemetry.event import (
-    ActionTaken,
-    EpisodeCompleted,
-    EpochCompleted,
     Event,
-    GateEvaluated,
     PolicyUpdated,
     PracticeRound,
     RoundCompleted,
     RunCompleted,
     RunResumed,
     RunStarted,
-    StageChanged,
 )
 from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.text import duration
 
 REFRESH_SECONDS = 0.25
-DRAWN = (EpochCompleted, PolicyUpdated, StageChanged, ActionTaken, GateEvaluated, EpisodeCompleted)
-"""Events that only the view shows; the others are also printed as lines."""
 
 
 class LiveSink:
@@ -49,15 +42,19 @@ class LiveSink:
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
-        if isinstance(event, RoundCompleted | PracticeRound):
-            if event.round == event.rounds:
+        match event:
+            case RunStarted() | RunResumed():
                 self._lines.handle(event)
-        elif not isinstance(event, DRAWN):
-            self._lines.handle(event)
-        if isinstance(event, RunStarted | RunResumed):
-            self._live.start()
-        elif isinstance(event, PracticeRound) and event.round == event.rounds:
-            self._start = time.perf_counter()  # the time left is estimated from real rounds
+                self._live.start()
+            case PracticeRound() if event.round == event.rounds:
+                self._lines.handle(event)
+                self._start = time.perf_counter()  # the time left is estimated from real rounds
+            case RoundCompleted() if event.round == event.rounds:
+                self._lines.handle(event)
+            case PracticeRound() | RoundCompleted() | PolicyUpdated():
+                pass  # only drawn
+            case _:
+                self._lines.handle(event)
         self._draw(always=isinstance(event, RoundCompleted | RunCompleted))
 
     def close(self) -> None:
