@@ -15,7 +15,7 @@ from esper.telemetry.text import clean, number, shorten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT, LANES_WIDTH = 5.0, 2.6, 10.0
+WIDTH, HEIGHT, LANES_WIDTH = 4.4, 2.4, 10.0
 """Size of a chart without its legend, and width of a chart of slots, in inches."""
 CHARACTER = 0.068
 """Approximate width of a character of a label, in inches."""
@@ -140,7 +140,7 @@ def line_chart(
 ) -> str:
     """Draws lines over one another. The y axis contains the values ``include``."""
     names = [shorten(clean(line.name), 60) for line in lines]
-    legend = names if len(names) > 1 else []
+    legend = names if len(names) > 1 or names[0] not in y_label else []
     axes = _axes(HEIGHT, legend=legend)
     for line, name in zip(lines, names, strict=True):
         x, shade = _floats(line.x), color(line.color)

@@ -15,7 +15,6 @@ from esper.telemetry.event import (
     Event,
     GovernorRollback,
     RoundCompleted,
-    RunCompleted,
     RunResumed,
     RunStarted,
     SeedCut,
@@ -89,11 +88,6 @@ class RunView:
     def episode(self) -> int:
         """The episode of ``hosts``; -1 before the first epoch."""
         return next(iter(self.hosts.values())).episode if self.hosts else -1
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds were played and compared."""
-        return self.last(RunCompleted) is not None and self.done >= self.rounds
 
     @property
     def current(self) -> list[EpochCompleted]:
