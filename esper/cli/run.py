@@ -145,7 +145,7 @@ def default_folder(task: str, controller: str) -> Path:
 
 def closing_words(summary: RunSummary, task: str) -> str:
     """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
-    from esper.telemetry.sinks.console import count
+    from esper.telemetry.text import count
 
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
     resume = [f"  {resume_command(summary.folder, task)}"] if summary.interrupted else []

@@ -18,10 +18,10 @@ def command(run: Path, watching: bool) -> None:
     RUN is the folder of a run that is in progress, finished or interrupted.
     """
     from esper.report.read import open_run
-    from esper.report.watch import show, watch
+    from esper.report.terminal import show, watch
 
-    found = open_run(run)
+    opened = open_run(run)
     if watching:
-        watch(found)
+        watch(opened)
     else:
-        show(found)
+        show(opened)

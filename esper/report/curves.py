@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from esper.report.charts import drawable
 from esper.report.read import Run
-from esper.report.svg import drawable
 from esper.telemetry.event import EpochCompleted
 
 MIDDLE = (10, 90)
@@ -21,32 +21,34 @@ NORMAL = 1.96
 
 @dataclass(frozen=True)
 class Curve:
-    """By epoch: mean, bounds of the middle 80 % of the hosts, standard error of the mean, and number of hosts."""
+    """By epoch: mean, bounds of the middle 80 % of the hosts, extremes, and standard error of the mean."""
 
     x: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
     error: list[float]
-    hosts: list[int]
+    worst: list[float]
+    best: list[float]
 
 
 def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted], float | None]) -> Curve:
     """Returns the curve of ``value`` over ``epochs``; values that cannot be drawn are left out."""
-    found: dict[int, list[float]] = defaultdict(list)
+    values: dict[int, list[float]] = defaultdict(list)
     for epoch in epochs:
         number = value(epoch)
         if number is not None and drawable(number):
-            found[epoch.epoch].append(number)
-    places = sorted(found)
-    columns = [np.array(found[place]) for place in places]
+            values[epoch.epoch].append(number)
+    numbers = sorted(values)
+    columns = [np.array(values[number]) for number in numbers]
     return Curve(
-        x=[float(place) for place in places],
+        x=[float(number) for number in numbers],
         mean=[float(c.mean()) for c in columns],
         low=[float(np.percentile(c, MIDDLE[0])) for c in columns],
         high=[float(np.percentile(c, MIDDLE[1])) for c in columns],
         error=[float(c.std(ddof=1) / math.sqrt(len(c))) if len(c) > 1 else math.nan for c in columns],
-        hosts=[len(c) for c in columns],
+        worst=[float(c.min()) for c in columns],
+        best=[float(c.max()) for c in columns],
     )
 
 
@@ -71,7 +73,12 @@ def epochs_of(run: Run, rounds: set[int]) -> list[EpochCompleted]:
 
 def episodes(run: Run) -> dict[tuple[int, int], list[EpochCompleted]]:
     """Returns the epochs of every host, by (episode, env)."""
-    found: dict[tuple[int, int], list[EpochCompleted]] = defaultdict(list)
+    hosts: dict[tuple[int, int], list[EpochCompleted]] = defaultdict(list)
     for epoch in run.of(EpochCompleted):
-        found[epoch.episode, epoch.env].append(epoch)
-    return dict(sorted(found.items()))
+        hosts[epoch.episode, epoch.env].append(epoch)
+    return dict(sorted(hosts.items()))
+
+
+def label(runs: Sequence[Run], run: Run, name: str) -> str:
+    """Returns the name of a line, with that of its run if several runs are shown."""
+    return f"{run.name}: {name}" if len(runs) > 1 else name

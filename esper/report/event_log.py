@@ -8,6 +8,7 @@ from pathlib import Path
 
 from esper.report.records import UnknownEvent, event_of
 from esper.telemetry.event import Event
+from esper.telemetry.text import count
 
 SEAL = 256
 """Number of bytes before the read position that are compared to detect whether the log was rewritten."""
@@ -18,7 +19,7 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.there = False
+        self.exists = False
         self._begin()
 
     def _begin(self) -> None:
@@ -36,25 +37,25 @@ class EventLog:
         """
         try:
             with self.path.open("rb") as file:
-                self.there = True
+                self.exists = True
                 file.seek(max(0, self._offset - len(self._seal)))
-                again = file.read(len(self._seal)) != self._seal
-                if again:
+                rewritten = file.read(len(self._seal)) != self._seal
+                if rewritten:
                     self._begin()
                     file.seek(0)
-                return self._take(file.read()), again
+                return self._parse(file.read()), rewritten
         except FileNotFoundError:
-            gone, self.there = self.there, False
+            deleted, self.exists = self.exists, False
             self._begin()
-            return [], gone
+            return [], deleted
 
-    def _take(self, content: bytes) -> list[Event]:
-        whole = content[: content.rfind(b"\n") + 1]
-        self._torn = len(whole) < len(content)
-        self._offset += len(whole)
-        self._seal = (self._seal + whole)[-SEAL:]
+    def _parse(self, content: bytes) -> list[Event]:
+        complete = content[: content.rfind(b"\n") + 1]
+        self._torn = len(complete) < len(content)
+        self._offset += len(complete)
+        self._seal = (self._seal + complete)[-SEAL:]
         events = []
-        for line in whole.split(b"\n")[:-1]:
+        for line in complete.split(b"\n")[:-1]:
             self._lines += 1
             try:
                 events.append(event_of(json.loads(line)))
@@ -68,12 +69,12 @@ class EventLog:
 
     def problems(self) -> list[str]:
         """Describes what could not be read."""
-        found = []
+        problems = []
         if self._broken_lines:
-            lines = "1 line" if self._broken_lines == 1 else f"{self._broken_lines:,} lines"
-            found.append(f"{self.path.name}: left out {lines} that could not be read ({'; '.join(self._broken)})")
+            lines = count(self._broken_lines, "line")
+            problems.append(f"{self.path.name}: left out {lines} that could not be read ({'; '.join(self._broken)})")
         if self._torn:
-            found.append(f"{self.path.name}: the last line is incomplete (so far) and was left out")
-        for what, count in self._unknown.most_common(5):
-            found.append(f"{self.path.name}: left out {count:,} × {what}, unknown to this version of Esper")
-        return found
+            problems.append(f"{self.path.name}: the last line is incomplete (so far) and was left out")
+        for what, times in self._unknown.most_common(5):
+            problems.append(f"{self.path.name}: left out {times:,} × {what}, unknown to this version of Esper")
+        return problems

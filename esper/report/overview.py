@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from esper.report.bars import Interval, interval_chart
-from esper.report.charts import Plot
-from esper.report.figure import figure, figures, note, section, table
+from esper.report.charts import IntervalRow, drawable, interval_chart
+from esper.report.curves import label
+from esper.report.html import escape, figure, figures, heading, note, section, table
 from esper.report.read import Run
-from esper.report.svg import Ids, drawable
-from esper.report.text import escape, number
 from esper.telemetry.event import (
     ActionTaken,
     BaselineMeasured,
@@ -22,11 +20,14 @@ from esper.telemetry.event import (
     RoundCompleted,
     RunCompleted,
     RunResumed,
+    RunStarted,
     SeedCut,
 )
+from esper.telemetry.status import incident
+from esper.telemetry.text import number
 
 
-def summary_section(ids: Ids, runs: Sequence[Run]) -> str:
+def summary_section(runs: Sequence[Run]) -> str:
     """One column per run, problems of its folder, and the comparison with its baselines."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
@@ -36,24 +37,24 @@ def summary_section(ids: Ids, runs: Sequence[Run]) -> str:
         *(_problems(run, len(runs) > 1) for run in runs),
         figures(
             "<div>" + table(["", *(run.name for run in runs)], rows, style="facts") + "</div>",
-            verdicts_figure(ids, runs),
+            verdicts_figure(runs),
         ),
         verdicts_table(runs),
     )
 
 
 def _problems(run: Run, named: bool) -> str:
-    found = run.all_problems()
-    if not found:
+    problems = run.all_problems()
+    if not problems:
         return ""
-    items = "".join(f"<li>{escape(problem, 500)}</li>" for problem in found)
+    items = "".join(f"<li>{escape(problem, 500)}</li>" for problem in problems)
     title = f"{run.name}: not everything could be read" if named else "Not everything could be read"
     return f"<div class=problems><strong>{escape(title)}</strong><ul>{items}</ul></div>"
 
 
 def _facts(run: Run) -> dict[str, str]:
-    started, completed, last = run.started, run.last(RunCompleted), run.last(RoundCompleted)
-    baseline = run.last(BaselineMeasured)
+    started, completed = run.last(RunStarted), run.last(RunCompleted)
+    last, baseline = run.last(RoundCompleted), run.last(BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
     return {
         "state": run.state_words(),
@@ -76,27 +77,25 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, Comparison]]:
     """Returns (name, index of the run, pairs, comparison) for every comparison."""
-    found = []
-    for place, run in enumerate(runs):
-        completed = run.last(RunCompleted)
-        for c in completed.comparisons if completed else ():
-            name = f"{run.name}: {c.reference}" if len(runs) > 1 else c.reference
-            found.append((name, place, completed.pairs if completed else 0, c))
-    return found
+    return [
+        (label(runs, run, comparison.reference), place, completed.pairs, comparison)
+        for place, run in enumerate(runs)
+        if (completed := run.last(RunCompleted)) is not None
+        for comparison in completed.comparisons
+    ]
 
 
-def verdicts_figure(ids: Ids, runs: Sequence[Run]) -> str:
+def verdicts_figure(runs: Sequence[Run]) -> str:
     """Each paired comparison with its interval."""
-    intervals = []
+    rows = []
     for name, place, _, c in _compared(runs):
         low, high = (c.low, c.high) if drawable(c.low) and drawable(c.high) else (None, None)
-        intervals.append(Interval(name, c.difference, low, high, place % 8))
-    if not intervals:
+        rows.append(IntervalRow(name, c.difference, low, high, place))
+    if not rows:
         return ""
-    described = "; ".join(interval.words("pp") for interval in intervals)
-    plot = Plot("Difference to each baseline", described, "difference of test accuracies, pp", "", "pp")
+    title = "Difference to each baseline"
     words = "Test accuracy of committed networks minus that of the same hosts under the baseline, with 95 % intervals."
-    return figure(plot.title, words, interval_chart(ids, plot, intervals))
+    return figure(title, words, interval_chart(title, rows, "difference of test accuracies, pp"))
 
 
 def verdicts_table(runs: Sequence[Run]) -> str:
@@ -118,91 +117,79 @@ def verdicts_table(runs: Sequence[Run]) -> str:
     return table(heads, rows) or note("Nothing was compared yet.")
 
 
-def happenings_section(runs: Sequence[Run]) -> str:
+def events_section(runs: Sequence[Run]) -> str:
     """Actions, gates, and incidents."""
-    return section("events", "Actions and events", *(_happenings(run, len(runs) > 1) for run in runs))
+    return section("events", "Actions and events", *(_events(run, len(runs) > 1) for run in runs))
 
 
-def _happenings(run: Run, named: bool) -> str:
-    parts = [f"<h3>{escape(run.name)}</h3>"] if named else []
-    taken: dict[str, list[int]] = {}
-    for action in run.of(ActionTaken):
-        counts = taken.setdefault(action.op, [0, 0])
-        counts[0 if action.accepted else 1] += 1
-    rows = [[op, f"{a:,}", f"{r:,}"] for op, (a, r) in sorted(taken.items())]
-    parts.append(table(["action", "accepted", "refused"], rows, "Actions, without WAIT"))
-    asked: dict[str, list[int]] = {}
-    for gate in run.of(GateEvaluated):
-        counts = asked.setdefault(gate.gate, [0, 0])
-        counts[0 if gate.passed else 1] += 1
-    rows = [[name, f"{a:,}", f"{r:,}"] for name, (a, r) in sorted(asked.items())]
-    parts.append(table(["gate", "passed", "not passed"], rows, "Gates, when a transition was requested"))
-    bad = [
-        [
-            f"round {e.episode + 1}, host {e.env}, epoch {e.epoch}",
-            "rollback",
-            f"{e.reason}: {number(e.value, 4)}, limit {number(e.threshold, 4)}; back to epoch {e.restored_epoch}",
-        ]
-        for e in run.of(GovernorRollback)
+def _events(run: Run, named: bool) -> str:
+    actions = _tally((action.op, action.accepted) for action in run.of(ActionTaken))
+    gates = _tally((gate.gate, gate.passed) for gate in run.of(GateEvaluated))
+    incidents = [
+        incident(event)
+        for events in (run.of(GovernorRollback), run.of(SeedCut), run.of(MicroBatchHalved))
+        for event in events
     ]
-    bad += [
-        [
-            f"round {e.episode + 1}, host {e.env}, epoch {e.epoch}",
-            "seed cut",
-            f"{e.blueprint} in {e.slot} became non-finite",
-        ]
-        for e in run.of(SeedCut)
-    ]
-    bad += [
-        [f"host {e.env}, epoch {e.epoch}", "out of memory", f"{e.reason}; {e.micro_batches} micro-batches from then on"]
-        for e in run.of(MicroBatchHalved)
-    ]
-    bad += [
-        [
+    incidents += [
+        (
             f"after round {e.round}" + (f", {e.epochs} epochs into the next round" if e.epochs else ""),
             "resumed",
             "; ".join(e.warnings) or "the run had stopped there, or before the next checkpoint",
-        ]
+        )
         for e in run.of(RunResumed)
     ]
-    parts.append(table(["where", "what", "why"], bad, "Rollbacks, cut seeds, memory, stops"))
-    wrong = [
-        [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice] for times, e in run.warnings()
+    warnings = [
+        [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice]
+        for times, e in run.view.warnings()
     ]
-    parts.append(table(["warning", "times", "last in", "finding", "what to try"], wrong, "Warnings about the agent"))
-    if not any(parts[1 if named else 0 :]):
-        parts.append(note("No action, gate or rollback was logged."))
-    return "".join(parts)
+    tables = [
+        table(["action", "accepted", "refused"], actions, "Actions, without WAIT"),
+        table(["gate", "passed", "not passed"], gates, "Gates, when a transition was requested"),
+        table(["where", "what", "why"], incidents, "Rollbacks, cut seeds, memory, stops"),
+        table(["warning", "times", "last in", "finding", "what to try"], warnings, "Warnings about the agent"),
+    ]
+    content = "".join(tables) or note("No action, gate or rollback was logged.")
+    return heading(run.name, named) + content
+
+
+def _tally(outcomes: Iterable[tuple[str, bool]]) -> list[list[str]]:
+    """Returns a row for each name: how often it succeeded and how often it did not."""
+    counts: dict[str, list[int]] = {}
+    for name, success in outcomes:
+        counts.setdefault(name, [0, 0])[not success] += 1
+    return [[name, f"{good:,}", f"{bad:,}"] for name, (good, bad) in sorted(counts.items())]
 
 
 def configuration_section(runs: Sequence[Run]) -> str:
     """All config values; for several runs, the differing ones first."""
-    values = [_flat(run.config) for run in runs]
-    names = list(dict.fromkeys(name for found in values for name in found))
     heads = ["value", *(run.name for run in runs)]
-    rows = [[name, *(found.get(name, "") for found in values)] for name in names]
+    rows = _rows([run.config for run in runs])
     parts = []
     if len(runs) > 1:
         different = [row for row in rows if len(set(row[1:])) > 1]
         parts.append(
             table(heads, different, "Differences between the runs", "facts") or note("The configurations are the same.")
         )
-    everything = table(heads, rows, style="facts") or note("No config.toml could be read.")
-    parts.append(f"<details><summary>The whole configuration</summary>{everything}</details>")
-    facts = [_flat(run.environment) for run in runs]
-    names = list(dict.fromkeys(name for found in facts for name in found))
-    machine = table(heads, [[name, *(found.get(name, "") for found in facts)] for name in names], style="facts")
-    machine = machine or note("No env.json could be read.")
-    parts.append(f"<details><summary>Versions and hardware</summary>{machine}</details>")
+    config = table(heads, rows, style="facts") or note("No config.toml could be read.")
+    parts.append(f"<details><summary>The whole configuration</summary>{config}</details>")
+    system = table(heads, _rows([run.environment for run in runs]), style="facts")
+    system = system or note("No env.json could be read.")
+    parts.append(f"<details><summary>Versions and hardware</summary>{system}</details>")
     return section("configuration", "Configuration", *parts)
 
 
-def _flat(table_: dict[str, Any], place: str = "") -> dict[str, str]:
+def _rows(tables: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Returns a row for each dotted name: the name, and its value in each of the tables."""
+    flat = [_flat(nested) for nested in tables]
+    return [[name, *(values.get(name, "") for values in flat)] for name in dict.fromkeys(n for f in flat for n in f)]
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Flattens nested tables to dotted names; values are written as JSON, strings as they are."""
-    found: dict[str, str] = {}
-    for key, value in table_.items():
-        if isinstance(value, dict) and value and len(place) < 200:
-            found.update(_flat(value, f"{place}{key}."))
+    flat: dict[str, str] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict) and value and len(prefix) < 200:
+            flat.update(_flat(value, f"{prefix}{key}."))
         else:
-            found[f"{place}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return found
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat

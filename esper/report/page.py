@@ -12,15 +12,14 @@ from esper.files.atomic import write_atomic
 from esper.report.accuracy import accuracy_section
 from esper.report.cost import time_section
 from esper.report.growth import contributions_section, lives_section
+from esper.report.html import escape
 from esper.report.learning import policy_section, reward_section
-from esper.report.overview import configuration_section, happenings_section, summary_section
+from esper.report.overview import configuration_section, events_section, summary_section
 from esper.report.read import Run, open_runs
-from esper.report.style import css
-from esper.report.svg import Ids
-from esper.report.text import escape
 
 MARK = "<!-- a report of Esper -->"
 """Begins every report; only files with it may be replaced."""
+STYLE = Path(__file__).with_name("report.css")
 PAGE = Template(
     f"""<!doctype html>
 {MARK}
@@ -55,23 +54,22 @@ LINKS = {
 
 def report_html(runs: Sequence[Run]) -> str:
     """Returns the page about one run, or several side by side."""
-    ids = Ids()
     content = [
-        summary_section(ids, runs),
-        accuracy_section(ids, runs),
-        lives_section(ids, runs),
-        contributions_section(ids, runs),
-        reward_section(ids, runs),
-        policy_section(ids, runs),
-        time_section(ids, runs),
-        happenings_section(runs),
+        summary_section(runs),
+        accuracy_section(runs),
+        lives_section(runs),
+        contributions_section(runs),
+        reward_section(runs),
+        policy_section(runs),
+        time_section(runs),
+        events_section(runs),
         configuration_section(runs),
     ]
     when = time.strftime("%Y-%m-%d %H:%M")
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
     return PAGE.substitute(
         title=escape(f"Esper: {title}"),
-        style=css(),
+        style=STYLE.read_text(encoding="utf-8"),
         about=escape("; ".join(f"{run.folder}: {run.state_words()}" for run in runs), 2000),
         links="".join(f'<a href="#{name}">{words}</a>' for name, words in LINKS.items()),
         content="".join(content),
@@ -106,7 +104,7 @@ def check_file(path: Path) -> None:
         raise ConfigError(f"--out {path}: give a file in an existing folder, such as {path / 'report.html'}")
     if not path.exists():
         return
-    with path.open("rb") as there:
-        begin = there.read(200).decode("utf-8", "replace")
-    if begin and MARK not in begin:
+    with path.open("rb") as file:
+        head = file.read(200).decode("utf-8", "replace")
+    if head and MARK not in head:
         raise ConfigError(f"{path} already exists and is not an Esper report; give another --out")

@@ -10,6 +10,7 @@ import json
 import math
 import time
 import tomllib
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,7 @@ from typing import Any, TypeVar
 from esper.config import ConfigError
 from esper.report.event_log import EventLog
 from esper.report.records import build
-from esper.report.text import clean
-from esper.telemetry.analytics import BlueprintAnalytics
 from esper.telemetry.event import (
-    AnomalyDetected,
     ArmPlayed,
     BaselineMeasured,
     EpochCompleted,
@@ -29,12 +27,12 @@ from esper.telemetry.event import (
     PolicyUpdated,
     RoundCompleted,
     RunCompleted,
-    RunResumed,
-    RunStarted,
 )
+from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks.jsonl import being_written
+from esper.telemetry.text import clean, count
 
-Kind = TypeVar("Kind", bound=Event)
+E = TypeVar("E", bound=Event)
 EVENTS = "events.jsonl"
 FILES = (EVENTS, "metrics.csv", "baseline.json", "config.toml", "env.json")
 
@@ -54,18 +52,19 @@ class Run:
     """Whether a process has the event log open; None if unknown."""
     silent_seconds: float = math.inf
     """Seconds since the event log was last written."""
-    blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
-    """Fate of the seeds, by blueprint."""
+    view: RunView = field(default_factory=RunView)
+    """The state of the run so far."""
 
     def __post_init__(self) -> None:
         self.log = EventLog(self.folder / EVENTS)
 
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        """Returns the events of that kind, in the order in which they were logged."""
-        return self.events.get(kind, [])
+    def of(self, event: type[E]) -> list[E]:
+        """Returns the events of that class, in the order in which they were logged."""
+        return self.events.get(event, [])
 
-    def last(self, kind: type[Kind]) -> Kind | None:
-        return found[-1] if (found := self.of(kind)) else None
+    def last(self, event: type[E]) -> E | None:
+        """Returns the newest event of that class."""
+        return self.view.last(event)
 
     def refresh(self) -> bool:
         """Reads what is new in the folder, and returns whether anything in the event log changed."""
@@ -73,19 +72,22 @@ class Run:
         self.config = self._read("config.toml", tomllib.loads) or {}
         self.environment = self._read("env.json", json.loads) or {}
         self.writing = being_written(self.log.path)  # checked first, so that a run's last lines are read below
-        new, again = self.log.read()
-        if again:
+        new, restarted = self.log.read()
+        if restarted or not self.log.exists:
             self.events.clear()
-            self.blueprints = BlueprintAnalytics()
+            self.view = RunView()
         for event in new:
-            self.events.setdefault(type(event), []).append(event)
-            self.blueprints.handle(event)
-        if self.log.there:
+            self._add(event)
+        if self.log.exists:
             self.silent_seconds = max(0.0, time.time() - self.log.path.stat().st_mtime)
         else:
             self.problems.append(f"{EVENTS} does not exist: the history of the hosts by epoch is unknown")
         self._fill_in()
-        return bool(new) or again
+        return bool(new) or restarted
+
+    def _add(self, event: Event) -> None:
+        self.events.setdefault(type(event), []).append(event)
+        self.view.handle(event)
 
     def all_problems(self) -> list[str]:
         return [*self.log.problems(), *self.problems]
@@ -93,67 +95,52 @@ class Run:
     def _read(self, name: str, parse: Any) -> dict[str, Any] | None:
         path = self.folder / name
         try:
-            found = parse(path.read_bytes().decode("utf-8"))
+            content = parse(path.read_bytes().decode("utf-8"))
         except FileNotFoundError:
             self.problems.append(f"{name} does not exist")
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{name} cannot be read: {clean(error)}")
         else:
-            if isinstance(found, dict):
-                return found
+            if isinstance(content, dict):
+                return content
             self.problems.append(f"{name} cannot be used: expected a table of names and values")
         return None
 
     def _fill_in(self) -> None:
         """Takes data missing in the event log from other files."""
         # Before the first epoch, the baseline may not be measured yet; simulated hosts have neither.
-        if not self.of(BaselineMeasured) and (self.of(EpochCompleted) or not self.log.there):
+        if not self.of(BaselineMeasured) and (self.of(EpochCompleted) or not self.log.exists):
             fields = self._read("baseline.json", json.loads)
             try:
                 if fields is not None:
-                    self.events[BaselineMeasured] = [build(BaselineMeasured, fields)]
+                    self._add(build(BaselineMeasured, fields))
             except ValueError as error:
                 self.problems.append(f"baseline.json cannot be read: {clean(error)}")
-        if self.of(RoundCompleted) or self.log.there:
+        if self.log.exists:
             return
         try:
-            self.events[RoundCompleted] = read_metrics(self.folder / "metrics.csv")
+            for event in read_metrics(self.folder / "metrics.csv"):
+                self._add(event)
             self.problems.append("rounds were read from metrics.csv instead")
         except FileNotFoundError:
             self.problems.append("metrics.csv does not exist")
         except (OSError, ValueError, csv.Error) as error:
             self.problems.append(f"metrics.csv cannot be read: {clean(error)}")
 
-    def warnings(self) -> list[tuple[int, AnomalyDetected]]:
-        """Returns the anomalies of learning, per kind and head: how often each occurred, and its newest event."""
-        found: dict[tuple[str, str | None], list[AnomalyDetected]] = {}
-        for event in self.of(AnomalyDetected):
-            found.setdefault((event.kind, event.head), []).append(event)
-        return [(len(events), events[-1]) for events in found.values()]
-
-    # Queries.
-    @property
-    def started(self) -> RunStarted | None:
-        return self.last(RunStarted)
-
     @property
     def rounds(self) -> int:
         """Planned number of rounds; 0 if unknown."""
-        for event in (self.last(RoundCompleted), self.last(RunResumed), self.last(RunStarted)):
-            if event is not None:
-                return event.rounds
-        planned = self.value("run", "rounds")
+        planned = self.view.rounds or self.value("run", "rounds")
         return planned if isinstance(planned, int) else 0
 
     @property
     def done(self) -> int:
         """Number of completed rounds."""
-        event = self.last(RoundCompleted)
-        return 0 if event is None else event.round
+        return self.view.done
 
     @property
     def learns(self) -> bool:
-        return bool(self.of(PolicyUpdated)) or self.value("run", "controller") == "ppo"
+        return self.last(PolicyUpdated) is not None or self.value("run", "controller") == "ppo"
 
     @property
     def finished(self) -> bool:
@@ -161,7 +148,7 @@ class Run:
         return self.last(RunCompleted) is not None and self.done >= self.rounds
 
     def value(self, section: str, key: str) -> Any:
-        """Returns a config value, or None if there is none."""
+        """Returns a config value, or None if it is missing."""
         table = self.config.get(section)
         return table.get(key) if isinstance(table, dict) else None
 
@@ -170,31 +157,24 @@ class Run:
         running."""
         if self.finished:
             return "finished"
-        if self.writing is None and self.log.there:
+        if self.writing is None and self.log.exists:
             return "unknown"
         return "running" if self.writing else "interrupted"
 
     def state_words(self) -> str:
         """Describes the state and the progress."""
-        state, total = self.state(), self.rounds
+        state, rounds = self.state(), count(self.rounds, "round")
         if state == "finished":
-            return f"finished: {_count(total, 'round')} played and compared"
+            return f"finished: {rounds} played and compared"
         if state == "unknown":
             state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
-        if self.done >= total > 0:
-            where = f"all {_count(total, 'round')} played, the comparison " + (
-                "has started" if self.of(ArmPlayed) else "has not started"
-            )
+        if self.done >= self.rounds > 0:
+            progress = f"all {rounds} played, the comparison has {'started' if self.last(ArmPlayed) else 'not started'}"
         elif not self.done and not self.of(EpochCompleted):
-            measured = self.of(BaselineMeasured)
-            where = "before the first round" + ("" if measured else ", baseline not measured yet")
+            progress = "before the first round" + ("" if self.last(BaselineMeasured) else ", baseline not measured yet")
         else:
-            where = f"{self.done} of {_count(total, 'round')} completed"
-        return f"{state}: {where}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+            progress = f"{self.done} of {rounds} completed"
+        return f"{state}: {progress}"
 
 
 def open_run(folder: Path, name: str | None = None) -> Run:
@@ -203,10 +183,10 @@ def open_run(folder: Path, name: str | None = None) -> Run:
         raise ConfigError(f"{folder} is a file; give the folder of the run, perhaps {folder.absolute().parent}")
     if not is_run(folder):
         near = [folder, folder / "runs"] if folder.is_dir() else [folder.parent]
-        found = sorted({str(run) for place in (*near, Path("runs")) for run in _runs_in(place)})[:5]
-        what = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
-        right = f"such as {', '.join(found)}" if found else "which `esper run` prints when it starts"
-        raise ConfigError(f"{folder} {what}; give the folder of a run, {right}")
+        others = sorted({str(run) for parent in (*near, Path("runs")) for run in _runs_in(parent)})[:5]
+        problem = "is not a run folder: it has no events.jsonl" if folder.is_dir() else "does not exist"
+        advice = f"such as {', '.join(others)}" if others else "which `esper run` prints when it starts"
+        raise ConfigError(f"{folder} {problem}; give the folder of a run, {advice}")
     run = Run(folder, clean(name or folder.absolute().name))
     run.refresh()
     return run
@@ -214,31 +194,31 @@ def open_run(folder: Path, name: str | None = None) -> Run:
 
 def is_run(folder: Path) -> bool:
     """Whether the folder holds a run: its event log, or at least two of its other files."""
-    there = [name for name in FILES if (folder / name).is_file()]
-    return EVENTS in there or len(there) >= 2
+    present = [name for name in FILES if (folder / name).is_file()]
+    return EVENTS in present or len(present) >= 2
 
 
-def _runs_in(place: Path) -> list[Path]:
+def _runs_in(folder: Path) -> list[Path]:
     try:
-        return [path for path in place.iterdir() if path.is_dir() and is_run(path)]
+        return [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
     except OSError:
         return []
 
 
 def open_runs(folders: Sequence[Path]) -> list[Run]:
-    """Returns several runs under distinct names: as much of each path as is needed.
+    """Returns several runs, each named by as much of its path as tells it apart.
 
     Raises:
         ConfigError: a folder is given twice, or holds no run.
     """
-    places = [folder.resolve() for folder in folders]
-    twice = [str(folders[i]) for i, place in enumerate(places) if place in places[:i]]
-    if twice:
-        raise ConfigError(f"{twice[0]} is given twice; give each run once")
+    paths = [folder.resolve() for folder in folders]
+    repeated = [str(folders[i]) for i, path in enumerate(paths) if path in paths[:i]]
+    if repeated:
+        raise ConfigError(f"{repeated[0]} is given twice; give each run once")
     parts = 1
-    while len({place.parts[-parts:] for place in places}) < len(places):
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
         parts += 1
-    return [open_run(folder, "/".join(place.parts[-parts:])) for folder, place in zip(folders, places, strict=True)]
+    return [open_run(folder, "/".join(path.parts[-parts:])) for folder, path in zip(folders, paths, strict=True)]
 
 
 def read_metrics(path: Path) -> list[RoundCompleted]:
@@ -265,10 +245,9 @@ def _round(row: dict[str, str], number: int) -> RoundCompleted:
                     fields["memory"][name.removeprefix("memory/")] = int(cell)
             else:
                 fields[name] = _cell(cell)
-        found: RoundCompleted = build(RoundCompleted, fields)
+        return typing.cast(RoundCompleted, build(RoundCompleted, fields))
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"row {number}: {error}") from None
-    return found
 
 
 def _cell(cell: str) -> int | float | str | None:

@@ -16,21 +16,21 @@ from typing import Any
 from esper.telemetry import event as events
 from esper.telemetry.event import SCHEMA_VERSION, Event
 
-LARGEST = 2**53
+MAX_INTEGER = 2**53
 """Max integer: epochs, rounds and counts are never larger."""
 
 Convert = Callable[[Any], Any]
 
 
 class UnknownEvent(ValueError):
-    """An event of an unknown kind or schema, probably from another version of Esper."""
+    """An event of an unknown class or schema, probably from another version of Esper."""
 
 
 def event_of(fields: Any) -> Event:
     """Returns the event whose record is ``fields``; fields that its class does not have are ignored.
 
     Raises:
-        UnknownEvent: its kind or schema is unknown.
+        UnknownEvent: its class or schema is unknown.
         ValueError: it is not an event, or a field is missing or has the wrong type.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
@@ -38,40 +38,39 @@ def event_of(fields: Any) -> Event:
     name, schema = fields["event"], fields.get("schema")
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise UnknownEvent(f"event schema {schema} (this version of Esper reads up to {SCHEMA_VERSION})")
-    kind = kinds().get(name)
-    if kind is None:
+    if name not in event_classes():
         raise UnknownEvent(f"event {name[:40]!r}")
-    return typing.cast(Event, build(kind, fields))
+    return typing.cast(Event, build(event_classes()[name], fields))
 
 
 @functools.cache
-def kinds() -> dict[str, type[Event]]:
+def event_classes() -> dict[str, type[Event]]:
     """Returns all event classes by name."""
-    return {kind.__name__: kind for kind in Event.__subclasses__() if kind.__module__ == events.__name__}
+    return {cls.__name__: cls for cls in Event.__subclasses__() if cls.__module__ == events.__name__}
 
 
-def build(kind: type[Any], fields: dict[str, Any]) -> Any:
+def build(cls: type[Any], fields: dict[str, Any]) -> Any:
     """Builds a dataclass from a dict. Raises ValueError naming the field that is missing or has the wrong type."""
     values = {}
-    for name, convert, needed in _fields(typing.cast(Hashable, kind)):
+    for name, convert, required in _fields(typing.cast(Hashable, cls)):
         if name in fields:
             try:
                 values[name] = convert(fields[name])
             except (TypeError, ValueError, OverflowError):
-                raise ValueError(f"{kind.__name__}.{name} is {fields[name]!r:.40}") from None
-        elif needed:
-            raise ValueError(f"{kind.__name__} has no {name}")
-    return kind(**values)
+                raise ValueError(f"{cls.__name__}.{name} is {fields[name]!r:.40}") from None
+        elif required:
+            raise ValueError(f"{cls.__name__} has no {name}")
+    return cls(**values)
 
 
 @functools.cache
-def _fields(kind: Any) -> list[tuple[str, Convert, bool]]:
+def _fields(cls: Any) -> list[tuple[str, Convert, bool]]:
     """Returns the name and conversion of each field, and whether it is required."""
-    hints = typing.get_type_hints(kind)
-    nothing = dataclasses.MISSING
+    hints = typing.get_type_hints(cls)
+    missing = dataclasses.MISSING
     return [
-        (field.name, _conversion(hints[field.name]), field.default is nothing and field.default_factory is nothing)
-        for field in dataclasses.fields(kind)
+        (field.name, _conversion(hints[field.name]), field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(cls)
     ]
 
 
@@ -87,8 +86,8 @@ def _conversion(hint: Any) -> Convert:
         inner = _conversion(next(a for a in arguments if a is not type(None)))
         return lambda value: None if value is None else inner(value)
     if origin is dict:
-        of_item = _conversion(arguments[1])
-        return lambda value: {_str(key): of_item(item) for key, item in dict(value).items()}
+        convert = _conversion(arguments[1])
+        return lambda value: {_str(key): convert(item) for key, item in dict(value).items()}
     if origin is tuple and arguments[-1] is Ellipsis:
         each = _conversion(arguments[0])
         return lambda value: tuple(each(item) for item in _list(value))
@@ -108,7 +107,7 @@ def _float(value: Any) -> float:
 
 
 def _int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_INTEGER:
         raise TypeError
     return value
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from esper.telemetry.event import ActionTaken, EpisodeCompleted, EpochCompleted, Event, StageChanged
 
 ALL = "all"
 """Name of the totals row."""
+FATES = {"rollback": "rolled_back", "not finite": "cut"}
+"""Fate of a seed by the cause of its removal; for any other cause, it is ``pruned``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,69 +50,17 @@ class BlueprintRow:
 
 @dataclass(slots=True)
 class _Seed:
-    """A seed that is alive, or a fossil in a host whose episode is not over."""
-
     blueprint: str
     born: int
-    fossil: bool = False
+    """Epoch of germination."""
+    end: int
+    """Epoch of removal, or the newest epoch of its host."""
+    fate: str = "living"
+    """Name of the count in BlueprintRow."""
     blended: bool = False
     contribution: float | None = None
+    """The newest one, or the one when the seed was kept."""
     parameters: int | None = None
-
-
-@dataclass(slots=True)
-class _Mean:
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float | None) -> None:
-        if value is not None and math.isfinite(value):
-            self.total, self.count = self.total + value, self.count + 1
-
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-    def merged(self, other: _Mean) -> _Mean:
-        return _Mean(self.total + other.total, self.count + other.count)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Counts of one blueprint's seeds whose fate is known; living ones are counted from ``_Seed``."""
-
-    germinated: int = 0
-    blended: int = 0
-    fossilized: int = 0
-    pruned: int = 0
-    cut: int = 0
-    rolled_back: int = 0
-    living: int = 0
-    rejected: int = 0
-    kept: _Mean = field(default_factory=_Mean)
-    removed: _Mean = field(default_factory=_Mean)
-    epochs: _Mean = field(default_factory=_Mean)
-    parameters: _Mean = field(default_factory=_Mean)
-
-    def merged(self, other: _Tally) -> _Tally:
-        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        return _Tally(**counts, **{name: getattr(self, name).merged(getattr(other, name)) for name in _MEANS})
-
-    def row(self, name: str) -> BlueprintRow:
-        return BlueprintRow(
-            name,
-            **{count: getattr(self, count) for count in _COUNTS},
-            contribution_kept=self.kept.value(),
-            contribution_pruned=self.removed.value(),
-            epochs_lived=self.epochs.value(),
-            parameters=self.parameters.value(),
-        )
-
-
-_COUNTS = ("germinated", "blended", "fossilized", "pruned", "cut", "rolled_back", "living", "rejected")
-_MEANS = ("kept", "removed", "epochs", "parameters")
-
-Host = tuple[int, int]
-"""Env and episode."""
 
 
 class BlueprintAnalytics:
@@ -119,106 +70,87 @@ class BlueprintAnalytics:
     """
 
     def __init__(self) -> None:
-        self._over: dict[str, _Tally] = defaultdict(_Tally)
-        self._seeds: dict[Host, dict[str, _Seed]] = defaultdict(dict)
-        self._epoch: dict[Host, int] = {}
-        self._fossil_parameters: dict[Host, int] = {}
+        self._seeds: list[_Seed] = []
+        self._rejected: Counter[str] = Counter()
+        self._hosts: dict[tuple[int, int], dict[str, _Seed]] = defaultdict(dict)
+        """Seeds in their hosts, by (env, episode) and slot."""
+        self._fossil_parameters: Counter[tuple[int, int]] = Counter()
 
     def rows(self) -> list[BlueprintRow]:
         """Returns a row for each blueprint that was planted or refused, the most planted first."""
-        tallies = self._tallies()
-        return [tally.row(name) for name, tally in sorted(tallies.items(), key=lambda i: (-i[1].germinated, i[0]))]
+        groups: dict[str, list[_Seed]] = {name: [] for name in self._rejected}
+        for seed in self._seeds:
+            groups.setdefault(seed.blueprint, []).append(seed)
+        rows = [_row(name, seeds, self._rejected[name]) for name, seeds in groups.items()]
+        return sorted(rows, key=lambda row: (-row.germinated, row.blueprint))
 
     def total(self) -> BlueprintRow:
         """Returns the totals over all blueprints, named ``ALL``."""
-        total = _Tally()
-        for tally in self._tallies().values():
-            total = total.merged(tally)
-        return total.row(ALL)
+        return _row(ALL, self._seeds, self._rejected.total())
 
     def handle(self, event: Event) -> None:
         match event:
             case ActionTaken(accepted=False):
-                self._refuse(event)
+                seed = self._hosts[event.env, event.episode].get(event.slot or "")
+                name = event.blueprint or (seed.blueprint if seed else None)
+                if name is not None:
+                    self._rejected[name] += 1
             case StageChanged():
-                self._change(event)
+                self._change(event, self._hosts[event.env, event.episode])
             case EpochCompleted():
                 self._measure(event)
             case EpisodeCompleted():
-                self._end((event.env, event.episode), event.epochs)
+                for seed in self._hosts.pop((event.env, event.episode), {}).values():
+                    seed.end = event.epochs
+                self._fossil_parameters.pop((event.env, event.episode), None)
 
     def close(self) -> None:
         """Does nothing: no work is pending."""
 
-    def _refuse(self, event: ActionTaken) -> None:
-        seed = self._seeds[event.env, event.episode].get(event.slot or "")
-        name = event.blueprint or (seed.blueprint if seed else None)
-        if name is not None:
-            self._over[name].rejected += 1
-
-    def _change(self, event: StageChanged) -> None:
-        host = self._seeds[event.env, event.episode]
+    def _change(self, event: StageChanged, host: dict[str, _Seed]) -> None:
         if event.after == "GERMINATED" and event.blueprint is not None:
-            host[event.slot] = _Seed(event.blueprint, event.epoch)
-            self._over[event.blueprint].germinated += 1
+            host[event.slot] = _Seed(event.blueprint, event.epoch, event.epoch)
+            self._seeds.append(host[event.slot])
+        elif (seed := host.get(event.slot)) is None:
             return
-        seed = host.get(event.slot)
-        if seed is None:
-            return
-        if event.after == "FOSSILIZED":
-            seed.fossil = True
+        elif event.after == "FOSSILIZED":
+            seed.fate = "fossilized"
         elif event.after == "BLENDING":
             seed.blended = True
         elif event.after == "PRUNED":
+            seed.fate, seed.end = FATES.get(event.cause, "pruned"), event.epoch
             del host[event.slot]
-            self._remove(seed, event)
-
-    def _remove(self, seed: _Seed, event: StageChanged) -> None:
-        tally = self._over[seed.blueprint]
-        tally.blended += seed.blended
-        tally.epochs.add(event.epoch - seed.born)
-        if event.cause == "rollback":
-            tally.rolled_back += 1
-        elif event.cause == "not finite":
-            tally.cut += 1
-        else:
-            tally.pruned += 1
-            tally.removed.add(seed.contribution)
 
     def _measure(self, event: EpochCompleted) -> None:
         """Records contributions of seeds that are not fossils yet, and the size of a seed kept in this epoch."""
         key = event.env, event.episode
-        new = [seed for seed in self._seeds[key].values() if seed.fossil and seed.parameters is None]
-        added = event.fossil_parameters - self._fossil_parameters.get(key, 0)
+        seeds = self._hosts[key]
+        new = [seed for seed in seeds.values() if seed.fate == "fossilized" and seed.parameters is None]
+        added = event.fossil_parameters - self._fossil_parameters[key]
         if len(new) == 1 and added > 0:  # an env takes one action per epoch
             new[0].parameters = added
-        self._fossil_parameters[key], self._epoch[key] = event.fossil_parameters, event.epoch
-        for slot, seed in self._seeds[key].items():
-            if not seed.fossil and slot in event.contributions:
+        self._fossil_parameters[key] = event.fossil_parameters
+        for slot, seed in seeds.items():
+            seed.end = max(seed.born, event.epoch)
+            if seed.fate != "fossilized" and slot in event.contributions:
                 seed.contribution = event.contributions[slot]
 
-    def _end(self, key: Host, epochs: int) -> None:
-        for seed in self._seeds.pop(key, {}).values():
-            _settle(self._over[seed.blueprint], seed, epochs)
-        self._epoch.pop(key, None)
-        self._fossil_parameters.pop(key, None)
 
-    def _tallies(self) -> dict[str, _Tally]:
-        """Returns the counts as if every episode ended now."""
-        found = {name: tally.merged(_Tally()) for name, tally in self._over.items()}
-        for key, host in self._seeds.items():
-            for seed in host.values():
-                _settle(found[seed.blueprint], seed, max(self._epoch.get(key, 0), seed.born))
-        return found
+def _row(name: str, seeds: list[_Seed], rejected: int) -> BlueprintRow:
+    fates = Counter(seed.fate for seed in seeds)
+    return BlueprintRow(
+        name,
+        germinated=len(seeds),
+        blended=sum(seed.blended for seed in seeds),
+        **{fate: fates[fate] for fate in ("fossilized", "pruned", "cut", "rolled_back", "living")},
+        rejected=rejected,
+        contribution_kept=_mean(seed.contribution for seed in seeds if seed.fate == "fossilized"),
+        contribution_pruned=_mean(seed.contribution for seed in seeds if seed.fate == "pruned"),
+        epochs_lived=_mean(seed.end - seed.born for seed in seeds),
+        parameters=_mean(seed.parameters for seed in seeds if seed.fate == "fossilized"),
+    )
 
 
-def _settle(tally: _Tally, seed: _Seed, epochs: int) -> None:
-    """Counts a seed that is still in its host when the episode ends after ``epochs`` epochs."""
-    tally.blended += seed.blended
-    tally.epochs.add(epochs - seed.born)
-    if seed.fossil:
-        tally.fossilized += 1
-        tally.kept.add(seed.contribution)
-        tally.parameters.add(seed.parameters)
-    else:
-        tally.living += 1
+def _mean(values: Iterable[float | None]) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None

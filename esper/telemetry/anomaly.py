@@ -29,10 +29,10 @@ KINDS = MappingProxyType(
         "gradient_exploded": "lower ppo.learning_rate or ppo.reward_clip, or raise ppo.max_grad_norm",
     }
 )
-"""Advice for every kind of anomaly."""
+"""Advice by anomaly."""
 
 Finding = tuple[str, str | None, float, float, str]
-"""Kind, head, measured value, threshold, description."""
+"""Key of KINDS, head, measured value, threshold, description."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class AnomalyDetector:
     def look(self, update: PolicyUpdated) -> list[AnomalyDetected]:
         """Returns the anomalies of one update, each once. Figures that are missing in an older log are skipped."""
         return [
-            AnomalyDetected(update.round, kind, head, measured, threshold, found, KINDS[kind])
-            for part in (self._not_finite, self._ratio, self._entropy, self._value, self._gradient)
-            for kind, head, measured, threshold, found in part(update)
+            AnomalyDetected(update.round, kind, head, measured, threshold, words, KINDS[kind])
+            for check in (self._not_finite, self._ratio, self._entropy, self._value, self._gradient)
+            for kind, head, measured, threshold, words in check(update)
         ]
 
     def _not_finite(self, update: PolicyUpdated) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Typed events: what a run says about itself.
+"""Typed events of a run.
 
 Every event is a frozen dataclass. A field marked with :func:`volatile` may differ between two runs of the same seed
 (clock times, durations, paths); all others are the same, bit for bit, on the same CPU.
@@ -38,54 +38,54 @@ class RunStarted(Event):
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     tier: str | None
-    """How steps of hosts are carried out: eager, compiled or graph; None where hosts are simulated."""
+    """How steps of hosts are executed: eager, compiled or graph; None if hosts are simulated."""
     precision: str | None
-    """What they compute with; None where hosts are simulated."""
+    """Number format of the computation; None if hosts are simulated."""
     micro_batches: int
-    """Parts that a batch is computed in."""
+    """Number of parts that each batch is split into."""
     tier_refused: str | None = volatile()
-    """Why that is not the tier of the config; may name files."""
+    """Why the tier of the config cannot be used; may name files."""
     time: float = volatile()
     folder: str = volatile()
     cublas_workspace: str | None = None
-    """Memory that cuBLAS has for each lane, and who chose it, which its results may depend on; None without a GPU."""
+    """cuBLAS workspace of each lane and its origin, on which results may depend; None without a GPU."""
     pinned_copies: tuple[str, ...] = ()
-    """Copies of hosts that lie in pinned CPU memory (``esper.training.placement.HostCopy``), because they would take
-    more of a GPU's than ``run.max_device_copies_mib``. Logs of an Esper that did not write them read as empty."""
+    """Copies of hosts in pinned CPU memory (``esper.training.placement.HostCopy``), because on a GPU they would exceed
+    ``run.max_device_copies_mib``. Older logs lack this field; it reads as empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResumed(Event):
-    """A run goes on from its checkpoint; the events that follow are those it would have had without the stop."""
+    """A run continues from its checkpoint; the following events equal those of an uninterrupted run."""
 
     round: int
-    """Rounds that were done."""
+    """Number of completed rounds."""
     rounds: int
     n_envs: int
     episode_length: int
     tier: str | None
-    """As in RunStarted: here, now."""
+    """As in RunStarted, for this process."""
     tier_refused: str | None = volatile()
     time: float = volatile()
     warnings: tuple[str, ...] = dataclasses.field(default=(), metadata={"volatile": True})
-    """What was wrong with files of the run folder, and was passed over."""
+    """Problems with files of the run folder that were ignored."""
     epochs: int = 0
-    """That were done of the round under way, in each of its hosts whose episode had not ended; 0 between two rounds."""
+    """Epochs done in the current round by each host whose episode had not ended; 0 between two rounds."""
     cublas_workspace: str | None = None
-    """As in RunStarted: here, now."""
+    """As in RunStarted, for this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsNotCaptured(Event):
-    """Some steps on a GPU are queued by Python and not launched as a graph; each reason is told once."""
+    """Some steps on a GPU are queued by Python instead of launched as a graph; each reason is reported once."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchHalved(Event):
-    """Memory ran out. From the epoch that it happened in, which is done again from its beginning, all hosts of the run
-    compute batches in ``micro_batches`` parts, twice as many as before; ``batch`` is where it happened."""
+    """Memory ran out at ``batch``. The epoch is repeated, and from it on, all hosts split each batch into
+    ``micro_batches`` parts, twice as many as before."""
 
     env: int
     epoch: int
@@ -96,7 +96,7 @@ class MicroBatchHalved(Event):
 
 @dataclass(frozen=True, slots=True)
 class BaselineMeasured(Event):
-    """The no-growth curves of the run: means over ``episodes`` hosts left alone, by epochs done (0: untrained)."""
+    """No-growth curves: means over ``episodes`` hosts left alone, indexed by epochs done (0: untrained)."""
 
     episodes: int
     accuracy: tuple[float, ...]
@@ -106,7 +106,7 @@ class BaselineMeasured(Event):
 
 @dataclass(frozen=True, slots=True)
 class ActionTaken(Event):
-    """One action with its outcome; WAIT is not reported."""
+    """An action and its outcome; WAIT is not reported."""
 
     env: int
     episode: int
@@ -120,7 +120,7 @@ class ActionTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class GateEvaluated(Event):
-    """A gate's answer when a transition was asked for; checks are (name, held, measured value, threshold)."""
+    """A gate's answer to a requested transition; checks are (name, passed, measured value, threshold)."""
 
     env: int
     episode: int
@@ -169,7 +169,7 @@ class GovernorRollback(Event):
 
 @dataclass(frozen=True, slots=True)
 class EpochCompleted(Event):
-    """One env's epoch after the governor: what the controller sees and is paid for."""
+    """One epoch of one env, after the governor: the controller's observation and reward."""
 
     env: int
     episode: int
@@ -187,7 +187,7 @@ class EpochCompleted(Event):
     reward: float
     reward_terms: dict[str, float]
     contribution_errors: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Standard errors of ``contributions``, pp. Logs of an Esper that did not write them read as empty."""
+    """Standard errors of ``contributions``, pp. Older logs lack this field; it reads as empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,23 +205,23 @@ class EpisodeCompleted(Event):
     rollbacks: int
     terminated: bool
     shapley: dict[str, tuple[float, float]]
-    """Shapley value of each blended seed on validation samples, and its standard error, pp; empty where not every
-    coalition of them was measured."""
+    """Shapley value of each blended seed on validation samples and its standard error, pp; empty unless all coalitions
+    were measured."""
     stopped: str | None = None
-    """Why it was cut short: divergence or plateau (``env.stop_on``); None for an episode that came to its true end."""
+    """Why it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCompleted(Event):
-    """One round, counted from 1; means are over its hosts, ``fossils`` is the mean number a host.
+    """One round, counted from 1. Means are over its hosts; ``fossils`` is the mean number per host.
 
     ``committed_accuracy`` is that of committed networks on validation images, ``baseline_accuracy`` that of the
-    no-growth baseline at the same epoch. The other two are on test images, of the grown hosts and of the same hosts
-    left alone; None in a round that an agent learns from, whose hosts prove nothing. ``mean_return`` is discounted.
-    ``seconds`` is this round's, twins included; rates count the grown hosts only, and so does ``phase_seconds``: wall
-    seconds by phase (``esper.telemetry.span.PHASES``), each counted once. Phases never entered are missing, and what it
-    costs to report the round itself is in none. ``memory`` is what the run used at the end of the round, bytes by kind
-    and place (``esper.telemetry.memory``), twins included; logs of an Esper that did not write it read as empty.
+    no-growth baseline at the same epoch. The other two accuracies are on test images, of the grown hosts and of the
+    same hosts left alone; None in a round that an agent learns from. ``mean_return`` is discounted. ``seconds``
+    includes the hosts left alone; rates and ``phase_seconds`` do not. ``phase_seconds`` are wall seconds by phase
+    (``esper.telemetry.span.PHASES``), each counted once; phases never entered are missing, and reporting the round is
+    in none. ``memory`` is the memory in use at the end of the round, bytes by kind and place
+    (``esper.telemetry.memory``); it is empty in older logs.
     """
 
     round: int
@@ -246,7 +246,7 @@ class RoundCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PracticeRound(Event):
-    """The agent played a round on simulated hosts, before it met real ones; ``mean_return`` is discounted."""
+    """The agent played a round on simulated hosts, before real ones; ``mean_return`` is discounted."""
 
     round: int
     rounds: int
@@ -255,11 +255,12 @@ class PracticeRound(Event):
 
 @dataclass(frozen=True, slots=True)
 class PolicyUpdated(Event):
-    """The agent learned from a round; means over the update's minibatches unless said otherwise.
+    """The agent learned from a round; means over the update's minibatches unless stated otherwise.
 
-    ``env_steps`` are all since the run began. ``approx_kl`` is that of the last minibatch (k3 estimator), at which the
-    update stops when it is too large. Entropies are normalised to [0, 1], ``entropy`` is their sum over the heads that
-    mattered, ``head_entropies`` are means over the steps in which a head mattered.
+    ``env_steps`` counts from the start of the run. ``approx_kl`` is that of the last minibatch (k3 estimator); the
+    update stops early if it is too large. Entropies are normalised to [0, 1]: ``entropy`` is their sum over the heads
+    that affected the action, ``head_entropies`` are means over the steps in which a head did. Older logs lack the
+    fields with defaults.
     """
 
     round: int
@@ -278,34 +279,31 @@ class PolicyUpdated(Event):
     reward_scale: float
     minibatches: int
     stopped_early: bool
-    # Logs of an Esper that did not write the following read as these defaults.
     ratio_max: float | None = None
-    """Largest probability ratio, now to then, of any action in any minibatch ..."""
     ratio_min: float | None = None
-    """... and the smallest."""
+    """Largest and smallest probability ratio, new to old policy, of any action in any minibatch."""
     value_std: float | None = None
-    """Standard deviation of the values that the critic gave in the rollout ..."""
     target_std: float | None = None
-    """... and of what they should have been, both in units of scaled rewards."""
+    """Standard deviations of the critic's values in the rollout and of their targets, in units of scaled rewards."""
     clipped_gradients: float | None = None
-    """Part of the minibatches whose gradient was longer than the limit it is clipped to."""
+    """Fraction of the minibatches whose gradient norm was clipped."""
     skipped_minibatches: int = 0
-    """Left out, because their loss or gradient was not finite: the weights stayed as they were."""
+    """Minibatches left out because their loss or gradient was not finite."""
     broken_steps: int = 0
-    """Steps of the rollout that hold a number that is not finite. Where there is one, nothing was learned from it."""
+    """Steps of the rollout with a non-finite value. If there are any, the agent does not learn from the round."""
     choice_entropies: dict[str, float] = dataclasses.field(default_factory=dict)
-    """As ``head_entropies``, but over the steps only in which the head had more than one legal choice; a head that had
-    none is missing."""
+    """As ``head_entropies``, over the steps in which the head had more than one legal choice; heads without such steps
+    are missing."""
     head_choices: dict[str, int] = dataclasses.field(default_factory=dict)
-    """How many steps these were."""
+    """Number of those steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalyDetected(Event):
-    """Something in how the agent learns is not as it should be. The run goes on as it would have without this.
+    """A problem in how the agent learns. It does not change the run.
 
-    ``kind`` is one of ``esper.telemetry.anomaly.KINDS``, ``head`` the head of the policy that it is about, if it is
-    about one; ``found`` says what is wrong and ``advice`` what to try. ``measured`` lies beyond ``threshold``.
+    ``kind`` is one of ``esper.telemetry.anomaly.KINDS``, ``head`` the head of the policy concerned, if any; ``found``
+    describes the problem and ``advice`` what to try. ``measured`` lies beyond ``threshold``.
     """
 
     round: int
@@ -319,7 +317,7 @@ class AnomalyDetected(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArmPlayed(Event):
-    """A controller played one round of a comparison; test accuracy, mean over the round's hosts."""
+    """A controller played one round of a comparison; ``test_accuracy`` is the mean over the round's hosts."""
 
     controller: str
     round: int
@@ -329,7 +327,7 @@ class ArmPlayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The run's controller against one other on the same hosts: mean test accuracies of committed networks, and the
+    """The run's controller and another one on the same hosts: mean test accuracies of committed networks, and their
     difference with its 95 % interval and Holm-corrected p value."""
 
     reference: str
@@ -344,7 +342,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted(Event):
-    """What the run ends with; ``parameters`` and ``fossils`` are means over the hosts of the comparison."""
+    """The result of the run; ``parameters`` and ``fossils`` are means over the hosts of the comparison."""
 
     controller: str
     pairs: int
@@ -356,21 +354,18 @@ class RunCompleted(Event):
 
 
 def record(event: Event) -> dict[str, Any]:
-    """The event as a JSON-ready dict: "event" (its name), "schema", and its fields; non-finite floats as strings."""
+    """Returns the event for JSON: "event" (its name), "schema", and its fields; non-finite floats as strings."""
     return {"event": type(event).__name__, "schema": SCHEMA_VERSION, **plain(dataclasses.asdict(event))}
 
 
 def stable_record(event: Event) -> dict[str, Any]:
-    """``record`` without the volatile fields: equal for two runs of the same seed."""
-    fields = record(event)
-    for field in dataclasses.fields(event):
-        if field.metadata.get("volatile"):
-            del fields[field.name]
-    return fields
+    """Returns ``record`` without the volatile fields: equal for two runs of the same seed."""
+    volatile = {field.name for field in dataclasses.fields(event) if field.metadata.get("volatile")}
+    return {name: value for name, value in record(event).items() if name not in volatile}
 
 
 def plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: write them as strings, so that the log stays readable by every parser."""
+    """Replaces NaN and infinities, which JSON lacks, by strings, so that every parser can read the log."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

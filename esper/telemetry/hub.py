@@ -98,8 +98,8 @@ class TelemetryHub:
                 sink.close()
             except Exception as error:
                 self._drop(name, error, error.missed if isinstance(error, EventsLost) else 0)
-            except KeyboardInterrupt as came:
-                interrupt = came
+            except KeyboardInterrupt as error:
+                interrupt = error
         if interrupt is not None:
             raise interrupt
 
@@ -126,7 +126,7 @@ def _named(sinks: Iterable[Sink]) -> dict[str, Sink]:
     named: dict[str, Sink] = {}
     seen: Counter[str] = Counter()
     for sink in sinks:
-        kind = type(sink.inner if isinstance(sink, BackgroundSink) else sink).__name__
-        seen[kind] += 1
-        named[kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"] = sink
+        name = type(sink.inner if isinstance(sink, BackgroundSink) else sink).__name__
+        seen[name] += 1
+        named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = sink
     return named

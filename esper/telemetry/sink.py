@@ -11,7 +11,7 @@ class Sink(Protocol):
     """Receives events. It must not change them, because all sinks share the same object."""
 
     def handle(self, event: Event) -> None:
-        """Takes one event; irrelevant kinds are ignored."""
+        """Takes one event; irrelevant ones are ignored."""
 
     def close(self) -> None:
         """Writes pending data and releases files; called once."""

@@ -1,6 +1,6 @@
-"""Spans: the wall seconds of each phase of a run, and the same phases by name in the traces of profilers.
+"""Spans: wall seconds of each phase of a run, and the same phases as ranges in the traces of profilers.
 
-A leaf: whatever takes part in a step may import it. A run's spans are those of its env; there are no global ones.
+Every module that takes part in a step may import this one. A run's spans are those of its env; none are global.
 """
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ from threading import get_ident
 from time import perf_counter
 from types import TracebackType
 
-import torch
-
 PHASES = {
-    "act": "the controller chooses",
+    "act": "the controller chooses actions",
     "stage": "waiting for batches of data that is not in memory",
-    "train": "an epoch of every host; on a GPU, until the slowest device has done it",
-    "validate": "every configuration of every host, and the transfer of what was measured",
-    "govern": "snapshots, rollbacks and the removal of broken seeds",
-    "decide": "actions applied to slots, clocks, gates, rewards, observations and masks",
+    "train": "training an epoch of every host; on a GPU, until the slowest device is done",
+    "validate": "validating every configuration of every host, and transferring the results",
+    "govern": "snapshots, rollbacks and the removal of non-finite seeds",
+    "decide": "applying actions; clocks, gates, rewards, observations and masks",
     "update": "the agent learns",
-    "telemetry": "events made, and handled by all sinks",
+    "telemetry": "making events, and handling them in all sinks",
 }
-"""The phases of a round and what is timed in each, in the order of their columns in the metrics."""
+"""The phases of a round and their contents, in the order of their columns in the metrics."""
 
 
 class Spans:
-    """Where the time goes: ``with spans("train"): ...`` adds the block's wall seconds to ``spans.seconds["train"]``.
+    """Counts time by phase: ``with spans("train"): ...`` adds the block's wall seconds to ``spans.seconds["train"]``.
 
-    Spans nest. The time of an inner one is its own and is not in the outer one too, so the sum over all phases is wall
-    time that was spent once. A block that raises is counted like any other.
+    Spans nest. The time of an inner span is not counted in the outer one, so the sum over all phases is the wall time.
+    A block that raises is counted like any other.
 
-    One thread uses an object of this class at a time; lanes use none, because what they do side by side is one phase.
+    One thread uses an object of this class at a time; lanes use none, because their parallel work is one phase.
 
     Args:
         marks: see the attribute.
@@ -39,29 +37,28 @@ class Spans:
 
     def __init__(self, marks: bool = False) -> None:
         self.marks = marks
-        """Whether spans are also ranges ``esper/train``, ... of ``torch.profiler`` and, where torch has CUDA, of NVTX.
-        Set it while something is profiled: torch has no public way to ask for that, and a range that nobody records
-        costs several times as much as the span."""
+        """Whether spans are also ranges ``esper/train``, ... of ``torch.profiler`` and, if torch has CUDA, of NVTX. Set
+        it while profiling: torch has no public way to query that, and a range costs several times as much as a span,
+        recorded or not."""
         self.seconds: dict[str, float] = {}
-        """Wall seconds of each phase that was entered so far; those of a span that is still open are not all in it."""
+        """Wall seconds of each phase entered so far; an open span is counted only in part."""
         self._spans = {name: Span(self, name) for name in PHASES}
         self._open: list[tuple[str, ExitStack | None]] = []
         self._since = 0.0
         self._thread = 0
 
     def __call__(self, name: str) -> Span:
-        """The span of a phase, to be entered. Raises ValueError for a name that is not in ``PHASES``."""
+        """Returns the span of a phase, to be entered. Raises ValueError for a name that is not in ``PHASES``."""
         span = self._spans.get(name)
         if span is None:
             raise ValueError(f"unknown phase {name!r}; known: {', '.join(PHASES)}")
         return span
 
     def move(self, source: str, target: str, seconds: float) -> None:
-        """Move wall seconds that were counted in phase ``source`` to phase ``target``: a wait for work of the other
-        phase. The sum over all phases stays.
+        """Moves wall seconds from phase ``source`` to phase ``target``, for a wait for work of another phase.
 
-        Raises ValueError for a name that is not in ``PHASES``, and for seconds that are negative or more than
-        ``source`` has.
+        Raises:
+            ValueError: a name is not in ``PHASES``, or ``seconds`` is negative or more than ``source`` has.
         """
         for name in (source, target):
             self(name)
@@ -77,7 +74,7 @@ class Spans:
         if self._open and thread != self._thread:
             raise RuntimeError(f"phase {name} began in a different thread than the open phase {self._open[-1][0]}")
         self._thread = thread
-        # Opened before the clock is read: what marking costs is the outer phase's.
+        # Opened before the clock is read, so that the outer phase pays for the ranges.
         marks = _ranges(f"esper/{name}") if self.marks else None
         now = perf_counter()
         self._count(now)
@@ -90,7 +87,7 @@ class Spans:
             marks.close()
 
     def _count(self, now: float) -> None:
-        """Give the time since the last change of phase to the innermost open one."""
+        """Adds the time since the last change of phase to the innermost open one."""
         if self._open:
             name = self._open[-1][0]
             self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
@@ -115,9 +112,11 @@ class Span:
 
 
 def _ranges(name: str) -> ExitStack:
-    """Open ranges of that name; closing the stack ends them."""
+    """Opens ranges of that name; closing the stack ends them."""
+    import torch  # slow to import, and the names of phases are also read without it
+
     ranges = ExitStack()
     ranges.enter_context(torch.profiler.record_function(name))
-    if torch.version.cuda is not None:  # a torch without it has no NVTX
+    if torch.version.cuda is not None:  # builds without CUDA have no NVTX
         ranges.enter_context(torch.cuda.nvtx.range(name))
     return ranges

@@ -1,4 +1,4 @@
-"""CUDATimer: how long the device takes for a block of work, on CUDA, on the CPU and on MPS."""
+"""CUDATimer: device time of a block of work, on CUDA, the CPU or MPS."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import torch
 class CUDATimer:
     """Times a block: ``with timer: work()``, then ``timer.seconds``. Each block replaces the one before.
 
-    - cuda: two events on the stream that is current on the device when the block begins and when it ends. Nothing waits
-      until ``seconds`` is read, which waits for the second event; so read it when the result of the block is needed
-      anyway. Work that the block puts on other streams counts only as far as that stream waits for it.
+    - cuda: two events, on the streams that are current on the device when the block begins and when it ends. Only
+      reading ``seconds`` waits, for the second event; read it when the result of the block is needed anyway. Work on
+      other streams counts only as far as that stream waits for it.
     - cpu: the clock before and after.
-    - mps: the clock, once the device has done all it was given before the block, and once more after it; so here the
-      block itself waits, at both ends. (Events of MPS are not used: reading their time after waiting for one hangs in
-      some versions of torch, and short times can come out negative.)
+    - mps: the clock before and after, read when the device is idle, so the block waits at both ends. (MPS events are
+      not used: reading their time can hang in some versions of torch, and short times can be negative.)
 
-    A block that raises leaves the time of what ran of it.
+    The time of a block that raises ends with the exception.
 
     Args:
         device: where the work runs: cuda, cuda:1, cpu or mps.
@@ -60,14 +59,14 @@ class CUDATimer:
 
     @property
     def seconds(self) -> float:
-        """Of the last block; on CUDA the first read waits for its end."""
+        """Seconds of the last block; on CUDA the first read waits for its end."""
         if self._ended is None:
             raise RuntimeError("nothing to read: no block has ended since the timer was created or last entered")
         return self._ended.seconds()
 
 
 class _Clock:
-    """The host's clock, read when ``wait`` has returned."""
+    """The CPU's clock, read when ``wait`` has returned."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.wait = wait
@@ -85,7 +84,7 @@ class _Clock:
 
 
 class _Events:
-    """A pair of CUDA events, new for every block: one that was recorded again would lose the time nobody has read."""
+    """A pair of CUDA events, new for every block, because recording an event again discards its unread time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -104,4 +103,4 @@ class _Events:
 
 
 def _nothing() -> None:
-    """On the CPU work is done when the call returns."""
+    """On the CPU, work is complete when the call returns."""

@@ -106,7 +106,7 @@ def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, mon
     found = esper("run", *TINY)
     plain(found, 0)
     assert found.out.count("each batch is split into 2 micro-batches") == 1
-    assert re.search(r"out of memory: env 1, epoch 0, batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
+    assert re.search(r"out of memory: host 1, epoch 0: batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
     assert kinds(Path("r")).count("MicroBatchHalved") == 1
     assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
     assert checkpoint.read(Path("r"))["rounds"]["micro_batches"] == 2

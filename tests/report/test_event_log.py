@@ -20,7 +20,7 @@ def epochs(log: EventLog) -> list[int]:
 def test_only_what_is_new_is_read_again(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     assert log.read() == ([], False)
-    assert not log.there
+    assert not log.exists
     sink = JsonlSink(log.path)
     sink.handle(cut(1))
     sink.handle(cut(2))

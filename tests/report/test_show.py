@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from esper.report.read import open_run
-from esper.report.terminal import part_of_round, seconds_left, short_form
-from esper.report.watch import going, watch
+from esper.report.terminal import in_progress, short_form, watch
 from esper.telemetry.event import PolicyUpdated, RoundCompleted, RunCompleted
 from tests.run.run_helpers import Does, play, round_ends, tiny, within_round
 
@@ -62,7 +61,7 @@ def test_the_time_left_is_that_of_the_rounds_to_come(tmp_path: Path) -> None:
 
     def look() -> None:
         run = open_run(tmp_path / "run")
-        seen.append((part_of_round(run), seconds_left(run), short_form(run)))
+        seen.append((run.view.part_of_round, run.view.seconds_left(), short_form(run)))
 
     play(tiny(rounds=3), tmp_path / "run", Does(within_round(2), look))
     ((part, left, text),) = seen
@@ -86,7 +85,7 @@ def test_a_watched_run_is_shown_until_it_ends(tmp_path: Path) -> None:
     def follow() -> None:
         begun.wait(60)
         run = open_run(tmp_path / "run")
-        assert going(run)
+        assert in_progress(run)
         watch(run, console, pause=lambda _: release.set())
 
     watcher = threading.Thread(target=follow)
@@ -140,5 +139,5 @@ def test_rollbacks_and_refusals_are_among_the_last_events(grown: Path, copy: Cal
             '"value": "inf", "threshold": 2.5, "restored_epoch": 20, "rollbacks": 1}\n'
         )
     text = short_form(open_run(folder))
-    assert "round 2, host 1, epoch 23: rollback, spike (infinite, limit 2.5000)" in text
+    assert "round 2, host 1, epoch 23: rollback: spike (infinite, limit 2.5000), back to epoch 20" in text
     assert "refused: the gate is shut" in text

@@ -50,7 +50,7 @@ def test_the_page_lists_warnings_with_their_counts_and_advice(warned: Path, lear
 
 def test_blueprints_are_counted_alike_in_both(grown: Path) -> None:
     run = open_run(grown)
-    rows = run.blueprints.rows()
+    rows = run.view.blueprints.rows()
     assert sum(row.fossilized for row in rows) > 0
     text, page = short_form(run), blueprint_table(run)
     for row in rows:
@@ -64,14 +64,14 @@ def test_counts_follow_a_log_that_is_taken_back(grown: Path, copy: Callable[...,
     """As a run that is resumed does with what it logged after its checkpoint."""
     folder = copy(grown)
     run = open_run(folder)
-    whole = run.blueprints.rows()
+    whole = run.view.blueprints.rows()
     log = folder / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     begun: list[dict[str, Any]] = [json.loads(line) for line in lines]
     half = next(i for i, fields in enumerate(begun) if fields["event"] == "RoundCompleted") + 1
     log.write_text("".join(lines[:half]))
     run.refresh()
-    assert sum(row.germinated for row in run.blueprints.rows()) < sum(row.germinated for row in whole)
+    assert sum(row.germinated for row in run.view.blueprints.rows()) < sum(row.germinated for row in whole)
     log.write_text("".join(lines))
     run.refresh()
-    assert run.blueprints.rows() == whole
+    assert run.view.blueprints.rows() == whole

@@ -85,11 +85,11 @@ def updated(**changes: Any) -> PolicyUpdated:
     return PolicyUpdated(**{**fields, **changes})
 
 
-def epoch(env: int, number: int, **stages: str) -> EpochCompleted:
+def epoch(env: int, number: int, episode: int = 0, **stages: str) -> EpochCompleted:
     """Epoch ``number`` of an env: 70 % for env 0, 72 % for env 1, ..., beside a baseline of 60 %."""
     return EpochCompleted(
         env=env,
-        episode=0,
+        episode=episode,
         epoch=number,
         train_loss=1.0,
         train_accuracy=70.0,

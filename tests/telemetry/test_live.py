@@ -47,7 +47,7 @@ def plain(text: str) -> list[str]:
 
 
 def picture(*events: Event, elapsed: float = 60.0) -> str:
-    """What is shown after these events, and so many seconds; never wider than the terminal."""
+    """The view after these events and ``elapsed`` seconds; never wider than the terminal."""
     sink = LiveSink(terminal())
     for event in events:
         sink.handle(event)
@@ -60,19 +60,19 @@ def picture(*events: Event, elapsed: float = 60.0) -> str:
 
 
 def test_the_picture_of_a_round_under_way() -> None:
-    """Two of eight hosts have done 15 of 30 epochs in round 4 of 10."""
+    """All eight hosts have done 15 of 30 epochs in round 4 of 10."""
     stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
     begun = [started(rounds=10), updated(), completed(3)]
-    shown = picture(*begun, *(epoch(env, 15, **stages) for env in range(8)), elapsed=70.0)
+    shown = picture(*begun, *(epoch(env, 15, episode=3, **stages) for env in range(8)), elapsed=105.0)
     assert "round 4/10" in shown
-    assert "1m10s elapsed, 2m10s left" in shown  # 3.5 rounds in 70 s, 6.5 to come
-    assert "this round epoch 15: 77.0 %, baseline 60.0 %; seeds: 8 training, 8 fossilized" in shown
-    assert "last round grown 82.0 % alone 83.5 % (-1.5 pp) return +1.500" in shown
-    assert "1.5 fossils per host, 5,230 images/s, 41.5 env-epochs/s" in shown
-    assert "policy KL 0.012, clipped 8%, explained variance -0.50, 16 minibatches" in shown
-    assert "stopped early" not in shown
-    assert "gradient 0.75, learning rate 5.0e-04, 12,800 env steps" in shown
-    assert "entropy op 0.10, slot 0.20, blueprint 0.30," in shown
+    assert "1m45s elapsed, 3m15s left" in shown  # a round took 30 s, 6.5 to come
+    assert "accuracy this round, epoch 15: 77.0 %, baseline 60.0 % (+17.0 pp)" in shown
+    assert "round 3: grown 82.0 % alone 83.5 % (-1.5 pp), return +1.500, 1.5 fossils per host" in shown
+    assert "slots round 4: 8 training, 8 fossilized" in shown
+    assert "rate 5,230 images/s, 41.5 epochs/s" in shown
+    assert "entropy 2.50, KL 0.012, clipped 0.08, explained variance -0.50" in shown
+    assert "16 minibatches, gradient norm 0.75, learning rate 5.0e-04, 12,800 env steps" in shown
+    assert "entropy by head: op 0.10, slot 0.20, blueprint 0.30," in shown
     assert "alpha_curve 0.80" in shown
 
 
@@ -80,22 +80,22 @@ def test_the_picture_before_anything_is_known() -> None:
     shown = picture(started(rounds=10))
     assert "round 1/10" in shown
     assert "1m00s elapsed, ? left" in shown
-    for word in ("last round", "this round", "policy", "time"):
+    for word in ("accuracy", "slots", "policy", "rate"):
         assert word not in shown
 
 
-def test_dormant_slots_are_no_seeds() -> None:
-    assert "seeds: none" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED"))
+def test_free_slots_are_not_counted_as_seeds() -> None:
+    assert "slots round 1: no seeds" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED"))
 
 
-def test_a_round_that_ended_is_no_longer_under_way() -> None:
+def test_a_completed_round_is_no_longer_under_way() -> None:
     assert "this round" not in picture(started(rounds=10), epoch(0, 30, r0c0="TRAINING"), completed(1))
 
 
 def test_simulated_hosts_have_no_images() -> None:
     shown = picture(started(), completed(1, samples=0))
     assert "images" not in shown
-    assert "41.5 env-epochs/s" in shown
+    assert "41.5 epochs/s" in shown
 
 
 def test_an_update_that_stopped_early_says_so() -> None:
@@ -103,24 +103,32 @@ def test_an_update_that_stopped_early_says_so() -> None:
 
 
 def test_phases_are_shown_by_their_share_largest_first() -> None:
-    phases = {"train": 6.0, "validate": 3.0, "act": 1.0, "govern": 0.01}
-    assert picture(started(), completed(1, phase_seconds=phases)).endswith("time train 60%, validate 30%, act 10%")
+    phases = {"train": 6.0, "validate": 3.0, "act": 0.5, "govern": 0.01}
+    shown = picture(started(), completed(1, seconds=10.0, phase_seconds=phases))
+    assert "time round 1: 10s: train 60%, validate 30%, act 5%, the rest 5%" in shown
 
 
-def test_a_round_without_phases_can_be_shown() -> None:
-    assert picture(started(), completed(1, phase_seconds={})).endswith("time")
+def test_the_time_left_of_the_first_round_is_estimated_from_its_epochs() -> None:
+    begun = [started(rounds=10), *(epoch(env, 15, r0c0="TRAINING") for env in range(8))]
+    assert "1m00s elapsed, 19m00s left" in picture(*begun)  # half a round a minute, 9.5 rounds to come
 
 
 def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
-    """Rounds 1 to 7 were played by an earlier process, whose time says nothing of this one's."""
+    """Rounds 1 to 7 were played by an earlier process, perhaps on another machine."""
     resumed = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, tier=None, tier_refused=None, time=0.0)
     assert "round 8/10" in picture(resumed)
     assert "? left" in picture(resumed)
     assert "round 9/10" in picture(resumed, completed(8))
-    assert "1m00s elapsed, 2m00s left" in picture(resumed, completed(8))
+    assert "1m00s elapsed, 2m40s left" in picture(resumed, completed(8))  # 80 s a round, 2 to come
 
 
-def test_when_all_rounds_are_done_no_time_left_is_made_up() -> None:
+def test_epochs_before_a_resume_do_not_make_the_process_look_faster() -> None:
+    resumed = RunResumed(7, 10, 8, 30, None, None, 0.0, epochs=15)
+    shown = picture(resumed, *(epoch(env, 20, episode=7) for env in range(8)))
+    assert "1m00s elapsed, 14m00s left" in shown  # a sixth of a round a minute, 2 1/3 rounds to come
+
+
+def test_no_time_left_is_shown_when_all_rounds_are_done() -> None:
     shown = picture(started(rounds=10), completed(10))
     assert "round 10/10" in shown
     assert "1m00s elapsed, comparing" in shown
@@ -164,13 +172,13 @@ def test_what_must_not_be_lost_is_printed_above_the_picture() -> None:
     for wanted in (
         "task digits, controller ppo, seed 7",
         "baseline: 8 hosts left alone, final validation accuracy 82.5 %",
-        "rollback: env 3, episode 11, epoch 17: loss spike (8.5, limit 4.25), back to epoch 12",
-        "seed cut: env 1, episode 0, epoch 5: conv_light in r0c1 became non-finite",
+        "rollback: round 12, host 3, epoch 17: loss spike (8.5000, limit 4.2500), back to epoch 12",
+        "seed cut: round 1, host 1, epoch 5: conv_light in r0c1 became non-finite",
         "comparing, round 1/2: none 83.0 %",
     ):
         assert wanted in lines
     assert lines[-1].startswith("round 1/10  grown 80.0 %  alone 83.5 %")
-    assert any(line.startswith("this round   epoch 5") for line in lines)  # it was drawn, and drawn over
+    assert any(line.startswith("accuracy     this round, epoch 5") for line in lines)  # it was drawn, and drawn over
 
 
 def test_the_picture_is_not_drawn_for_every_event() -> None:

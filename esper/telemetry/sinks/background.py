@@ -13,7 +13,9 @@ from esper.telemetry.sink import EventsLost, Sink
 logger = logging.getLogger(__name__)
 
 CAPACITY = 10_000
+"""Default max events in the queue."""
 PATIENCE = 10.0
+"""Default max seconds that closing waits."""
 
 
 class BackgroundSink:
@@ -30,7 +32,7 @@ class BackgroundSink:
         inner: the sink that may be slow or hang.
         capacity: max events in the queue.
         patience: max seconds that :meth:`close` waits for the queue to empty.
-        wants: kinds of event that ``inner`` uses; None: all. Others do not enter the queue.
+        wants: event classes that ``inner`` uses; None: all. Others do not enter the queue.
 
     Raises:
         ValueError: ``capacity`` is less than 1, or ``patience`` is negative.
@@ -67,7 +69,7 @@ class BackgroundSink:
         if self._process != os.getpid() or (self.wants is not None and type(event) not in self.wants):
             return
         if self._failure is not None:
-            self._closed = True  # there is nothing left to wait for
+            self._closed = True  # nothing is left to wait for
             raise EventsLost(self._reason(), self.unwritten + 1) from self._failure
         if self._queue.qsize() >= self.capacity:  # only this thread adds events, so the check is safe
             self._overflowed += 1
@@ -99,14 +101,14 @@ class BackgroundSink:
             raise EventsLost(self._reason(), self.unwritten) from self._failure
 
     def _reason(self) -> str:
-        told = []
+        reasons = []
         if self._failure is not None:
-            told.append(f"{type(self._failure).__name__}: {self._failure}")
+            reasons.append(f"{type(self._failure).__name__}: {self._failure}")
         elif self._closed and self._thread is not None and self._thread.is_alive():
-            told.append(f"it had not finished {self.patience:g} s after the end of the run")
+            reasons.append(f"it had not finished {self.patience:g} s after the end of the run")
         if self._overflowed:
-            told.append(f"its queue of {self.capacity:,} events was full")
-        return ", ".join(told)
+            reasons.append(f"its queue of {self.capacity:,} events was full")
+        return ", ".join(reasons)
 
     def _work(self) -> None:
         """Body of the thread. It shares nothing with the run except events, which are immutable."""

@@ -38,29 +38,29 @@ class JsonlSink:
         self._file.close()
 
 
-def read_events(path: str | Path, *, allow_torn_last_line: bool = False) -> Iterator[dict[str, Any]]:
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yields the records of an event log one by one, as written by :func:`esper.telemetry.event.record`.
 
     Non-finite numbers are returned as the strings ``nan``, ``inf`` and ``-inf``; ``float()`` accepts both forms.
 
-    Args:
-        allow_torn_last_line: stop silently at a last line without a line end that does not parse. A crash or a run in
-            progress leaves such a line. A broken line anywhere else is still an error.
-
     Raises:
-        ValueError: a line is not an event, or has a newer schema; the message has the file and the line number.
+        ValueError: a line is not an event, is incomplete, or has a newer schema; the message has the file and the line
+            number.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 fields = json.loads(line)
             except ValueError as error:
-                torn = not line.endswith(b"\n")
-                if torn and allow_torn_last_line:
-                    return
-                what = "the last line is incomplete" if torn else "not JSON"
-                raise ValueError(f"{path}:{number}: {what} ({error})") from error
-            _check_record(fields, f"{path}:{number}")
+                problem = "not JSON" if line.endswith(b"\n") else "the last line is incomplete"
+                raise ValueError(f"{path}:{number}: {problem} ({error})") from error
+            if not isinstance(fields, dict) or not {"event", "schema"} <= fields.keys():
+                raise ValueError(f"{path}:{number}: not an event: expected an object with the keys event and schema")
+            if fields["schema"] > SCHEMA_VERSION:
+                raise ValueError(
+                    f"{path}:{number}: it has event schema {fields['schema']}, but this version of Esper reads up to "
+                    f"{SCHEMA_VERSION}"
+                )
             yield fields
 
 
@@ -91,15 +91,3 @@ def cut_torn_line(path: Path) -> None:
             else:
                 logger.warning("%s: removed an incomplete last line of %d bytes", path, len(line))
         file.truncate(whole)
-
-
-def _check_record(fields: Any, where: str) -> None:
-    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
-        raise ValueError(f"{where}: not an event: expected an object with the key 'event'")
-    schema = fields.get("schema")
-    if not isinstance(schema, int):
-        raise ValueError(f"{where}: the event has no schema version")
-    if schema > SCHEMA_VERSION:
-        raise ValueError(
-            f"{where}: it has event schema {schema}, but this version of Esper reads up to {SCHEMA_VERSION}"
-        )

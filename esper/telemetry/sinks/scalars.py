@@ -62,12 +62,12 @@ class Scalars:
                 self._cut_short = event.round < event.rounds
                 return self._round(event)
             case PolicyUpdated():
-                told = _fields(event, LOSSES)
-                return {**told, **{f"entropy/{head}": value for head, value in event.choice_entropies.items()}}
+                losses = _fields(event, LOSSES)
+                return {**losses, **{f"entropy/{head}": value for head, value in event.choice_entropies.items()}}
             case AnomalyDetected():
                 return {f"anomaly/{event.kind}": event.measured}
             case RunCompleted() if not self._cut_short:
-                return {f"comparison/against_{found.reference}": found.difference for found in event.comparisons}
+                return {f"comparison/against_{c.reference}": c.difference for c in event.comparisons}
         return {}
 
     def _round(self, event: RoundCompleted) -> dict[str, float]:
@@ -79,5 +79,5 @@ class Scalars:
 
 def _fields(event: Event, names: dict[str, str]) -> dict[str, float]:
     """Returns the measured values by tag; fields that are None are left out."""
-    found = {tag: getattr(event, field) for tag, field in names.items()}
-    return {tag: float(value) for tag, value in found.items() if value is not None}
+    values = {tag: getattr(event, field) for tag, field in names.items()}
+    return {tag: float(value) for tag, value in values.items() if value is not None}

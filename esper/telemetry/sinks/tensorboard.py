@@ -54,7 +54,7 @@ class TensorBoardSink:
 
             first = self.scalars.steps + 1  # later steps were written by the interrupted run
             purge = first if self.resumed and not below else None
-            _after_what_is_there(self.folder / below)
+            _wait_for_a_later_name(self.folder / below)
             writer = SummaryWriter(str(self.folder / below), purge_step=purge)
             self._writers[below] = writer
             if self.config and not self.resumed and not below:
@@ -62,7 +62,7 @@ class TensorBoardSink:
         return self._writers[below]
 
 
-def _after_what_is_there(folder: Path) -> None:
+def _wait_for_a_later_name(folder: Path) -> None:
     """Waits until a new event file would sort after the existing ones.
 
     Readers sort a folder's files by name, which begins with the second of their creation. A run that resumes within the

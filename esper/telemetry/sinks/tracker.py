@@ -48,7 +48,7 @@ class TrackerSink:
         self._module: Any = None
         self._id = uuid.uuid4().hex[:12]
         self._sent = [-1, 0]
-        """Last position sent by an earlier process: the step, and the index of the event's kind in ``ORDER``."""
+        """Last position sent by an earlier process: the step, and the index of the event's class in ``ORDER``."""
 
     def handle(self, event: Event) -> None:
         if self._module is None:
@@ -57,11 +57,11 @@ class TrackerSink:
             self._module.log({PRACTICE: event.mean_return, "practice/round": event.round})
             return
         numbers = self.scalars.of(event)
-        here = [self.scalars.steps, ORDER.index(type(event)) if type(event) in ORDER else 0]
-        if numbers and here > self._sent:
+        position = [self.scalars.steps, ORDER.index(type(event)) if type(event) in ORDER else 0]
+        if numbers and position > self._sent:
             # Not the library's own step, which must increase: practice would advance it.
             self._module.log({**numbers, STEP: self.scalars.steps})
-            self._remember(here)
+            self._remember(position)
 
     def close(self) -> None:
         if self._module is not None:
@@ -69,16 +69,16 @@ class TrackerSink:
 
     def _begin(self) -> None:
         if self.state.exists():
-            kept = json.loads(self.state.read_text(encoding="utf-8"))
-            self._id, self._sent = str(kept["id"]), [int(place) for place in kept["sent"]]
+            state = json.loads(self.state.read_text(encoding="utf-8"))
+            self._id, self._sent = str(state["id"]), [int(place) for place in state["sent"]]
         self._module = importlib.import_module(self.library)
         name = self.folder.absolute().name
         if self.library == "wandb":
             # Continues the run with that id, if it exists.
-            kinds: dict[str, Any] = {"id": self._id, "name": name, "dir": str(self.folder)}
+            identity: dict[str, Any] = {"id": self._id, "name": name, "dir": str(self.folder)}
         else:
-            kinds = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
-        self._module.init(project=self.project, config=self.config, resume="allow", **kinds)
+            identity = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
+        self._module.init(project=self.project, config=self.config, resume="allow", **identity)
         if hasattr(self._module, "define_metric"):
             self._module.define_metric("*", step_metric=STEP)
             self._module.define_metric("practice/*", step_metric="practice/round")

@@ -1,0 +1,132 @@
+"""The state of a run so far, as shown by the console, the live view, `esper show` and the report."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from esper.telemetry.analytics import BlueprintAnalytics
+from esper.telemetry.event import (
+    ActionTaken,
+    AnomalyDetected,
+    EpochCompleted,
+    Event,
+    GovernorRollback,
+    RoundCompleted,
+    RunResumed,
+    RunStarted,
+    SeedCut,
+    StageChanged,
+)
+
+REST = "the rest"
+"""Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
+MAX_RECENT = 5
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass
+class RunView:
+    """Folds the events of one run, in order, into its current state. It works as a sink and on the events of a log.
+
+    Rounds are counted from 1, episodes from 0: the hosts of round ``n`` play episode ``n - 1``.
+    """
+
+    rounds: int = 0
+    """Planned number of rounds; 0 if unknown."""
+    done: int = 0
+    """Number of completed rounds."""
+    hosts: dict[int, EpochCompleted] = field(default_factory=dict)
+    """The newest epoch of each host of the newest round, by env."""
+    planted: dict[tuple[int, str], str] = field(default_factory=dict)
+    """The blueprint planted last, by env and slot."""
+    blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
+    anomalies: dict[tuple[str, str | None], list[AnomalyDetected]] = field(default_factory=dict)
+    """Anomalies of learning, by their kind and head."""
+    recent: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    """The newest actions, rollbacks and cut seeds."""
+    _last: dict[type[Event], Event] = field(default_factory=dict)
+    _round_seconds: list[float] = field(default_factory=list)
+    _epochs_per_round: int = 0
+    _resumed_part: float = 0.0
+    """Part of the current round that was done before the run was resumed."""
+
+    def handle(self, event: Event) -> None:
+        self._last[type(event)] = event
+        self.blueprints.handle(event)
+        match event:
+            case RunStarted() | RunResumed():
+                self.rounds, self._epochs_per_round = event.rounds, event.n_envs * event.episode_length
+                if isinstance(event, RunResumed):
+                    self.done, self._resumed_part = event.round, event.epochs / max(1, event.episode_length)
+            case EpochCompleted():
+                if event.episode != self.episode:
+                    self.hosts.clear()
+                self.hosts[event.env] = event
+            case StageChanged(blueprint=str() as blueprint):
+                self.planted[event.env, event.slot] = blueprint
+            case RoundCompleted():
+                self.rounds, self.done = event.rounds, event.round
+                if math.isfinite(event.seconds):
+                    self._round_seconds.append(event.seconds)
+            case AnomalyDetected():
+                self.anomalies.setdefault((event.kind, event.head), []).append(event)
+            case ActionTaken() | GovernorRollback() | SeedCut():
+                self.recent.append(event)
+
+    def close(self) -> None:
+        """Does nothing: no work is pending."""
+
+    def last(self, event: type[E]) -> E | None:
+        """Returns the newest event of that class."""
+        return cast("E | None", self._last.get(event))
+
+    @property
+    def episode(self) -> int:
+        """The episode of ``hosts``; -1 before the first epoch."""
+        return next(iter(self.hosts.values())).episode if self.hosts else -1
+
+    @property
+    def current(self) -> list[EpochCompleted]:
+        """The newest epoch of each host, by env, if their round is not completed; otherwise empty."""
+        return [self.hosts[env] for env in sorted(self.hosts)] if self.episode >= self.done else []
+
+    @property
+    def part_of_round(self) -> float:
+        """The part of the current round that is done, 0 to 1."""
+        return min(1.0, sum(epoch.epoch for epoch in self.current) / max(1, self._epochs_per_round))
+
+    @property
+    def stages(self) -> Counter[str]:
+        """The number of slots of the newest round in each stage."""
+        return Counter(stage for epoch in self.hosts.values() for stage in epoch.stages.values())
+
+    def seconds_left(self, elapsed: float | None = None) -> float | None:
+        """Estimates the seconds until all rounds are played: the mean duration of a round, times the remaining rounds.
+
+        Args:
+            elapsed: seconds since this process began to train hosts. It is used before the first round is completed;
+                None if unknown.
+
+        Returns:
+            None if no duration is known yet.
+        """
+        left = max(0.0, self.rounds - self.done - self.part_of_round)
+        if self._round_seconds:
+            return left * sum(self._round_seconds) / len(self._round_seconds)
+        played = self.part_of_round - self._resumed_part
+        return left * elapsed / played if elapsed is not None and played > 0 else None
+
+    def warnings(self) -> list[tuple[int, AnomalyDetected]]:
+        """Returns how often each anomaly occurred, and its newest event."""
+        return [(len(events), events[-1]) for events in self.anomalies.values()]
+
+
+def phase_seconds(event: RoundCompleted) -> dict[str, float]:
+    """Returns the seconds of a round by phase, including the rest; the sum is the duration of the round."""
+    phases = {name: value for name, value in event.phase_seconds.items() if math.isfinite(value) and value > 0}
+    rest = event.seconds - sum(phases.values())
+    return {**phases, REST: rest} if math.isfinite(rest) and rest > 0 else phases

@@ -1,0 +1,210 @@
+"""The state of a run in words: the lines shared by the console, the live view and `esper show`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from esper.telemetry.event import (
+    ActionTaken,
+    BaselineMeasured,
+    Event,
+    GovernorRollback,
+    MicroBatchHalved,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+    SeedCut,
+)
+from esper.telemetry.memory import memory_words
+from esper.telemetry.run_view import RunView, phase_seconds
+from esper.telemetry.text import clean, duration, number
+
+LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
+"""Stages in which a slot holds a seed."""
+HEAD_WIDTH = 13
+MAX_LINE = 500
+MAX_BLUEPRINTS = 8
+MAX_HOSTS = 16
+MIN_SHARE = 0.005
+"""Phases with a smaller share of the time are not listed."""
+
+Section = tuple[str, list[str]]
+"""A heading and its lines."""
+
+
+def layout(sections: Iterable[Section]) -> list[str]:
+    """Returns all lines, each section's heading in front of its first line. Control codes are removed."""
+    return [
+        f"{'' if number else head:{HEAD_WIDTH}s}{clean(line, MAX_LINE)}".rstrip()
+        for head, lines in sections
+        for number, line in enumerate(lines)
+    ]
+
+
+def accuracies(event: RoundCompleted) -> str:
+    """Formats the accuracy of grown hosts beside hosts left alone.
+
+    They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
+    the baseline's curve.
+    """
+    if event.test_accuracy is None or event.alone_test_accuracy is None:
+        grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
+    else:
+        grown, other, name = event.test_accuracy, event.alone_test_accuracy, "alone"
+    return f"grown {grown:.1f} %  {name} {other:.1f} %  ({grown - other:+.1f} pp)"
+
+
+def rates(event: RoundCompleted) -> str:
+    """Formats the throughput of a round; simulated hosts have no images."""
+    epochs = f"{event.epochs_per_second:,.1f} epochs/s"
+    return f"{event.images_per_second:,.0f} images/s, {epochs}" if event.samples else epochs
+
+
+def accuracy(view: RunView) -> Section:
+    """The accuracy of the current and of the last round."""
+    lines = []
+    if epochs := view.current:
+        grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
+        baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
+        lines.append(
+            f"this round, epoch {max(e.epoch for e in epochs)}: {number(grown, 1)} %, baseline {number(baseline, 1)} % "
+            f"({number(grown - baseline, 1, sign=True)} pp)"
+        )
+    if last := view.last(RoundCompleted):
+        lines.append(
+            f"round {last.round}: {accuracies(last)}, return {number(last.mean_return, 3, sign=True)}, "
+            f"{number(last.fossils, 1)} fossils per host"
+        )
+    alone = view.last(BaselineMeasured)
+    if not lines and alone and alone.accuracy:
+        lines.append(f"baseline: hosts left alone reach {number(alone.accuracy[-1], 1)} %")
+    return "accuracy", lines or ["nothing measured yet"]
+
+
+def verdict(view: RunView) -> Section:
+    """The comparison of the run's controller with others."""
+    completed = view.last(RunCompleted)
+    return "verdict", [
+        f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
+        f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict.partition(' (')[0]}"
+        for c in (completed.comparisons if completed else ())
+    ] or ["not compared yet"]
+
+
+def seed_counts(view: RunView) -> Section:
+    """The number of seeds of the newest round in each stage."""
+    counts = ", ".join(f"{view.stages[stage]} {stage.lower()}" for stage in LIVING if view.stages[stage])
+    return "slots", [f"round {view.episode + 1}: {counts or 'no seeds'}"] if view.hosts else []
+
+
+def slots(view: RunView, width: int | None = None) -> Section:
+    """The seeds of the newest round, and the contents of each of its slots, in columns if ``width`` has room."""
+    epochs = [view.hosts[env] for env in sorted(view.hosts)]
+    if not epochs:
+        return "slots", []
+    names = list(dict.fromkeys(slot for epoch in epochs for slot in epoch.stages))
+    rows = [
+        [f"host {e.env}", *(_cell(name, e.stages.get(name, ""), view.planted.get((e.env, name))) for name in names)]
+        for e in epochs[:MAX_HOSTS]
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None and HEAD_WIDTH + sum(widths) + 2 * len(widths) > width:
+        widths = [0] * len(widths)
+    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
+    more = len(epochs) - MAX_HOSTS
+    return "slots", [*seed_counts(view)[1], *lines, *([f"and {more} more hosts"] if more > 0 else [])]
+
+
+def _cell(slot: str, stage: str, blueprint: str | None) -> str:
+    contents = "-" if stage in ("DORMANT", "") else f"{blueprint or 'seed'} {stage.lower()}"
+    return clean(f"{slot} {contents}", 60)
+
+
+def blueprints(view: RunView) -> Section:
+    """The fate of the most planted blueprints, over all rounds."""
+    rows = view.blueprints.rows()
+    lines = []
+    for row in rows[:MAX_BLUEPRINTS]:
+        value = row.contribution_kept
+        kept = "" if value is None else f" (contribution {number(value, sign=True)} pp)"
+        lines.append(
+            f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {row.fossilized:,} kept{kept}, "
+            f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
+        )
+    more = len(rows) - MAX_BLUEPRINTS
+    lines += [f"and {more} more blueprints"] if more > 0 else []
+    if any(row.contribution_kept is not None for row in rows[:MAX_BLUEPRINTS]):
+        lines.append("contribution: accuracy with the seed minus accuracy without it when it was kept, mean")
+    return "blueprints", lines
+
+
+def policy(view: RunView) -> Section:
+    """The last update of the agent."""
+    update = view.last(PolicyUpdated)
+    if update is None:
+        return "policy", []
+    heads = ", ".join(f"{name} {number(value)}" for name, value in update.head_entropies.items())
+    stopped = ", stopped early" if update.stopped_early else ""
+    return "policy", [
+        f"round {update.round}: entropy {number(update.entropy)}, KL {number(update.approx_kl, 3)}, clipped "
+        f"{number(update.clip_fraction)}, explained variance {number(update.explained_variance)}",
+        f"{update.minibatches} minibatches{stopped}, gradient norm {number(update.gradient_norm)}, learning rate "
+        f"{update.learning_rate:.1e}, {update.env_steps:,} env steps",
+        f"entropy by head: {heads}",
+    ]
+
+
+def warnings(view: RunView) -> Section:
+    """Anomalies of learning, with advice."""
+    return "warnings", [
+        f"round {event.round}{f', {times} times' if times > 1 else ''}: {event.found}; try: {event.advice}"
+        for times, event in view.warnings()
+    ]
+
+
+def time(view: RunView) -> Section:
+    """The duration of the last round and the share of each phase, largest first."""
+    last = view.last(RoundCompleted)
+    if last is None:
+        return "time", []
+    phases = phase_seconds(last)
+    total = sum(phases.values()) or 1.0
+    ranked = sorted(phases.items(), key=lambda phase: -phase[1])
+    shares = [f"{name} {seconds / total:.0%}" for name, seconds in ranked if seconds / total >= MIN_SHARE]
+    return "time", [f"round {last.round}: {duration(last.seconds)}" + (f": {', '.join(shares)}" if shares else "")]
+
+
+def memory(view: RunView) -> Section:
+    """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
+    last = view.last(RoundCompleted)
+    return "memory", memory_words(last.memory) if last else []
+
+
+def last_events(view: RunView) -> Section:
+    """The newest actions, rollbacks and cut seeds."""
+    return "last events", [": ".join(filter(None, incident(event))) for event in view.recent]
+
+
+def incident(event: Event) -> tuple[str, str, str]:
+    """Describes an event of one host: place, what happened, details."""
+    match event:
+        case GovernorRollback():
+            what = "rollback"
+            why = (
+                f"{event.reason} ({number(event.value, 4)}, limit {number(event.threshold, 4)}), "
+                f"back to epoch {event.restored_epoch}"
+            )
+        case SeedCut():
+            what, why = "seed cut", f"{event.blueprint} in {event.slot} became non-finite"
+        case ActionTaken():
+            what = " ".join(filter(None, (event.op, event.blueprint, event.slot)))
+            why = "" if event.accepted else f"refused: {event.reason}"
+        case MicroBatchHalved():
+            why = (
+                f"batch {event.batch} ({event.reason}); from this epoch on, each batch is split into "
+                f"{event.micro_batches} micro-batches"
+            )
+            return f"host {event.env}, epoch {event.epoch}", "out of memory", why
+        case _:
+            raise TypeError(f"{type(event).__name__} is not an event of one host")
+    return f"round {event.episode + 1}, host {event.env}, epoch {event.epoch}", what, why

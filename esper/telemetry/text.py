@@ -1,0 +1,59 @@
+"""Text and numbers of a run, made safe to display and easy to read."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+MAX_LENGTH = 200
+"""Max characters shown of a name or value."""
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+"""Unicode categories that are never shown.
+
+They are control and format characters (including text direction marks), surrogates, private use, unassigned, and line
+and paragraph separators.
+"""
+
+
+def clean(value: object, max_length: int = MAX_LENGTH) -> str:
+    """Returns ``value`` as one line without control codes of terminals or browsers; hidden characters become �."""
+    text = shorten(str(value), max_length)
+    if text.isascii() and text.isprintable():
+        return text
+    text = text.replace("\n", " ").replace("\t", " ")
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in HIDDEN else c for c in text)
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Cuts ``text`` to ``max_length`` characters; a cut text ends with an ellipsis."""
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
+def number(value: float | None, digits: int = 2, unit: str = "", sign: bool = False) -> str:
+    """Formats ``value`` with thousands separators; None, NaN and infinities become words."""
+    if value is None:
+        return "not measured"
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinite"
+    if value and (abs(value) >= 1e9 or abs(value) < 0.5 * 10**-digits):
+        text = f"{value:+.2e}" if sign else f"{value:.2e}"
+    else:
+        text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
+    return f"{text} {unit}" if unit else text
+
+
+def count(amount: int, noun: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Formats whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
+    if not 0 <= seconds < 1e9:
+        return number(seconds, 0, "s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest}s"
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
