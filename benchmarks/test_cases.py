@@ -14,12 +14,12 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from esper.bench.main import OPERATORS, RUNS
+from esper.bench.main import OPERATORS, RUNS, devices
 from esper.bench.request import BenchArgs
 from esper.bench.runner import Comparison
 from esper.config import ConfigError
 
-DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+DEVICES = devices("auto")
 
 
 def timed() -> Iterator[object]:

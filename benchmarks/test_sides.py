@@ -47,4 +47,4 @@ def test_peak_memory_is_what_was_alive_at_a_time() -> None:
             second = torch.empty(500, dtype=torch.float64)
             del first, second
 
-    assert peak_bytes(run, "cpu") == pytest.approx(12_000, rel=0.02)  # allocations are rounded up
+    assert peak_bytes(run, torch.device("cpu")) == pytest.approx(12_000, rel=0.02)  # allocations are rounded up

@@ -38,7 +38,7 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
                 yield from _at(device, rows, classes, dtype, request.seed)
 
 
-def _at(device: str, rows: int, classes: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
+def _at(device: torch.device, rows: int, classes: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, classes, generator=generator).to(device, dtype)
     leaf = logits.clone().requires_grad_()
@@ -63,7 +63,7 @@ def _at(device: str, rows: int, classes: int, dtype: torch.dtype, seed: int) -> 
 
     name = str(dtype).removeprefix("torch.")
     size = f"{rows} x {classes:,} {name}"
-    bar = _BAR if device == "cpu" and (rows, classes) == _BAR_SIZE else None
+    bar = _BAR if device.type == "cpu" and (rows, classes) == _BAR_SIZE else None
     for case, own, other in (("with backward", ours, public), ("no gradient, into blocks", ours_into, public_no_grad)):
         yield Comparison(f"{NAME}: {case}", size, device, BASELINE, waiting(own, device), waiting(other, device), bar)
     if classes >= _MANY_CLASSES:

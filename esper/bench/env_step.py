@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import torch
+
 from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison
 from esper.bench.sinks import TimedHub, full_telemetry
@@ -77,7 +79,7 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
             yield from _at(size, device, request)
 
 
-def _at(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, request: BenchArgs) -> Iterator[Comparison]:
     envs, batch, width = size
     samples = batch if request.quick else max(1, FULL // batch) * batch
     validation = {"validation": batch} if request.quick else {}

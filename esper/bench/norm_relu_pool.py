@@ -33,7 +33,7 @@ class ThreeModules(nn.BatchNorm2d):
 
 
 def _training_step(
-    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
+    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
     """Returns one forward and backward pass in training mode, on the same values for every module."""
     generator = torch.Generator().manual_seed(0)
@@ -61,10 +61,10 @@ def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
 def comparisons(request: BenchArgs) -> Iterator[Comparison]:
     """Yields each block and all together. The bar is for one CPU thread."""
     for device in request.devices:
-        yield from _on(device, request.sizes or BLOCKS, BATCH if device == "cpu" else CUDA_BATCH)
+        yield from _on(device, request.sizes or BLOCKS, BATCH if device.type == "cpu" else CUDA_BATCH)
 
 
-def _on(device: str, sizes: Sequence[Size], batch: int) -> Iterator[Comparison]:
+def _on(device: torch.device, sizes: Sequence[Size], batch: int) -> Iterator[Comparison]:
     for dtype, bar in _BARS.items():
         name = f"{NAME}: forward + backward, {str(dtype).removeprefix('torch.')}"
         own: list[Callable[[], None]] = []
@@ -85,5 +85,5 @@ def _on(device: str, sizes: Sequence[Size], batch: int) -> Iterator[Comparison]:
                 "three modules",
                 waiting(_all(own), device),
                 waiting(_all(other), device),
-                bar if device == "cpu" else None,
+                bar if device.type == "cpu" else None,
             )

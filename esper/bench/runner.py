@@ -14,9 +14,9 @@ MIN_TURNS = 3
 _LONG_SECONDS = 0.5
 
 
-def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
+def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """Returns ``run``; on CUDA, followed by a synchronization."""
-    if device == "cpu":
+    if device.type == "cpu":
         return run
 
     def run_and_wait() -> None:
@@ -39,7 +39,7 @@ class Comparison:
 
     case: str
     size: str
-    device: str
+    device: torch.device
     baseline: str
     run: Callable[[], object]
     run_baseline: Callable[[], object]
@@ -151,7 +151,7 @@ def _result(comparison: Comparison, own: list[float], other: list[float]) -> Res
     return Result(
         case=comparison.case,
         size=comparison.size,
-        device=comparison.device,
+        device=str(comparison.device),
         baseline=comparison.baseline,
         ratio=statistics.median(ratios),
         ratio_low=percentile(ratios, 0.1),

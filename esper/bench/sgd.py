@@ -18,7 +18,7 @@ MAX_NORM = 1.0
 LR, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 
 
-def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
+def _parameters(count: int, elements: int, device: torch.device) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     made = [nn.Parameter(torch.randn(elements, generator=generator).to(device)) for _ in range(count)]
     for parameter in made:
@@ -32,7 +32,7 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
         yield from _on(device, request)
 
 
-def _on(device: str, request: BenchArgs) -> Iterator[Comparison]:
+def _on(device: torch.device, request: BenchArgs) -> Iterator[Comparison]:
     for count, elements in request.sizes or DEFAULT_SIZES:
         own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
         other = [

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import torch
+
 from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison
 from esper.bench.sinks import full_telemetry
@@ -38,12 +40,12 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
             yield from _at(size, device, request.quick)
 
 
-def _at(size: Size, device: str, quick: bool) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, quick: bool) -> Iterator[Comparison]:
     envs, epochs = size
     task = {"samples_per_epoch": 64} if quick else {}
     config = TrainingConfig.parse(
         {
-            "run": {"device": device, "controller": "schedule"},
+            "run": {"device": str(device), "controller": "schedule"},
             "task": task,
             "env": {"n_envs": envs, "episode_length": epochs},
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.request import BenchArgs, Size, SizeForm
 from esper.bench.runner import Comparison, waiting
@@ -42,7 +44,7 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
             yield from _at(_QUICK if request.quick else samples, width, device)
 
 
-def _at(samples: int, width: int, device: str) -> Iterator[Comparison]:
+def _at(samples: int, width: int, device: torch.device) -> Iterator[Comparison]:
     task = image_task(64, width, device, validation=samples)
     with growth_env(task, envs=1, batch=32) as env, one_thread():
         host = env.training[0]
@@ -61,7 +63,7 @@ def _at(samples: int, width: int, device: str) -> Iterator[Comparison]:
 
         case = f"{NAME}: {len(everything)} configurations of 3 blended seeds"
         size = f"{samples:,} samples, width {width}, {', '.join(BLENDED)}"
-        bar = _BAR if (samples, width) == _BAR_SIZE and device == "cpu" else None
+        bar = _BAR if (samples, width) == _BAR_SIZE and device.type == "cpu" else None
         for baseline, other, least in (
             ("one forward, all on (bar: at most 4 times)", all_on, bar),
             ("each configuration by itself", each, None),
