@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,48 @@ def test_every_value_of_the_configuration_has_a_manual() -> None:
         and len((field.description or "").split()) < 2
     ]
     assert silent == []
+
+
+MAX_CLASS_LINES, MAX_METHODS = 200, 15
+
+LARGE = {
+    "env/episode.py:Episode",
+    "env/planted.py:PlantedVectorEnv",
+    "env/slot_env.py:SlotVectorEnv",
+    "env/vector_env.py:GrowthVectorEnv",
+    "ops/grad_stats.py:GradStats",
+    "report/read.py:Run",
+    "run/experiment.py:Experiment",
+    "seeds/slot.py:SeedSlot",
+    "training/execution/streams.py:StreamLanes",
+    "training/host_training.py:HostTraining",
+}
+"""Classes that are still larger than they may be."""
+
+DOUBLE = {"Arm", "Comparison", "Entry", "Evaluation", "Grown", "Interval", "Kind", "Outcome"}
+"""Names that still stand for two classes."""
+
+
+def classes() -> list[tuple[str, ast.ClassDef]]:
+    """Module and definition of every class."""
+    return [
+        (file.relative_to(PACKAGE).as_posix(), node)
+        for file, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_a_class_can_be_read_at_once() -> None:
+    large = {
+        f"{file}:{node.name}"
+        for file, node in classes()
+        if (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_CLASS_LINES
+        or sum(isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) for inner in node.body) > MAX_METHODS
+    }
+    assert large <= LARGE
+
+
+def test_a_public_class_name_stands_for_one_class() -> None:
+    counts = Counter(node.name for _, node in classes() if not node.name.startswith("_"))
+    assert {name for name, count in counts.items() if count > 1} <= DOUBLE

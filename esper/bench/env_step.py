@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison
+from esper.bench.runner import BenchCase
 from esper.bench.sinks import TimedHub, full_telemetry
 from esper.bench.synthetic import growth_env, image_task
 from esper.bench.train_epoch import FULL
@@ -72,14 +72,14 @@ class Steps:
         return sum(self.env.phase_seconds.get(phase, 0.0) for phase in HOSTS)
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the whole share, which has a bar, then its parts from the same steps."""
     for device in request.devices:
         for size in request.sizes or DEFAULT_SIZES:
             yield from _at(size, device, request)
 
 
-def _at(size: Size, device: torch.device, request: BenchArgs) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
     envs, batch, width = size
     samples = batch if request.quick else max(1, FULL // batch) * batch
     validation = {"validation": batch} if request.quick else {}
@@ -95,10 +95,10 @@ def _at(size: Size, device: torch.device, request: BenchArgs) -> Iterator[Compar
         label = f"E {envs}, batch {batch}, width {width}, {samples:,} samples"
         bar = 1.0 if size in DEFAULT_SIZES and not request.quick else None
         case = f"{NAME}: all but training and validation of hosts"
-        yield Comparison(case, label, device, f"a budget of {BUDGET:g} %", steps.step, budget, bar, unit="%")
+        yield BenchCase(case, label, device, f"a budget of {BUDGET:g} %", steps.step, budget, bar, unit="%")
         for part in ("policy", "telemetry", "rest"):
             shares = list(steps.shares[part])
-            yield Comparison(
+            yield BenchCase(
                 f"{NAME}: {part} only",
                 label,
                 device,

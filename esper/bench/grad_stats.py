@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.ops import grad_stats
 
 NAME = "grad-stats"
@@ -53,13 +53,13 @@ def public_statistics(
     return torch.stack([value.double() for value in rows])
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
         yield from _on(device, request.sizes or (DEFAULT_SIZES if device.type == "cpu" else CUDA_SIZES), request.seed)
 
 
-def _on(device: torch.device, sizes: Sequence[Size], seed: int) -> Iterator[Comparison]:
+def _on(device: torch.device, sizes: Sequence[Size], seed: int) -> Iterator[BenchCase]:
     generator = torch.Generator().manual_seed(seed)
     for count, elements in sizes:
         gradients = [torch.randn(elements, generator=generator).to(device) for _ in range(count)]
@@ -94,6 +94,4 @@ def _on(device: torch.device, sizes: Sequence[Size], seed: int) -> Iterator[Comp
             ("all statistics, out=", "public calls, each", ours_into, each, bar_all),
             ("all statistics", "get_total_norm (norm only)", ours, norm_only, bar_norm),
         ):
-            yield Comparison(
-                f"{NAME}: {case}", size, device, baseline, waiting(own, device), waiting(other, device), bar
-            )
+            yield BenchCase(f"{NAME}: {case}", size, device, baseline, own, other, bar)

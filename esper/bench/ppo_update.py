@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.bench.synthetic import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
@@ -36,7 +36,7 @@ NEVER = 1e6
 """A KL divergence that is never reached."""
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the update at each size. Raises ConfigError if sb3-contrib is not installed."""
     for device in request.devices:
         for envs, steps in request.sizes or DEFAULT_SIZES:
@@ -49,14 +49,14 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
             with one_thread():
                 env = simulated(config)
                 ours, theirs = own_update(env, config, device), sb3_update(env, config, device)
-                yield Comparison(
+                yield BenchCase(
                     NAME,
                     f"E {envs}, {steps} steps, {config.ppo.update_epochs} x {config.ppo.n_minibatches} minibatches, "
                     f"LSTM {config.ppo.width}",
                     device,
                     "sb3-contrib RecurrentPPO.train",
-                    waiting(ours, device),
-                    waiting(theirs, device),
+                    ours,
+                    theirs,
                     None,
                 )
                 env.close()

@@ -15,20 +15,20 @@ _LONG_SECONDS = 0.5
 
 
 def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Returns ``run``; on CUDA, followed by a synchronization."""
+    """Returns ``run``; on a GPU, followed by a synchronization."""
     if device.type == "cpu":
         return run
 
     def run_and_wait() -> None:
         run()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
     return run_and_wait
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two ways to do the same work. Both callables must wait for their result (a CUDA one synchronizes).
+class BenchCase:
+    """Two ways to do the same work; calls that are timed are followed by a synchronization of ``device``.
 
     What is compared depends on the unit:
 
@@ -115,10 +115,11 @@ def _calls_for(run: Callable[[], object], turn_seconds: float) -> int:
     return max(1, int(turn_seconds / max(_seconds(run, 3), 1e-9)))
 
 
-def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
+def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
     """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
     if not comparison.timed:
         return cast(Callable[[], float], run)
+    run = waiting(run, comparison.device)
     calls, amount = _calls_for(run, turn_seconds), comparison.amount
     if amount is not None:
         return lambda: amount / _seconds(run, calls)
@@ -126,7 +127,7 @@ def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float
 
 
 def measure(
-    comparison: Comparison, rounds: int = 15, turn_seconds: float = 0.02, most_seconds: float = float("inf")
+    comparison: BenchCase, rounds: int = 15, turn_seconds: float = 0.02, most_seconds: float = float("inf")
 ) -> Result:
     """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
 
@@ -145,7 +146,7 @@ def measure(
     return _result(comparison, *found)
 
 
-def _result(comparison: Comparison, own: list[float], other: list[float]) -> Result:
+def _result(comparison: BenchCase, own: list[float], other: list[float]) -> Result:
     pairs = list(zip(own, other, strict=True))
     ratios = [a / b if comparison.more_is_better else b / a for a, b in pairs]
     return Result(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.bench.request import BenchArgs, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops import normalisation_table, stage_images
 
@@ -40,7 +40,7 @@ def torchvision_pipeline(side: int) -> Any:
     )
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields all comparisons. Those on the CPU need torchvision."""
     for device in request.devices:
         for batch, side in request.sizes or (DEFAULT_SIZES if device.type == "cpu" else CUDA_SIZES):
@@ -57,7 +57,7 @@ def _dataset(side: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor
     return images, normalisation_table(MEAN, STD, device=device)
 
 
-def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
+def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[BenchCase]:
     images, table = _dataset(side, seed, torch.device("cpu"))
     planes = images.permute(0, 3, 1, 2).contiguous()  # [N, C, H, W], as torchvision expects
     indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed))
@@ -75,11 +75,11 @@ def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[Co
 
     size = f"{batch} x 3 x {side} x {side} {str(dtype).removeprefix('torch.')}"
     case = f"{NAME}: crop, flip, normalise"
-    yield Comparison(case, size, images.device, "torchvision v2, each sample", ours, each, _BAR_CPU)
-    yield Comparison(case, size, images.device, "torchvision v2, one crop for all", ours, together, None)
+    yield BenchCase(case, size, images.device, "torchvision v2, each sample", ours, each, _BAR_CPU)
+    yield BenchCase(case, size, images.device, "torchvision v2, one crop for all", ours, together, None)
 
 
-def _on_cuda(device: torch.device, batch: int, side: int, dtype: torch.dtype, seed: int) -> Comparison:
+def _on_cuda(device: torch.device, batch: int, side: int, dtype: torch.dtype, seed: int) -> BenchCase:
     images, table = _dataset(side, seed, device)
     indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed)).to(device)
     out = torch.empty((batch, 3, side, side), dtype=dtype, device=device, memory_format=torch.channels_last)
@@ -96,4 +96,4 @@ def _on_cuda(device: torch.device, batch: int, side: int, dtype: torch.dtype, se
     size = f"{batch} x 3 x {side} x {side} {str(dtype).removeprefix('torch.')}"
     bar = _BAR_CUDA if moved >= _LARGE else None
     case = f"{NAME}: crop, flip, normalise"
-    return Comparison(case, size, device, "copy of the same bytes", waiting(ours, device), waiting(copy, device), bar)
+    return BenchCase(case, size, device, "copy of the same bytes", ours, copy, bar)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import torch
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison
+from esper.bench.runner import BenchCase
 from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import flat_baseline
 from esper.config import TrainingConfig
@@ -33,14 +33,14 @@ _BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the episode with telemetry against without, then the share of time in the sinks, which is less noisy."""
     for device in request.devices:
         for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
             yield from _at(size, device, request.quick)
 
 
-def _at(size: Size, device: torch.device, quick: bool) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
     envs, epochs = size
     task = {"samples_per_epoch": 64} if quick else {}
     config = TrainingConfig.parse(
@@ -77,9 +77,9 @@ def _at(size: Size, device: torch.device, quick: bool) -> Iterator[Comparison]:
         label = f"digits, E {envs}, {epochs} epochs"
         full = "console, events.jsonl, metrics.csv"
         bar = None if quick else _BAR
-        yield Comparison(f"{NAME}: {full}", label, device, "the same episode, telemetry off", on, off, bar)
+        yield BenchCase(f"{NAME}: {full}", label, device, "the same episode, telemetry off", on, off, bar)
         shares = list(measured)
-        yield Comparison(
+        yield BenchCase(
             f"{NAME}: share of time in sinks",
             label,
             device,

@@ -12,7 +12,7 @@ from esper.bench.idle import device_idle
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import Peak, measure_apart
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.rollout.threads import one_thread
 
@@ -49,7 +49,7 @@ def samples_of(size: Size, device: torch.device, quick: bool) -> int:
     return max(1 if quick else _LEAST_BATCHES, 0 if quick else wanted // batch) * batch
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
     for device in request.devices:
         sizes = request.sizes or (SWEEP if request.sweep else DEFAULT_SIZES[device.type])
@@ -59,7 +59,7 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
             yield from _memory(device, MEMORY_ENVS[:2] if request.quick else MEMORY_ENVS)
 
 
-def _speed(size: Size, device: torch.device, request: BenchArgs) -> Iterator[Comparison]:
+def _speed(size: Size, device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
     envs, batch, width = size
     samples = samples_of(size, device, request.quick)
     data = split(samples, request.seed, device)
@@ -71,19 +71,19 @@ def _speed(size: Size, device: torch.device, request: BenchArgs) -> Iterator[Com
             with one_thread():
                 env.trainer.epoch(env.training)
 
-        yield Comparison(
+        yield BenchCase(
             NAME,
             f"E {envs}, batch {batch}, width {width}, {samples:,} samples of {SIDE} x {SIDE}",
             device,
             str(plain),
-            waiting(ours, device),
-            waiting(plain.epoch, device),
+            ours,
+            plain.epoch,
             None if request.quick else BARS.get((device.type, size)),
             unit="images/s",
             amount=envs * samples,
         )
         if device.type != "cpu":
-            yield Comparison(
+            yield BenchCase(
                 f"{NAME}: time the GPU is idle",
                 f"E {envs}, batch {batch}, width {width}",
                 device,
@@ -96,7 +96,7 @@ def _speed(size: Size, device: torch.device, request: BenchArgs) -> Iterator[Com
             )
 
 
-def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[Comparison]:
+def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase]:
     """Yields the peak memory of E hosts in a separate process, against E times that of one host."""
     batch, width = MEMORY_AT
     peaks = {envs: measure_apart(envs, batch, width, device) for envs in sorted({1, *counts})}
@@ -106,7 +106,7 @@ def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[Compariso
     for title, kind in kinds.items():
         megabytes = {envs: kind(peak) / 1e6 for envs, peak in peaks.items()}
         for envs in counts:
-            yield Comparison(
+            yield BenchCase(
                 f"{NAME}: increase in {title}",
                 f"E {envs}, batch {batch}, width {width}",
                 device,

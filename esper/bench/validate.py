@@ -8,7 +8,7 @@ import torch
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.bench.synthetic import VALIDATION, growth_env, image_task
 from esper.rollout.threads import one_thread
 from esper.seeds.blend import STYLES
@@ -37,14 +37,14 @@ def blend(training: HostTraining) -> None:
         slot.advance("benchmark")
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the tree against one configuration, and against each configuration evaluated separately."""
     for device in request.devices:
         for samples, width in request.sizes or DEFAULT_SIZES:
             yield from _at(_QUICK if request.quick else samples, width, device)
 
 
-def _at(samples: int, width: int, device: torch.device) -> Iterator[Comparison]:
+def _at(samples: int, width: int, device: torch.device) -> Iterator[BenchCase]:
     task = image_task(64, width, device, validation=samples)
     with growth_env(task, envs=1, batch=32) as env, one_thread():
         host = env.training[0]
@@ -68,4 +68,4 @@ def _at(samples: int, width: int, device: torch.device) -> Iterator[Comparison]:
             ("one forward, all on (bar: at most 4 times)", all_on, bar),
             ("each configuration by itself", each, None),
         ):
-            yield Comparison(case, size, device, baseline, waiting(ours, device), waiting(other, device), least)
+            yield BenchCase(case, size, device, baseline, ours, other, least)

@@ -15,7 +15,7 @@ from esper.bench.idle import idle_share
 from esper.bench.main import RUNS
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.request import BenchArgs
-from esper.bench.runner import Comparison, measure
+from esper.bench.runner import BenchCase, measure
 from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import growth_env, image_task, split
 from esper.data import digits
@@ -26,7 +26,7 @@ from tests.telemetry.sample_events import completed, cut
 CPU = torch.device("cpu")
 
 
-def first_of(case: str, **request: object) -> Iterator[Comparison]:
+def first_of(case: str, **request: object) -> Iterator[BenchCase]:
     with closing(import_module(RUNS[case]).comparisons(BenchArgs(**request))) as found:  # type: ignore[arg-type]
         yield next(found)
 
