@@ -184,7 +184,7 @@ def shadow_gradients(
     parameters = [parameter for parameter in slot.seed.parameters() if parameter.requires_grad]
     with training.apart(slot), training.arithmetic.casting():
         grown = blend(h, delta_of(slot, h), training.alphas[1, site])
-        logits = training.host.resume(x, site, grown, blending(training, judge=False), training.vacant)
+        logits = training.host.forward_from(x, site, grown, blending(training, judge=False), training.vacant)
     loss = measured_loss(logits, y).loss
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]

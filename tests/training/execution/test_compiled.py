@@ -205,7 +205,7 @@ def test_a_grafted_and_a_foreign_host_and_one_that_draws_say_why() -> None:
         def walk(self, x: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
-        def resume(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
+        def forward_from(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
     assert (compile_host(Foreign(), []) or "").startswith("Foreign is no SegmentedHost")

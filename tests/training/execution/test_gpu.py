@@ -46,7 +46,7 @@ class TorchCuda:
         self.order = StreamOrder()
         self.current: Stream | None = None
         """The current stream; None is the default one."""
-        self.pools = itertools.count()
+        self.pools = itertools.count(1)
         self.capturing: set[int] = set()
         """Threads that capture."""
         self.refused: set[str] = set()
