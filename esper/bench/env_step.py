@@ -47,7 +47,7 @@ class Steps:
         """
         if self.done.all():
             self._begin()
-        hosts, told = self._hosts(), self.telemetry.seconds
+        hosts, sinks = self._hosts(), self.telemetry.seconds
         start = time.perf_counter()
         actions = self.agent.act(self.observation, self.info["action_mask"])
         acted = time.perf_counter() - start
@@ -57,8 +57,8 @@ class Steps:
         total = time.perf_counter() - start
         rest = total - (self._hosts() - hosts)
         self.done = terminated | truncated
-        told = self.telemetry.seconds - told
-        spent = {"policy": acted, "telemetry": told, "rest": rest - acted - told, "all": rest}
+        sinks = self.telemetry.seconds - sinks
+        spent = {"policy": acted, "telemetry": sinks, "rest": rest - acted - sinks, "all": rest}
         for name, seconds in spent.items():
             self.shares[name].append(100 * seconds / total)
         return self.shares["all"][-1]

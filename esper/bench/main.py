@@ -167,7 +167,7 @@ def measure_all(
         first = len(results)
         try:
             for comparison in module.comparisons(request):
-                result = runner.measure(comparison, rounds, most_seconds=seconds)
+                result = runner.measure(comparison, rounds, max_seconds=seconds)
                 results.append(result)
                 save(results)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)

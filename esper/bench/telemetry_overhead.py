@@ -70,9 +70,9 @@ def _at(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
         with_telemetry, off = episode(telemetry.emit), episode(ignore)
 
         def on() -> None:
-            start, told = time.perf_counter(), telemetry.seconds
+            start, sinks = time.perf_counter(), telemetry.seconds
             with_telemetry()
-            measured.append(100 * (telemetry.seconds - told) / (time.perf_counter() - start))
+            measured.append(100 * (telemetry.seconds - sinks) / (time.perf_counter() - start))
 
         label = f"digits, E {envs}, {epochs} epochs"
         full = "console, events.jsonl, metrics.csv"

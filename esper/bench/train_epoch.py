@@ -33,7 +33,7 @@ BARS: dict[tuple[str, Size], float] = {
 }
 FULL = 5120  # samples per epoch and env, in rows with a bar and on CUDA
 _SHORT = 5000  # samples of all envs together in other rows on the CPU, at width 8
-_LEAST_BATCHES = 2
+_MIN_BATCHES = 2
 
 IDLE_BUDGET = 10.0  # % of an epoch on CUDA
 
@@ -46,7 +46,7 @@ def samples_of(size: Size, device: torch.device, quick: bool) -> int:
     """Returns the samples per epoch and env: full batches, few enough that a row on a CPU takes about ten seconds."""
     envs, batch, width = size
     wanted = FULL if (device.type, size) in BARS or device.type != "cpu" else min(FULL, _SHORT * 8 // (envs * width))
-    return max(1 if quick else _LEAST_BATCHES, 0 if quick else wanted // batch) * batch
+    return max(1 if quick else _MIN_BATCHES, 0 if quick else wanted // batch) * batch
 
 
 def comparisons(request: BenchArgs) -> Iterator[BenchCase]:

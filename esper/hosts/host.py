@@ -32,8 +32,7 @@ class Host(nn.Module, ABC):
     def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``at`` at every site.
 
-        At ``vacant`` sites, where ``at`` would return its input, the call may be omitted, so that the layers around the
-        site can be fused.
+        At ``vacant`` sites ``at`` returns its input, so the call may be omitted, to fuse the layers around the site.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.bench import runner
-from esper.bench.runner import BenchCase, Result, measure, percentile
+from esper.bench.runner import BenchCase, Result, measure
 from esper.bench.table import cells, markdown
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_a_long_comparison_gets_three_turns_and_a_single_warm_up(clock: Clock) -
         calls.append(clock.now)
         clock.now += 10
 
-    result = measure(BenchCase("c", "s", CPU, "b", run, clock.taking(10), None), rounds=15, most_seconds=30)
+    result = measure(BenchCase("c", "s", CPU, "b", run, clock.taking(10), None), rounds=15, max_seconds=30)
     assert result.turns == runner.MIN_TURNS
     assert len(calls) == 1 + runner.MIN_TURNS
 
@@ -87,9 +87,11 @@ def test_what_is_the_same_every_time_is_asked_once() -> None:
     assert measure(replace(numbers(1, 2, "MB"), turns=1)).turns == 1
 
 
-@pytest.mark.parametrize(("fraction", "value"), [(0.0, 1.0), (0.5, 2.5), (1.0, 4.0), (0.1, 1.3)])
-def test_percentiles_lie_between_the_order_statistics(fraction: float, value: float) -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], fraction) == pytest.approx(value)
+def test_the_spread_lies_between_the_order_statistics() -> None:
+    values = iter([4.0, 1.0, 3.0, 2.0])
+    result = measure(BenchCase("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"), rounds=4)
+    assert (result.value, result.value_low, result.value_high) == pytest.approx((2.5, 1.3, 3.7))
+    assert (result.ratio_low, result.ratio_high) == pytest.approx((1.65, 5.1))
 
 
 def result_of(value: float, unit: str, bar: float | None = None, ratio: float = 1.0) -> Result:
