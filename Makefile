@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers clean
+.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers clean
 
 all: lint type test
 
@@ -27,6 +27,10 @@ test:
 
 test-all:  ## the slow ones too
 	$(PYTHON) -m pytest -m ""
+
+slow:  ## slow tests, and both sides of each benchmark once; starts no slow test after MINUTES
+	$(PYTHON) -m pytest -m "" --benchmark-disable benchmarks
+	$(PYTHON) -m pytest -m slow -rs --minutes $(or $(MINUTES),inf)
 
 bench:
 	esper-bench

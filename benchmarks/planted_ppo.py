@@ -1,6 +1,6 @@
 """PPO on `planted`: learning curves of some seeds, and what each reaches on hosts that it never saw.
 
-    python benchmarks/planted_ppo.py --seeds 5 --out benchmarks/results/planted_ppo
+    python -m benchmarks.planted_ppo --seeds 5 --out benchmarks/results/planted_ppo
 
 Writes OUT.json with every curve and score, and OUT.png. The score is 0 for the random controller and 1 for the best
 return that a search over the law finds; returns are discounted.
@@ -18,18 +18,18 @@ from typing import Any
 import torch
 
 import esper
+from benchmarks.planted_score import PlantedScale, planted_scale
 from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
 from esper.files.policy import find_policy
 from esper.files.system_info import describe_environment
-from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round
 from esper.telemetry.sinks.jsonl import read_events
 
 HELD_OUT = 999
 
 
-def train(seed: int, rounds: int, scale: Scale) -> dict[str, Any]:
+def train(seed: int, rounds: int, scale: PlantedScale) -> dict[str, Any]:
     """One agent from scratch: its score after every round of training, and at the end on held-out hosts."""
     config = esper.TrainingConfig.parse(
         {"task": {"name": "planted"}, "run": {"seed": seed, "rounds": rounds, "evaluation_pairs": 10}}

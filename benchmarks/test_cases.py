@@ -14,12 +14,12 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from esper.bench.main import OPERATORS, RUNS
+from esper.bench.main import OPERATORS, RUNS, devices
 from esper.bench.request import BenchArgs
-from esper.bench.runner import Comparison
+from esper.bench.runner import BenchCase, waiting
 from esper.config import ConfigError
 
-DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+DEVICES = devices("auto")
 
 
 def timed() -> Iterator[object]:
@@ -32,7 +32,7 @@ def timed() -> Iterator[object]:
             yield pytest.param(None, id=name, marks=pytest.mark.skip(reason=str(error)))
 
 
-def label(comparison: Comparison) -> str:
+def label(comparison: BenchCase) -> str:
     return f"{comparison.device}, {comparison.size}, {comparison.case} / {comparison.baseline}"
 
 
@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def running(request: pytest.FixtureRequest) -> Iterator[Comparison]:
+def running(request: pytest.FixtureRequest) -> Iterator[BenchCase]:
     """The first comparison of a case, whose hosts live until the test is over."""
     case, device = request.param
     with closing(import_module(RUNS[case]).comparisons(BenchArgs(devices=(device,), quick=True))) as found:
@@ -67,26 +67,26 @@ every_run = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS)
-def test_esper(benchmark: BenchmarkFixture, comparison: Comparison) -> None:
+def test_esper(benchmark: BenchmarkFixture, comparison: BenchCase) -> None:
     benchmark.group = label(comparison)
-    benchmark(comparison.run)
+    benchmark(waiting(comparison.run, comparison.device))
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS)
-def test_baseline(benchmark: BenchmarkFixture, comparison: Comparison) -> None:
+def test_baseline(benchmark: BenchmarkFixture, comparison: BenchCase) -> None:
     benchmark.group = label(comparison)
-    benchmark(comparison.run_baseline)
+    benchmark(waiting(comparison.run_baseline, comparison.device))
 
 
 @every_run
-def test_run(benchmark: BenchmarkFixture, running: Comparison) -> None:
+def test_run(benchmark: BenchmarkFixture, running: BenchCase) -> None:
     benchmark.group = label(running)
-    benchmark.pedantic(running.run, rounds=3, warmup_rounds=1)
+    benchmark.pedantic(waiting(running.run, running.device), rounds=3, warmup_rounds=1)
 
 
 @every_run
-def test_run_baseline(benchmark: BenchmarkFixture, running: Comparison) -> None:
+def test_run_baseline(benchmark: BenchmarkFixture, running: BenchCase) -> None:
     if running.unit == "%":
         pytest.skip("the baseline is a budget")
     benchmark.group = label(running)
-    benchmark.pedantic(running.run_baseline, rounds=3, warmup_rounds=1)
+    benchmark.pedantic(waiting(running.run_baseline, running.device), rounds=3, warmup_rounds=1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esper.bench import sgd
 from esper.bench.cross_entropy import public_loss
 from esper.bench.grad_stats import public_statistics
 from esper.bench.memory import peak_bytes
+from esper.bench.norm_relu_pool import ThreeModules
+from esper.bench.request import BenchArgs
 from esper.bench.stage_batch import MEAN, STD, torchvision_pipeline
-from esper.ops import cross_entropy, grad_stats, normalisation_table, stage_images
+from esper.ops import NormReluPool, cross_entropy, grad_stats, normalisation_table, stage_images
 
 
 @pytest.mark.parametrize("joined", [True, False])
@@ -40,6 +43,28 @@ def test_staging_normalises_alike() -> None:
     torch.testing.assert_close(own, normalise(cast(images.permute(0, 3, 1, 2))), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normalise_relu_and_pool(dtype: torch.dtype) -> None:
+    shape = (16, 8, 12, 12)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).to(memory_format=torch.channels_last)
+    sides = [module.train()(x) for module in (NormReluPool(8, pool=True), ThreeModules(8))]
+    torch.testing.assert_close(*sides, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=2e-2)
+
+
+def test_clipped_steps() -> None:
+    (comparison,) = sgd.comparisons(BenchArgs(sizes=((3, 8),)))
+    sides = [run.__defaults__[0] for run in (comparison.run, comparison.run_baseline)]  # type: ignore[attr-defined]
+    before = [parameter.clone() for optimizer in sides[0] for parameter in optimizer.param_groups[0]["params"]]
+    for _ in range(2):
+        comparison.run()
+        comparison.run_baseline()
+    own, other = (
+        [parameter for optimizer in side for parameter in optimizer.param_groups[0]["params"]] for side in sides
+    )
+    torch.testing.assert_close(own, other)
+    assert not any(torch.equal(then, now) for then, now in zip(before, own, strict=True))
+
+
 def test_peak_memory_is_what_was_alive_at_a_time() -> None:
     def run() -> None:
         for _ in range(3):
@@ -47,4 +72,4 @@ def test_peak_memory_is_what_was_alive_at_a_time() -> None:
             second = torch.empty(500, dtype=torch.float64)
             del first, second
 
-    assert peak_bytes(run, "cpu") == pytest.approx(12_000, rel=0.02)  # allocations are rounded up
+    assert peak_bytes(run, torch.device("cpu")) == pytest.approx(12_000, rel=0.02)  # allocations are rounded up

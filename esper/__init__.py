@@ -14,9 +14,8 @@ The public API; each name is imported when it is first used, so that ``import es
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
-
-from esper.env import registration as _registration
 
 if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
@@ -77,4 +76,5 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-_registration.register_when_imported()
+if "gymnasium" in sys.modules:  # as in gymnasium.make("esper:esper/Growth-v0"), which imports this module
+    importlib.import_module("esper.env.registration")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from esper.bench.memory import peak_bytes
 from esper.bench.request import BenchArgs, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
 
 NAME = "cross-entropy"
@@ -30,7 +30,7 @@ def public_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
     return loss, correct, correct.sum()
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
         for rows, classes in request.sizes or DEFAULT_SIZES:
@@ -38,7 +38,7 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
                 yield from _at(device, rows, classes, dtype, request.seed)
 
 
-def _at(device: str, rows: int, classes: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
+def _at(device: torch.device, rows: int, classes: int, dtype: torch.dtype, seed: int) -> Iterator[BenchCase]:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, classes, generator=generator).to(device, dtype)
     leaf = logits.clone().requires_grad_()
@@ -63,11 +63,11 @@ def _at(device: str, rows: int, classes: int, dtype: torch.dtype, seed: int) -> 
 
     name = str(dtype).removeprefix("torch.")
     size = f"{rows} x {classes:,} {name}"
-    bar = _BAR if device == "cpu" and (rows, classes) == _BAR_SIZE else None
+    bar = _BAR if device.type == "cpu" and (rows, classes) == _BAR_SIZE else None
     for case, own, other in (("with backward", ours, public), ("no gradient, into blocks", ours_into, public_no_grad)):
-        yield Comparison(f"{NAME}: {case}", size, device, BASELINE, waiting(own, device), waiting(other, device), bar)
+        yield BenchCase(f"{NAME}: {case}", size, device, BASELINE, own, other, bar)
     if classes >= _MANY_CLASSES:
-        yield Comparison(
+        yield BenchCase(
             f"{NAME}: peak memory with backward",
             size,
             device,

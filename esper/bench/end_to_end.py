@@ -16,7 +16,7 @@ import torch
 
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase, waiting
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
@@ -50,11 +50,11 @@ class RoundTimes:
         """Does nothing: it holds no resources."""
 
 
-def run_rounds(envs: int, epochs: int, device: str, samples: int | None) -> RoundTimes:
+def run_rounds(envs: int, epochs: int, device: torch.device, samples: int | None) -> RoundTimes:
     """Runs an agent for a few rounds; the final comparison is minimal and not counted."""
     config = TrainingConfig.parse(
         {
-            "run": {"device": device, "controller": "ppo", "rounds": ROUNDS, "evaluation_pairs": 1},
+            "run": {"device": str(device), "controller": "ppo", "rounds": ROUNDS, "evaluation_pairs": 1},
             "task": {"name": "digits", "samples_per_epoch": samples},
             "env": {"n_envs": envs, "episode_length": epochs, "baseline_episodes": 1},
             "ppo": {"practice_steps": 0},
@@ -66,7 +66,7 @@ def run_rounds(envs: int, epochs: int, device: str, samples: int | None) -> Roun
     return times
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second, then env steps per second of the same runs; a step is one epoch of one host."""
     task = load_task("digits")
     for device in request.devices:
@@ -74,12 +74,12 @@ def comparisons(request: BenchArgs) -> Iterator[Comparison]:
             yield from _at(size, device, task, _QUICK if request.quick else task.samples)
 
 
-def _at(size: Size, device: str, task: Task, samples: int) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, task: Task, samples: int) -> Iterator[BenchCase]:
     envs, epochs = size
     train = task.train
     assert isinstance(train, Split)
     hosts = [plain_cnn(1, task.classes, base=3, blocks=2, pool_last=False) for _ in range(envs)]
-    data = Split(train.x[:samples], train.y[:samples]).to(torch.device(device))
+    data = Split(train.x[:samples], train.y[:samples]).to(device)
     plain = PlainTraining(hosts, data.x, data.y, task.batch_size)
     per_step = samples // task.batch_size * task.batch_size
     steps: dict[str, list[float]] = {"own": [], "plain": []}
@@ -101,8 +101,8 @@ def _at(size: Size, device: str, task: Task, samples: int) -> Iterator[Compariso
 
     label = f"digits, E {envs}, {epochs} epochs, {ROUNDS} rounds"
     baseline = f"{plain}; training only"
-    yield Comparison(f"{NAME}: esper run, ppo", label, device, baseline, ours, alone, None, "images/s", None, _TURNS)
+    yield BenchCase(f"{NAME}: esper run, ppo", label, device, baseline, ours, alone, None, "images/s", None, _TURNS)
     own, other = list(steps["own"]), list(steps["plain"])
-    yield Comparison(
+    yield BenchCase(
         f"{NAME}: esper run, ppo", label, device, baseline, own.pop, other.pop, None, "env steps/s", None, len(own)
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import torch
+
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison
+from esper.bench.runner import BenchCase
 from esper.bench.sinks import TimedHub, full_telemetry
 from esper.bench.synthetic import growth_env, image_task
 from esper.bench.train_epoch import FULL
@@ -45,7 +47,7 @@ class Steps:
         """
         if self.done.all():
             self._begin()
-        hosts, told = self._hosts(), self.telemetry.seconds
+        hosts, sinks = self._hosts(), self.telemetry.seconds
         start = time.perf_counter()
         actions = self.agent.act(self.observation, self.info["action_mask"])
         acted = time.perf_counter() - start
@@ -55,8 +57,8 @@ class Steps:
         total = time.perf_counter() - start
         rest = total - (self._hosts() - hosts)
         self.done = terminated | truncated
-        told = self.telemetry.seconds - told
-        spent = {"policy": acted, "telemetry": told, "rest": rest - acted - told, "all": rest}
+        sinks = self.telemetry.seconds - sinks
+        spent = {"policy": acted, "telemetry": sinks, "rest": rest - acted - sinks, "all": rest}
         for name, seconds in spent.items():
             self.shares[name].append(100 * seconds / total)
         return self.shares["all"][-1]
@@ -70,14 +72,14 @@ class Steps:
         return sum(self.env.phase_seconds.get(phase, 0.0) for phase in HOSTS)
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the whole share, which has a bar, then its parts from the same steps."""
     for device in request.devices:
         for size in request.sizes or DEFAULT_SIZES:
             yield from _at(size, device, request)
 
 
-def _at(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
     envs, batch, width = size
     samples = batch if request.quick else max(1, FULL // batch) * batch
     validation = {"validation": batch} if request.quick else {}
@@ -93,10 +95,10 @@ def _at(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
         label = f"E {envs}, batch {batch}, width {width}, {samples:,} samples"
         bar = 1.0 if size in DEFAULT_SIZES and not request.quick else None
         case = f"{NAME}: all but training and validation of hosts"
-        yield Comparison(case, label, device, f"a budget of {BUDGET:g} %", steps.step, budget, bar, unit="%")
+        yield BenchCase(case, label, device, f"a budget of {BUDGET:g} %", steps.step, budget, bar, unit="%")
         for part in ("policy", "telemetry", "rest"):
             shares = list(steps.shares[part])
-            yield Comparison(
+            yield BenchCase(
                 f"{NAME}: {part} only",
                 label,
                 device,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.ops import grad_stats
 
 NAME = "grad-stats"
@@ -53,13 +53,13 @@ def public_statistics(
     return torch.stack([value.double() for value in rows])
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields all comparisons. Bars are for one CPU thread."""
     for device in request.devices:
-        yield from _on(device, request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES), request.seed)
+        yield from _on(device, request.sizes or (DEFAULT_SIZES if device.type == "cpu" else CUDA_SIZES), request.seed)
 
 
-def _on(device: str, sizes: Sequence[Size], seed: int) -> Iterator[Comparison]:
+def _on(device: torch.device, sizes: Sequence[Size], seed: int) -> Iterator[BenchCase]:
     generator = torch.Generator().manual_seed(seed)
     for count, elements in sizes:
         gradients = [torch.randn(elements, generator=generator).to(device) for _ in range(count)]
@@ -84,8 +84,8 @@ def _on(device: str, sizes: Sequence[Size], seed: int) -> Iterator[Comparison]:
             return torch.nn.utils.get_total_norm(gradients)
 
         small = elements <= _SMALL
-        bar_all = _BARS_ALL.get(count) if small and device == "cpu" else None
-        bar_norm = (_BARS_NORM.get(count, 1.0) if small else 1.0) if device == "cpu" else None
+        bar_all = _BARS_ALL.get(count) if small and device.type == "cpu" else None
+        bar_norm = (_BARS_NORM.get(count, 1.0) if small else 1.0) if device.type == "cpu" else None
         size = f"{count} x {elements:,}"
         for case, baseline, own, other, bar in (
             ("all statistics", "public calls, each", ours, each, bar_all),
@@ -94,6 +94,4 @@ def _on(device: str, sizes: Sequence[Size], seed: int) -> Iterator[Comparison]:
             ("all statistics, out=", "public calls, each", ours_into, each, bar_all),
             ("all statistics", "get_total_norm (norm only)", ours, norm_only, bar_norm),
         ):
-            yield Comparison(
-                f"{NAME}: {case}", size, device, baseline, waiting(own, device), waiting(other, device), bar
-            )
+            yield BenchCase(f"{NAME}: {case}", size, device, baseline, own, other, bar)

@@ -12,6 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from rich.console import Console
 
     from esper.bench.request import BenchArgs
@@ -114,7 +115,7 @@ def main(
         trace_all([case for case in modules if any(r.case.startswith(case) for r in results)], request, trace_file)
 
 
-def devices(name: str) -> tuple[str, ...]:
+def devices(name: str) -> tuple[torch.device, ...]:
     """Returns the devices that ``--device`` stands for. Raises ConfigError for a missing GPU, listing the devices."""
     import torch
 
@@ -122,8 +123,8 @@ def devices(name: str) -> tuple[str, ...]:
 
     if name != "auto":
         check_device(name)
-        return (name,)
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        return (torch.device(name),)
+    return tuple(torch.device(each) for each in ("cpu", "cuda")[: 1 + torch.cuda.is_available()])
 
 
 def load(cases: tuple[str, ...], request: BenchArgs) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def measure_all(
         first = len(results)
         try:
             for comparison in module.comparisons(request):
-                result = runner.measure(comparison, rounds, most_seconds=seconds)
+                result = runner.measure(comparison, rounds, max_seconds=seconds)
                 results.append(result)
                 save(results)
                 console.print(f"  {result.case}, {result.size}, {result.device}: {result.ratio:.2f}", highlight=False)

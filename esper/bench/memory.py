@@ -6,13 +6,13 @@ from itertools import accumulate
 import torch
 
 
-def peak_bytes(run: Callable[[], object], device: str) -> int:
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Returns the peak size of tensors alive during ``run()``, above those alive before, in bytes.
 
     It is counted from the allocations themselves, so it does not depend on the machine or its load.
     """
     run()  # tensors created once and kept do not count
-    if device != "cpu":
+    if device.type != "cpu":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

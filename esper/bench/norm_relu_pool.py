@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.ops import NormReluPool
 
 NAME = "norm-relu-pool"
@@ -33,7 +33,7 @@ class ThreeModules(nn.BatchNorm2d):
 
 
 def _training_step(
-    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
+    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
     """Returns one forward and backward pass in training mode, on the same values for every module."""
     generator = torch.Generator().manual_seed(0)
@@ -58,13 +58,13 @@ def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields each block and all together. The bar is for one CPU thread."""
     for device in request.devices:
-        yield from _on(device, request.sizes or BLOCKS, BATCH if device == "cpu" else CUDA_BATCH)
+        yield from _on(device, request.sizes or BLOCKS, BATCH if device.type == "cpu" else CUDA_BATCH)
 
 
-def _on(device: str, sizes: Sequence[Size], batch: int) -> Iterator[Comparison]:
+def _on(device: torch.device, sizes: Sequence[Size], batch: int) -> Iterator[BenchCase]:
     for dtype, bar in _BARS.items():
         name = f"{NAME}: forward + backward, {str(dtype).removeprefix('torch.')}"
         own: list[Callable[[], None]] = []
@@ -74,16 +74,14 @@ def _on(device: str, sizes: Sequence[Size], batch: int) -> Iterator[Comparison]:
             own.append(_training_step(NormReluPool(channels, pool=True), shape, dtype, device))
             other.append(_training_step(ThreeModules(channels), shape, dtype, device))
             size = f"{batch} x {channels} x {side} x {side}"
-            yield Comparison(
-                name, size, device, "three modules", waiting(own[-1], device), waiting(other[-1], device), None
-            )
+            yield BenchCase(name, size, device, "three modules", own[-1], other[-1], None)
         if tuple(sizes) == BLOCKS:
-            yield Comparison(
+            yield BenchCase(
                 name,
                 "the three blocks",
                 device,
                 "three modules",
-                waiting(_all(own), device),
-                waiting(_all(other), device),
-                bar if device == "cpu" else None,
+                _all(own),
+                _all(other),
+                bar if device.type == "cpu" else None,
             )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.bench.synthetic import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
@@ -36,27 +36,27 @@ NEVER = 1e6
 """A KL divergence that is never reached."""
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the update at each size. Raises ConfigError if sb3-contrib is not installed."""
     for device in request.devices:
         for envs, steps in request.sizes or DEFAULT_SIZES:
             config = TrainingConfig.parse(
                 {
                     "env": {"n_envs": envs, "episode_length": steps},
-                    "ppo": {"learning_rate": STILL, "target_kl": NEVER, "practice_envs": envs, "device": device},
+                    "ppo": {"learning_rate": STILL, "target_kl": NEVER, "practice_envs": envs, "device": str(device)},
                 }
             )
             with one_thread():
                 env = simulated(config)
                 ours, theirs = own_update(env, config, device), sb3_update(env, config, device)
-                yield Comparison(
+                yield BenchCase(
                     NAME,
                     f"E {envs}, {steps} steps, {config.ppo.update_epochs} x {config.ppo.n_minibatches} minibatches, "
                     f"LSTM {config.ppo.width}",
                     device,
                     "sb3-contrib RecurrentPPO.train",
-                    waiting(ours, device),
-                    waiting(theirs, device),
+                    ours,
+                    theirs,
                     None,
                 )
                 env.close()
@@ -72,9 +72,9 @@ def simulated(config: TrainingConfig) -> SlotVectorEnv:
     return practice_env(env, maker.config)
 
 
-def own_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Callable[[], None]:
+def own_update(env: SlotVectorEnv, config: TrainingConfig, device: torch.device) -> Callable[[], None]:
     """Returns a function in which the agent learns from one round, which it repeats at every call."""
-    agent = PPOAgent(env.action_spec, env.layout, env.num_envs, config.ppo, device=torch.device(device))
+    agent = PPOAgent(env.action_spec, env.layout, env.num_envs, config.ppo, device=device)
     played = play_round(env, agent, seed=0, learner=agent)
     rollout = {name: copy.copy(value) for name, value in agent.buffer.state_dict().items()}
 
@@ -107,7 +107,7 @@ class Still(gymnasium.Env[Any, Any]):
         return self.generator.normal(size=self.observation_space.shape or ()).astype(np.float32)
 
 
-def sb3_update(env: SlotVectorEnv, config: TrainingConfig, device: str) -> Callable[[], None]:
+def sb3_update(env: SlotVectorEnv, config: TrainingConfig, device: torch.device) -> Callable[[], None]:
     """Returns a function in which RecurrentPPO trains on one rollout. Raises ConfigError if it is not installed."""
     try:
         from sb3_contrib import RecurrentPPO

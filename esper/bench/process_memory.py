@@ -28,12 +28,12 @@ class Peak:
     """Memory that torch reserved on the GPU; 0 on the CPU."""
 
 
-def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
+def measure_here(envs: int, batch: int, width: int, device: torch.device) -> Peak:
     """Measures the training of ``envs`` hosts for two epochs in this process.
 
     One host is trained on tiny batches first, so that libraries and compiled kernels are loaded and do not count.
     """
-    on_gpu = device != "cpu"
+    on_gpu = device.type != "cpu"
     task = image_task(BATCHES * batch, width, device, validation=batch)
     with one_thread(), growth_env(image_task(2, width, device, validation=2), 1, 2) as env:
         env.hosts.trainer.epoch(env.training)
@@ -53,7 +53,7 @@ def measure_here(envs: int, batch: int, width: int, device: str) -> Peak:
     return Peak(resident("VmHWM") - before, peak - reserved)
 
 
-def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
+def measure_apart(envs: int, batch: int, width: int, device: torch.device) -> Peak:
     """Does the same in a new process.
 
     Raises:
@@ -62,7 +62,7 @@ def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
     """
     if not STATUS.exists():
         raise ConfigError(f"measuring the memory of a process needs {STATUS}, which this system does not have")
-    command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), device]
+    command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), str(device)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         raise RuntimeError(f"measuring memory failed: {found.stderr.strip()}")
@@ -71,4 +71,4 @@ def measure_apart(envs: int, batch: int, width: int, device: str) -> Peak:
 
 if __name__ == "__main__":
     _, hosts, rows, channels, where = sys.argv
-    print(json.dumps(asdict(measure_here(int(hosts), int(rows), int(channels), where))))
+    print(json.dumps(asdict(measure_here(int(hosts), int(rows), int(channels), torch.device(where)))))

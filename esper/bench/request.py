@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from esper.config import ConfigError
 
 Size = tuple[int, ...]
@@ -46,8 +48,8 @@ class BenchArgs:
 
     sizes: tuple[Size, ...] = ()
     """Sizes to measure; empty: the case's own."""
-    devices: tuple[str, ...] = ("cpu",)
-    """A subset of ``cpu`` and ``cuda``, in measuring order."""
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    """The CPU, a GPU or both, in measuring order."""
     sweep: bool = False
     """Whether to measure all sizes of a case that has more than its defaults."""
     quick: bool = False

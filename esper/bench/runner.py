@@ -2,10 +2,11 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 MIN_TURNS = 3
@@ -14,21 +15,21 @@ MIN_TURNS = 3
 _LONG_SECONDS = 0.5
 
 
-def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """Returns ``run``; on CUDA, followed by a synchronization."""
-    if device == "cpu":
+def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Returns ``run``; on a GPU, followed by a synchronization."""
+    if device.type == "cpu":
         return run
 
     def run_and_wait() -> None:
         run()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
     return run_and_wait
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two ways to do the same work. Both callables must wait for their result (a CUDA one synchronizes).
+class BenchCase:
+    """Two ways to do the same work; calls that are timed are followed by a synchronization of ``device``.
 
     What is compared depends on the unit:
 
@@ -39,7 +40,7 @@ class Comparison:
 
     case: str
     size: str
-    device: str
+    device: torch.device
     baseline: str
     run: Callable[[], object]
     run_baseline: Callable[[], object]
@@ -88,15 +89,6 @@ class Result:
         return {**asdict(self), "met": self.met}
 
 
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """Interpolates linearly between order statistics; ``fraction`` 0 is the minimum, 1 the maximum."""
-    ordered = sorted(values)
-    place = fraction * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
 def _seconds(run: Callable[[], object], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
@@ -115,10 +107,11 @@ def _calls_for(run: Callable[[], object], turn_seconds: float) -> int:
     return max(1, int(turn_seconds / max(_seconds(run, 3), 1e-9)))
 
 
-def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
+def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
     """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
     if not comparison.timed:
         return cast(Callable[[], float], run)
+    run = waiting(run, comparison.device)
     calls, amount = _calls_for(run, turn_seconds), comparison.amount
     if amount is not None:
         return lambda: amount / _seconds(run, calls)
@@ -126,11 +119,11 @@ def _turn(comparison: Comparison, run: Callable[[], object], turn_seconds: float
 
 
 def measure(
-    comparison: Comparison, rounds: int = 15, turn_seconds: float = 0.02, most_seconds: float = float("inf")
+    comparison: BenchCase, rounds: int = 15, turn_seconds: float = 0.02, max_seconds: float = float("inf")
 ) -> Result:
     """Measures both sides in turns, ``rounds`` times, so that a slow moment of the machine affects both.
 
-    The sides alternate in going first. It stops early after ``most_seconds``, but not before ``MIN_TURNS`` turns of
+    The sides alternate in going first. It stops early after ``max_seconds``, but not before ``MIN_TURNS`` turns of
     each.
     """
     start = time.perf_counter()
@@ -138,29 +131,30 @@ def measure(
     sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
-        if number >= MIN_TURNS and time.perf_counter() - start > most_seconds:
+        if number >= MIN_TURNS and time.perf_counter() - start > max_seconds:
             break
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             found[side].append(sides[side]())
     return _result(comparison, *found)
 
 
-def _result(comparison: Comparison, own: list[float], other: list[float]) -> Result:
-    pairs = list(zip(own, other, strict=True))
+def _result(comparison: BenchCase, own: list[float], other: list[float]) -> Result:
+    pairs = zip(own, other, strict=True)
     ratios = [a / b if comparison.more_is_better else b / a for a, b in pairs]
+    (ratio_low, ratio_high), (low, high) = (np.quantile(values, (0.1, 0.9)).tolist() for values in (ratios, own))
     return Result(
         case=comparison.case,
         size=comparison.size,
-        device=comparison.device,
+        device=str(comparison.device),
         baseline=comparison.baseline,
         ratio=statistics.median(ratios),
-        ratio_low=percentile(ratios, 0.1),
-        ratio_high=percentile(ratios, 0.9),
+        ratio_low=ratio_low,
+        ratio_high=ratio_high,
         bar=comparison.bar,
         unit=comparison.unit,
         value=statistics.median(own),
-        value_low=percentile(own, 0.1),
-        value_high=percentile(own, 0.9),
+        value_low=low,
+        value_high=high,
         baseline_value=statistics.median(other),
         turns=len(own),
     )

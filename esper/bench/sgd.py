@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.bench.request import BenchArgs, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.ops import SGD, grad_stats, sgd_step
 
 NAME = "sgd"
@@ -18,7 +18,7 @@ MAX_NORM = 1.0
 LR, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 
 
-def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
+def _parameters(count: int, elements: int, device: torch.device) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     made = [nn.Parameter(torch.randn(elements, generator=generator).to(device)) for _ in range(count)]
     for parameter in made:
@@ -26,13 +26,13 @@ def _parameters(count: int, elements: int, device: str) -> list[nn.Parameter]:
     return made
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields all comparisons. Both sides use the clip coefficients of the same `grad_stats`."""
     for device in request.devices:
         yield from _on(device, request)
 
 
-def _on(device: str, request: BenchArgs) -> Iterator[Comparison]:
+def _on(device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
     for count, elements in request.sizes or DEFAULT_SIZES:
         own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
         other = [
@@ -56,6 +56,4 @@ def _on(device: str, request: BenchArgs) -> Iterator[Comparison]:
 
         size = f"{OPTIMIZERS} x {count} x {elements:,}"
         baseline = "torch.optim.SGD, fused, each"
-        yield Comparison(
-            f"{NAME}: clipped step", size, device, baseline, waiting(ours, device), waiting(each, device), None
-        )
+        yield BenchCase(f"{NAME}: clipped step", size, device, baseline, ours, each, None)

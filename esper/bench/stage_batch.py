@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.bench.request import BenchArgs, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.hosts.torchvision_shim import import_torchvision
 from esper.ops import normalisation_table, stage_images
 
@@ -40,25 +40,25 @@ def torchvision_pipeline(side: int) -> Any:
     )
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields all comparisons. Those on the CPU need torchvision."""
     for device in request.devices:
-        for batch, side in request.sizes or (DEFAULT_SIZES if device == "cpu" else CUDA_SIZES):
+        for batch, side in request.sizes or (DEFAULT_SIZES if device.type == "cpu" else CUDA_SIZES):
             for dtype in (torch.float32, torch.bfloat16):
-                if device == "cpu":
+                if device.type == "cpu":
                     yield from _on_cpu(batch, side, dtype, request.seed)
                 else:
-                    yield _on_cuda(batch, side, dtype, request.seed)
+                    yield _on_cuda(device, batch, side, dtype, request.seed)
 
 
-def _dataset(side: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+def _dataset(side: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (_DATASET, side, side, 3), dtype=torch.uint8, generator=generator).to(device)
     return images, normalisation_table(MEAN, STD, device=device)
 
 
-def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[Comparison]:
-    images, table = _dataset(side, seed, "cpu")
+def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[BenchCase]:
+    images, table = _dataset(side, seed, torch.device("cpu"))
     planes = images.permute(0, 3, 1, 2).contiguous()  # [N, C, H, W], as torchvision expects
     indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed))
     out = torch.empty((batch, 3, side, side), dtype=dtype, memory_format=torch.channels_last)
@@ -75,16 +75,16 @@ def _on_cpu(batch: int, side: int, dtype: torch.dtype, seed: int) -> Iterator[Co
 
     size = f"{batch} x 3 x {side} x {side} {str(dtype).removeprefix('torch.')}"
     case = f"{NAME}: crop, flip, normalise"
-    yield Comparison(case, size, "cpu", "torchvision v2, each sample", ours, each, _BAR_CPU)
-    yield Comparison(case, size, "cpu", "torchvision v2, one crop for all", ours, together, None)
+    yield BenchCase(case, size, images.device, "torchvision v2, each sample", ours, each, _BAR_CPU)
+    yield BenchCase(case, size, images.device, "torchvision v2, one crop for all", ours, together, None)
 
 
-def _on_cuda(batch: int, side: int, dtype: torch.dtype, seed: int) -> Comparison:
-    images, table = _dataset(side, seed, "cuda")
-    indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed)).cuda()
-    out = torch.empty((batch, 3, side, side), dtype=dtype, device="cuda", memory_format=torch.channels_last)
+def _on_cuda(device: torch.device, batch: int, side: int, dtype: torch.dtype, seed: int) -> BenchCase:
+    images, table = _dataset(side, seed, device)
+    indices = torch.randint(0, _DATASET, (batch,), generator=torch.Generator().manual_seed(seed)).to(device)
+    out = torch.empty((batch, 3, side, side), dtype=dtype, device=device, memory_format=torch.channels_last)
     moved = out.numel() * (1 + out.element_size())  # bytes read and written
-    source = torch.zeros(moved // 2, dtype=torch.uint8, device="cuda")
+    source = torch.zeros(moved // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
     def ours() -> None:
@@ -96,4 +96,4 @@ def _on_cuda(batch: int, side: int, dtype: torch.dtype, seed: int) -> Comparison
     size = f"{batch} x 3 x {side} x {side} {str(dtype).removeprefix('torch.')}"
     bar = _BAR_CUDA if moved >= _LARGE else None
     case = f"{NAME}: crop, flip, normalise"
-    return Comparison(case, size, "cuda", "copy of the same bytes", waiting(ours, "cuda"), waiting(copy, "cuda"), bar)
+    return BenchCase(case, size, device, "copy of the same bytes", ours, copy, bar)

@@ -26,16 +26,16 @@ HORIZON = 75
 """Epochs of an episode, as in the task `cifar10`."""
 
 
-def split(samples: int, seed: int, device: str) -> Split:
+def split(samples: int, seed: int, device: torch.device) -> Split:
     """Returns ``samples`` random uint8 images and their classes on ``device``."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (samples, SIDE, SIDE, CHANNELS), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, CLASSES, (samples,), generator=generator)
     table = normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)
-    return Split(x, y, table).to(torch.device(device))
+    return Split(x, y, table).to(device)
 
 
-def image_task(samples: int, width: int, device: str, validation: int = VALIDATION, seed: int = 0) -> Task:
+def image_task(samples: int, width: int, device: torch.device, validation: int = VALIDATION, seed: int = 0) -> Task:
     """Returns a task with hosts of three blocks, the first ``width`` channels wide, and ``samples`` training images."""
     return Task(
         name=f"synthetic images, {SIDE} x {SIDE}",

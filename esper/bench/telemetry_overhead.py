@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import torch
+
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison
+from esper.bench.runner import BenchCase
 from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import flat_baseline
 from esper.config import TrainingConfig
@@ -31,19 +33,19 @@ _BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the episode with telemetry against without, then the share of time in the sinks, which is less noisy."""
     for device in request.devices:
         for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
             yield from _at(size, device, request.quick)
 
 
-def _at(size: Size, device: str, quick: bool) -> Iterator[Comparison]:
+def _at(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
     envs, epochs = size
     task = {"samples_per_epoch": 64} if quick else {}
     config = TrainingConfig.parse(
         {
-            "run": {"device": device, "controller": "schedule"},
+            "run": {"device": str(device), "controller": "schedule"},
             "task": task,
             "env": {"n_envs": envs, "episode_length": epochs},
         }
@@ -68,16 +70,16 @@ def _at(size: Size, device: str, quick: bool) -> Iterator[Comparison]:
         with_telemetry, off = episode(telemetry.emit), episode(ignore)
 
         def on() -> None:
-            start, told = time.perf_counter(), telemetry.seconds
+            start, sinks = time.perf_counter(), telemetry.seconds
             with_telemetry()
-            measured.append(100 * (telemetry.seconds - told) / (time.perf_counter() - start))
+            measured.append(100 * (telemetry.seconds - sinks) / (time.perf_counter() - start))
 
         label = f"digits, E {envs}, {epochs} epochs"
         full = "console, events.jsonl, metrics.csv"
         bar = None if quick else _BAR
-        yield Comparison(f"{NAME}: {full}", label, device, "the same episode, telemetry off", on, off, bar)
+        yield BenchCase(f"{NAME}: {full}", label, device, "the same episode, telemetry off", on, off, bar)
         shares = list(measured)
-        yield Comparison(
+        yield BenchCase(
             f"{NAME}: share of time in sinks",
             label,
             device,

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from operator import mul
 
+import torch
+
 from esper.bench.idle import device_idle
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import Peak, measure_apart
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.rollout.threads import one_thread
 
@@ -31,7 +33,7 @@ BARS: dict[tuple[str, Size], float] = {
 }
 FULL = 5120  # samples per epoch and env, in rows with a bar and on CUDA
 _SHORT = 5000  # samples of all envs together in other rows on the CPU, at width 8
-_LEAST_BATCHES = 2
+_MIN_BATCHES = 2
 
 IDLE_BUDGET = 10.0  # % of an epoch on CUDA
 
@@ -40,24 +42,24 @@ MEMORY_AT = (128, 8)  # batch, width
 _MEMORY_BAR = 0.9  # of linear growth; a tenth is left for the allocator's rounding
 
 
-def samples_of(size: Size, device: str, quick: bool) -> int:
+def samples_of(size: Size, device: torch.device, quick: bool) -> int:
     """Returns the samples per epoch and env: full batches, few enough that a row on a CPU takes about ten seconds."""
     envs, batch, width = size
-    wanted = FULL if (device, size) in BARS or device != "cpu" else min(FULL, _SHORT * 8 // (envs * width))
-    return max(1 if quick else _LEAST_BATCHES, 0 if quick else wanted // batch) * batch
+    wanted = FULL if (device.type, size) in BARS or device.type != "cpu" else min(FULL, _SHORT * 8 // (envs * width))
+    return max(1 if quick else _MIN_BATCHES, 0 if quick else wanted // batch) * batch
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
     for device in request.devices:
-        sizes = request.sizes or (SWEEP if request.sweep else DEFAULT_SIZES[device])
+        sizes = request.sizes or (SWEEP if request.sweep else DEFAULT_SIZES[device.type])
         for size in sizes:
             yield from _speed(size, device, request)
         if not request.sizes:
             yield from _memory(device, MEMORY_ENVS[:2] if request.quick else MEMORY_ENVS)
 
 
-def _speed(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
+def _speed(size: Size, device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
     envs, batch, width = size
     samples = samples_of(size, device, request.quick)
     data = split(samples, request.seed, device)
@@ -69,42 +71,42 @@ def _speed(size: Size, device: str, request: BenchArgs) -> Iterator[Comparison]:
             with one_thread():
                 env.hosts.trainer.epoch(env.training)
 
-        yield Comparison(
+        yield BenchCase(
             NAME,
             f"E {envs}, batch {batch}, width {width}, {samples:,} samples of {SIDE} x {SIDE}",
             device,
             str(plain),
-            waiting(ours, device),
-            waiting(plain.epoch, device),
-            None if request.quick else BARS.get((device, size)),
+            ours,
+            plain.epoch,
+            None if request.quick else BARS.get((device.type, size)),
             unit="images/s",
             amount=envs * samples,
         )
-        if device != "cpu":
-            yield Comparison(
+        if device.type != "cpu":
+            yield BenchCase(
                 f"{NAME}: time the GPU is idle",
                 f"E {envs}, batch {batch}, width {width}",
                 device,
                 f"a budget of {IDLE_BUDGET:g} %",
                 partial(device_idle, ours),
                 lambda: IDLE_BUDGET,
-                1.0 if (device, size) in BARS and not request.quick else None,
+                1.0 if (device.type, size) in BARS and not request.quick else None,
                 unit="%",
                 turns=3,
             )
 
 
-def _memory(device: str, counts: tuple[int, ...]) -> Iterator[Comparison]:
+def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase]:
     """Yields the peak memory of E hosts in a separate process, against E times that of one host."""
     batch, width = MEMORY_AT
     peaks = {envs: measure_apart(envs, batch, width, device) for envs in sorted({1, *counts})}
     kinds: dict[str, Callable[[Peak], int]] = {"peak RSS": lambda peak: peak.resident}
-    if device != "cpu":
+    if device.type != "cpu":
         kinds["peak device memory"] = lambda peak: peak.device
     for title, kind in kinds.items():
         megabytes = {envs: kind(peak) / 1e6 for envs, peak in peaks.items()}
         for envs in counts:
-            yield Comparison(
+            yield BenchCase(
                 f"{NAME}: increase in {title}",
                 f"E {envs}, batch {batch}, width {width}",
                 device,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import Comparison, waiting
+from esper.bench.runner import BenchCase
 from esper.bench.synthetic import VALIDATION, growth_env, image_task
 from esper.lifecycle.ramps import STYLES
 from esper.rollout.threads import one_thread
@@ -35,14 +37,14 @@ def blend(training: HostTraining) -> None:
         site.assign(Role.BLENDED, alpha=0.5)
 
 
-def comparisons(request: BenchArgs) -> Iterator[Comparison]:
+def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
     """Yields the tree against one configuration, and against each configuration evaluated separately."""
     for device in request.devices:
         for samples, width in request.sizes or DEFAULT_SIZES:
             yield from _at(_QUICK if request.quick else samples, width, device)
 
 
-def _at(samples: int, width: int, device: str) -> Iterator[Comparison]:
+def _at(samples: int, width: int, device: torch.device) -> Iterator[BenchCase]:
     task = image_task(64, width, device, validation=samples)
     with growth_env(task, envs=1, batch=32) as env, one_thread():
         host = env.training[0]
@@ -61,9 +63,9 @@ def _at(samples: int, width: int, device: str) -> Iterator[Comparison]:
 
         case = f"{NAME}: {len(everything)} configurations of 3 blended seeds"
         size = f"{samples:,} samples, width {width}, {', '.join(BLENDED)}"
-        bar = _BAR if (samples, width) == _BAR_SIZE and device == "cpu" else None
+        bar = _BAR if (samples, width) == _BAR_SIZE and device.type == "cpu" else None
         for baseline, other, least in (
             ("one forward, all on (bar: at most 4 times)", all_on, bar),
             ("each configuration by itself", each, None),
         ):
-            yield Comparison(case, size, device, baseline, waiting(ours, device), waiting(other, device), least)
+            yield BenchCase(case, size, device, baseline, ours, other, least)

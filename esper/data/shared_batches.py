@@ -61,8 +61,8 @@ class Expected:
         found = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)
         wanted = (self.inputs, self.dtype, self.targets, torch.int64)
         if found != wanted:
-            told = [f"inputs {s[1]} of shape {s[0]} and targets {s[3]} of shape {s[2]}" for s in (found, wanted)]
-            return 0, f"{told[0]}; wanted {told[1]}"
+            forms = [f"inputs {s[1]} of shape {s[0]} and targets {s[3]} of shape {s[2]}" for s in (found, wanted)]
+            return 0, f"{forms[0]}; expected {forms[1]}"
         if x.is_floating_point():
             finite = x.isfinite().flatten(1).all(dim=1)
             if not finite.all():

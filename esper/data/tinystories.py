@@ -101,7 +101,7 @@ def _how_to_get(folder: Path, missing: list[Path]) -> str:
         [
             "TinyStories cannot be read:",
             *(f"  missing: {file}" for file in missing),
-            f"It wants, in {folder}, train.txt and validation.txt with GPT-2's tokenizer.json, or token files "
+            f"It needs, in {folder}, train.txt and validation.txt with GPT-2's tokenizer.json, or token files "
             f"train.bin and validation.bin (uint16). They are not downloaded (task.download does nothing here).",
             f"Stories: {HOME} (TinyStoriesV2-GPT4-train.txt as train.txt, TinyStoriesV2-GPT4-valid.txt as "
             f"validation.txt). Tokenizer: {TOKENIZER_HOME}",

@@ -2,7 +2,7 @@
 
 Spaces, masks, lifecycle, gates, rewards and info are those of GrowthVectorEnv; only training is replaced, by the law
 (``planted_law``), and no host ever goes bad. Everything is an array over envs, so that a controller can be tried on
-hundreds of thousands of steps in a minute, and the best return is known (``planted_best``).
+hundreds of thousands of steps in a minute, and the best return is known (``benchmarks/planted_best.py``).
 """
 
 from __future__ import annotations

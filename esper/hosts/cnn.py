@@ -78,21 +78,21 @@ class CNNHost(SegmentedHost):
 
         Fusion gives bit-identical results. Compiled segments are not fused, since each is compiled as a whole.
         """
-        pooled = False
+        pooled = False  # whether the first layer of the segment, a pool, has already run
         for number in range(start, len(self.segments)):
             segment = self._layers(number)
-            norm = segment[-1] if isinstance(segment[-1], NormReluPool) else None
-            joins = number in vacant and self.compiled is None
-            fuses = joins and norm is not None and self._begins_with_pool(number + 1)
-            if norm is not None:
-                norm.pool = fuses
-            if pooled:
-                for layer in list(segment)[1:]:
-                    h = layer(h)
+            last = segment[-1]
+            fuses = (
+                number in vacant
+                and self.compiled is None
+                and isinstance(last, NormReluPool)
+                and self._begins_with_pool(number + 1)
+            )
+            if pooled or fuses:
+                for layer in list(segment)[pooled:]:
+                    h = layer(h, pool=True) if fuses and layer is last else layer(h)
             else:
                 h = self.run(segment, h)
-            if norm is not None:
-                norm.pool = False  # without fusion, a segment ends before the pool
             pooled = fuses
             if number < len(self.sites) and not fuses:
                 h = at(number, h)

@@ -23,11 +23,11 @@ Hook = Callable[[nn.Module, tuple[object, ...], Tensor], Tensor | None]
 class GraftedHost(Host):
     """Any network with slots on the outputs of some of its submodules; made by :func:`graft`.
 
-    Nothing is added to the network: ``host.model`` and its state_dict stay as they are. :meth:`resume` reruns the
+    Nothing is added to the network: ``host.model`` and its state_dict stay as they are. :meth:`forward_from` reruns the
     layers before the site, without gradients, because a module cannot be entered half-way.
     """
 
-    overwrites = True  # a layer such as ReLU(inplace=True) may follow a site
+    in_place = True  # a layer such as ReLU(inplace=True) may follow a site
 
     def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GraftedHost(Host):
         with self._hooked(at):
             return self.model(x.clone())  # type: ignore[no-any-return]  # the model may overwrite its inputs
 
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         learning = torch.is_grad_enabled()
 
         def enter(reached: int, features: Tensor) -> Tensor:

@@ -25,19 +25,18 @@ class Host(nn.Module, ABC):
     sites: tuple[SlotSite, ...]
     topology: str
     """Kind of blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` ([B, T, D]), ``mlp`` ([B, D])."""
-    overwrites = False
+    in_place = False
     """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 
     @abstractmethod
     def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``at`` at every site.
 
-        At ``vacant`` sites, where ``at`` would return its input, the call may be omitted, so that the layers around the
-        site can be fused.
+        At ``vacant`` sites ``at`` returns its input, so the call may be omitted, to fuse the layers around the site.
         """
 
     @abstractmethod
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         """Runs the network after ``site`` on features ``h``, which were computed from the inputs ``x``.
 
         It calls ``at`` at the later sites, as :meth:`walk` does. No gradient flows to the layers before ``site``.
@@ -56,12 +55,12 @@ class Host(nn.Module, ABC):
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
         """Disables gradients: inference mode, or ``no_grad`` for hosts whose layers may cache tensors for training."""
-        with torch.no_grad() if self.overwrites else torch.inference_mode():
+        with torch.no_grad() if self.in_place else torch.inference_mode():
             yield
 
     def kept(self, h: Tensor) -> Tensor:
-        """Returns features that later layers do not overwrite: a copy of ``h`` if the host ``overwrites``."""
-        return h.clone() if self.overwrites else h
+        """Returns features that later layers do not overwrite: a copy of ``h`` if they work ``in_place``."""
+        return h.clone() if self.in_place else h
 
     @property
     def parameter_count(self) -> int:
@@ -81,7 +80,7 @@ def run_segment(segment: nn.Module, h: Tensor) -> Tensor:
 class SegmentedHost(Host):
     """Segments s_0 ... s_S with site i between s_i and s_{i+1}; without seeds it is s_S(...s_1(s_0(x))).
 
-    :meth:`resume` does not rerun anything before the site.
+    :meth:`forward_from` does not rerun anything before the site.
     """
 
     compiled: Run | None = None
@@ -99,7 +98,7 @@ class SegmentedHost(Host):
     def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self._from(0, x, at, vacant)
 
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self._from(site + 1, h, at, vacant)
 
     def run(self, segment: nn.Module, h: Tensor) -> Tensor:

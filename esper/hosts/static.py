@@ -21,7 +21,7 @@ class StaticHost(Host):
         super().__init__()
         self.network = network
         host = network.host
-        self.sites, self.topology, self.overwrites = host.sites, host.topology, host.overwrites
+        self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
         self._occupied = {site for site, place in enumerate(host.sites) if place.name in network.kept}
 
     def probe(self, x: Tensor) -> None:
@@ -32,8 +32,8 @@ class StaticHost(Host):
     def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self.network.host.walk(x, self._behind(at), self._free(vacant))
 
-    def resume(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
-        return self.network.host.resume(x, site, h, self._behind(at), self._free(vacant))
+    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.forward_from(x, site, h, self._behind(at), self._free(vacant))
 
     def _behind(self, at: At) -> At:
         """Wraps ``at`` so that it sees the features after the built-in seed."""

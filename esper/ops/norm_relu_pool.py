@@ -132,8 +132,8 @@ def _fake_update(
 class NormReluPool(nn.BatchNorm2d):
     """Replaces ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
 
-    Parameters, buffers and state_dict are those of ``nn.BatchNorm2d``. ``pool`` may be set at any time: to put an
-    operation between ReLU and the pool, set it to False and pool outside, with bit-identical results.
+    Parameters, buffers and state_dict are those of ``nn.BatchNorm2d``. A call may leave out the pool, to put an
+    operation between ReLU and a pool outside, with bit-identical results.
 
     The operator supports float32 and bfloat16 inputs in channels_last with float32 parameters. Other inputs use the
     three PyTorch functions, which is an error with ``ESPER_REQUIRE_NATIVE=1``. :meth:`unserved` gives the reason.
@@ -160,22 +160,26 @@ class NormReluPool(nn.BatchNorm2d):
             return "the input is empty"
         return None
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Maps ``[N, C, H, W]`` to the same shape, or with ``pool`` to ``[N, C, H // 2, W // 2]``; the dtype stays."""
+    def forward(self, input: Tensor, pool: bool | None = None) -> Tensor:
+        """Maps ``[N, C, H, W]`` to the same shape, or with ``pool`` to ``[N, C, H // 2, W // 2]``; the dtype stays.
+
+        ``pool`` replaces that of the module for this call.
+        """
+        pool = self.pool if pool is None else pool
         reason = self.unserved(input)
         if reason is not None:
-            return self._by_torch(input, reason)
+            return self._by_torch(input, pool, reason)
         batch = self.training or self.running_mean is None
         mean, variance = (None, None) if batch else (self.running_mean, self.running_var)
-        output, statistics, _ = norm_relu_pool(input, self.weight, self.bias, mean, variance, self.eps, self.pool)
+        output, statistics, _ = norm_relu_pool(input, self.weight, self.bias, mean, variance, self.eps, pool)
         if self.training and self.running_mean is not None:
             _update(self.running_mean, self.running_var, self.num_batches_tracked, statistics, self.momentum)
         return output
 
-    def _by_torch(self, input: Tensor, reason: str) -> Tensor:
+    def _by_torch(self, input: Tensor, pool: bool, reason: str) -> Tensor:
         _native.refuse_fallback("NormReluPool goes through the three PyTorch functions", reason)
         output = F.relu(super().forward(input))
-        return F.max_pool2d(output, 2) if self.pool else output
+        return F.max_pool2d(output, 2) if pool else output
 
     def extra_repr(self) -> str:
         """Adds ``pool`` to the line of ``nn.BatchNorm2d``."""

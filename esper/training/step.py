@@ -198,7 +198,7 @@ def shadow_gradients(
     parameters = [parameter for parameter in incubating.seed.parameters() if parameter.requires_grad]
     with training.apart(incubating), training.arithmetic.casting():
         grown = blend(h, delta_of(incubating, h), training.alphas[1, site])
-        logits = training.host.resume(x, site, grown, blending(training, judge=False), training.vacant)
+        logits = training.host.forward_from(x, site, grown, blending(training, judge=False), training.vacant)
     loss = measured_loss(logits, y).loss
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]

@@ -179,7 +179,9 @@ def _walk_tree(
 
             if site >= 0 and configurations[members[0]][site]:
                 on_trial(training.sites[site])
-            logits = training.host.walk(x, at, vacant) if site < 0 else training.host.resume(x, site, h, at, vacant)
+            logits = (
+                training.host.walk(x, at, vacant) if site < 0 else training.host.forward_from(x, site, h, at, vacant)
+            )
         results.update(dict.fromkeys(members, logits))
         for branch in branches:
             follow(*branch)

@@ -15,7 +15,7 @@ from esper.bench.idle import idle_share
 from esper.bench.main import RUNS
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.request import BenchArgs
-from esper.bench.runner import Comparison, measure
+from esper.bench.runner import BenchCase, measure
 from esper.bench.sinks import full_telemetry
 from esper.bench.synthetic import growth_env, image_task, split
 from esper.data import digits
@@ -24,8 +24,10 @@ from esper.seeds.site import Role
 from esper.training.validate import evaluate
 from tests.telemetry.sample_events import completed, cut
 
+CPU = torch.device("cpu")
 
-def first_of(case: str, **request: object) -> Iterator[Comparison]:
+
+def first_of(case: str, **request: object) -> Iterator[BenchCase]:
     with closing(import_module(RUNS[case]).comparisons(BenchArgs(**request))) as found:  # type: ignore[arg-type]
         yield next(found)
 
@@ -36,7 +38,7 @@ def test_a_case_runs_both_sides(case: str) -> None:
         result = measure(comparison, rounds=1)
         assert result.value > 0
         assert result.baseline_value > 0
-        assert comparison.device == "cpu"
+        assert comparison.device == CPU
 
 
 # train-epoch
@@ -46,7 +48,7 @@ def test_the_row_with_the_bar_is_that_of_the_page() -> None:
     size = (4, 128, 8)
     assert train_epoch.BARS["cpu", size] == 3.0
     assert train_epoch.BARS["cuda", (8, 128, 8)] == 5.0
-    assert train_epoch.samples_of(size, "cpu", quick=False) == 5120
+    assert train_epoch.samples_of(size, CPU, quick=False) == 5120
     assert train_epoch.DEFAULT_SIZES["cpu"][0] == size
     assert len(set(train_epoch.SWEEP)) == 24
     assert {device_size[1] for device_size in train_epoch.BARS} <= set(train_epoch.SWEEP)
@@ -55,7 +57,7 @@ def test_the_row_with_the_bar_is_that_of_the_page() -> None:
 @pytest.mark.parametrize("size", train_epoch.SWEEP)
 @pytest.mark.parametrize("quick", [True, False])
 def test_an_epoch_is_full_batches(size: tuple[int, int, int], quick: bool) -> None:
-    samples = train_epoch.samples_of(size, "cpu", quick)
+    samples = train_epoch.samples_of(size, CPU, quick)
     assert samples % size[1] == 0
     assert samples >= size[1] * (1 if quick else 2)
 
@@ -78,7 +80,7 @@ def test_both_sides_train_the_same_network(host: CNNHost, other: torch.nn.Module
 
 def test_the_plain_side_learns_every_host_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "BATCHES", 1)
-    data = split(64, 0, "cpu")
+    data = split(64, 0, CPU)
     x = data.inputs(0, len(data))
     data.y[:] = x[:, 0].mean(dim=(1, 2)).gt(0).long()
     training = PlainTraining([plain_cnn(3, 10, 4, 3) for _ in range(2)], x, data.y, batch=16)
@@ -91,7 +93,7 @@ def test_the_plain_side_learns_every_host_in_every_batch(monkeypatch: pytest.Mon
 
 
 def test_the_plain_side_leaves_the_number_of_threads_as_it_was() -> None:
-    data = split(8, 0, "cpu")
+    data = split(8, 0, CPU)
     training = PlainTraining([plain_cnn(3, 10, 2, 1)], data.inputs(0, len(data)), data.y, batch=4)
     training.threads = 2
     training.epoch()
@@ -105,11 +107,11 @@ def test_all_numbers_of_threads_are_tried_where_there_are_few(cores: int, tried:
 
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own() -> None:
-    peak = process_memory.measure_apart(1, 64, 8, "cpu")
+    peak = process_memory.measure_apart(1, 64, 8, CPU)
     assert peak.resident > 1e6
     assert peak.device == 0
     with pytest.raises(RuntimeError, match="measuring memory failed"):
-        process_memory.measure_apart(1, 64, 8, "nowhere")
+        process_memory.measure_apart(1, 64, 8, torch.device("meta"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_gpu_that_does_nothing_has_no_share() -> None:
 
 
 def test_eight_configurations_in_one_walk_and_one_by_one_are_the_same() -> None:
-    task = image_task(8, 2, "cpu", validation=20)
+    task = image_task(8, 2, CPU, validation=20)
     with growth_env(task, envs=1, batch=4) as env:
         host = env.training[0]
         validate.blend(host)
@@ -152,7 +154,7 @@ def test_eight_configurations_in_one_walk_and_one_by_one_are_the_same() -> None:
 
 
 def test_the_parts_of_a_step_add_up() -> None:
-    task = image_task(8, 2, "cpu", validation=8)
+    task = image_task(8, 2, CPU, validation=8)
     with full_telemetry() as telemetry, growth_env(task, 2, 4, telemetry.emit, horizon=3) as env:
         steps = env_step.Steps(env, telemetry)
         for _ in range(5):  # into the next episode

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from esper.bench import runner
-from esper.bench.runner import Comparison, Result, measure, percentile
+from esper.bench.runner import BenchCase, Result, measure
 from esper.bench.table import cells, markdown
+
+CPU = torch.device("cpu")
 
 
 class Clock:
@@ -29,21 +32,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def numbers(own: float, other: float, unit: str, bar: float | None = None) -> Comparison:
-    return Comparison("case", "size", "cpu", "other", lambda: own, lambda: other, bar, unit)
+def numbers(own: float, other: float, unit: str, bar: float | None = None) -> BenchCase:
+    return BenchCase("case", "size", CPU, "other", lambda: own, lambda: other, bar, unit)
 
 
 def test_of_times_the_ratio_is_how_much_faster_the_own_side_is(clock: Clock) -> None:
-    result = measure(Comparison("c", "s", "cpu", "b", clock.taking(1e-3), clock.taking(4e-3), 3.0), rounds=5)
+    result = measure(BenchCase("c", "s", CPU, "b", clock.taking(1e-3), clock.taking(4e-3), 3.0), rounds=5)
     assert (result.value, result.baseline_value, result.ratio) == pytest.approx((1000, 4000, 4))
     assert result.met
     assert result.turns == 5
 
 
 def test_an_amount_of_work_makes_times_rates(clock: Clock) -> None:
-    comparison = Comparison(
-        "c", "s", "cpu", "b", clock.taking(2.0), clock.taking(5.0), 3.0, unit="images/s", amount=1000
-    )
+    comparison = BenchCase("c", "s", CPU, "b", clock.taking(2.0), clock.taking(5.0), 3.0, unit="images/s", amount=1000)
     result = measure(comparison, rounds=3)
     assert (result.value, result.baseline_value, result.ratio) == pytest.approx((500, 200, 2.5))
     assert result.met is False
@@ -66,7 +67,7 @@ def test_sides_take_turns_in_going_first() -> None:
 
         return run
 
-    measure(Comparison("c", "s", "cpu", "b", side("own"), side("other"), None, unit="%"), rounds=3)
+    measure(BenchCase("c", "s", CPU, "b", side("own"), side("other"), None, unit="%"), rounds=3)
     assert order == ["own", "other", "other", "own", "own", "other"]
 
 
@@ -77,7 +78,7 @@ def test_a_long_comparison_gets_three_turns_and_a_single_warm_up(clock: Clock) -
         calls.append(clock.now)
         clock.now += 10
 
-    result = measure(Comparison("c", "s", "cpu", "b", run, clock.taking(10), None), rounds=15, most_seconds=30)
+    result = measure(BenchCase("c", "s", CPU, "b", run, clock.taking(10), None), rounds=15, max_seconds=30)
     assert result.turns == runner.MIN_TURNS
     assert len(calls) == 1 + runner.MIN_TURNS
 
@@ -86,9 +87,11 @@ def test_what_is_the_same_every_time_is_asked_once() -> None:
     assert measure(replace(numbers(1, 2, "MB"), turns=1)).turns == 1
 
 
-@pytest.mark.parametrize(("fraction", "value"), [(0.0, 1.0), (0.5, 2.5), (1.0, 4.0), (0.1, 1.3)])
-def test_percentiles_lie_between_the_order_statistics(fraction: float, value: float) -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], fraction) == pytest.approx(value)
+def test_the_spread_lies_between_the_order_statistics() -> None:
+    values = iter([4.0, 1.0, 3.0, 2.0])
+    result = measure(BenchCase("c", "s", CPU, "b", lambda: next(values), lambda: 6.0, None, "%"), rounds=4)
+    assert (result.value, result.value_low, result.value_high) == pytest.approx((2.5, 1.3, 3.7))
+    assert (result.ratio_low, result.ratio_high) == pytest.approx((1.65, 5.1))
 
 
 def result_of(value: float, unit: str, bar: float | None = None, ratio: float = 1.0) -> Result:

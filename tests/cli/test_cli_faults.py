@@ -58,7 +58,10 @@ def make_task():
 FAULTS = {
     "worker": ("os.kill(os.getpid(), 9)", "envs 0, 1, epoch 0, batch 0: .*a worker died"),
     "image": ("x = x * float('nan')", r"env 0, epoch 0, batch 0: .*env 0, row \d+: its inputs are not finite"),
-    "shape": ("x = x[:, 1:]", r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; wanted .*8, 8"),
+    "shape": (
+        "x = x[:, 1:]",
+        r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; expected .*8, 8",
+    ),
     "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is none of 0 to 9"),
     "row": ("raise OSError('the disk is gone')", r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone"),
 }

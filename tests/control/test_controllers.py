@@ -31,10 +31,12 @@ LAYOUT = ObservationLayout(SPEC.slots, 150)
 class World:
     """A made-up env: what the controller sees, and slots that follow its actions."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: tuple[str, ...] = SPEC.slots) -> None:
+        self.spec = ActionSpec(slots, SPEC.blueprints)
+        self.layout = ObservationLayout(slots, LAYOUT.horizon)
         self.base = {entry.name: 0.0 for entry in BASE}
-        self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in SPEC.slots}
-        for slot in SPEC.slots:
+        self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
+        for slot in slots:
             self.put(slot, S.DORMANT)
         self.plateau(10)
 
@@ -52,8 +54,8 @@ class World:
         return next(stage for stage in STAGES if self.slots[slot][f"stage_{stage.name.lower()}"])
 
     def masks(self) -> dict[str, NDArray[np.bool_]]:
-        table = np.zeros((1, 6, 3), dtype=np.bool_)
-        stages = [self.stage(slot) for slot in SPEC.slots]
+        table = np.zeros((1, 6, len(self.slots)), dtype=np.bool_)
+        stages = [self.stage(slot) for slot in self.spec.slots]
         busy = any(stage in (S.GERMINATED, S.TRAINING, S.PRUNED, S.EMBARGOED, S.RESETTING) for stage in stages)
         for place, stage in enumerate(stages):
             table[0, Op.GERMINATE, place] = stage is S.DORMANT and not busy
@@ -61,13 +63,13 @@ class World:
             table[0, Op.FOSSILIZE, place] = stage is S.HOLDING
             table[0, Op.PRUNE, place] = stage in (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
             table[0, Op.SET_ALPHA_TARGET, place] = stage in (S.BLENDING, S.HOLDING)
-        return ActionMask.build(table, np.ones((1, 3, 4), dtype=np.bool_)).heads(SPEC)
+        return ActionMask.build(table, np.ones((1, len(self.slots), 4), dtype=np.bool_)).heads(self.spec)
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        observation = LAYOUT.vector(self.base, self.slots)[None]
+        observation = self.layout.vector(self.base, self.slots)[None]
         op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
-        return Op(op).name, SPEC.slots[slot], SPEC.blueprints[blueprint]
+        return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]
 
 
 def heuristic() -> HeuristicController:
@@ -153,20 +155,39 @@ def test_the_heuristic_rotates_through_blueprints_and_avoids_what_was_pruned() -
 
 
 @pytest.mark.finding("M19")
-def test_the_heuristic_fills_every_slot() -> None:
-    controller, world = heuristic(), World()
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_the_heuristic_fills_every_slot(count: int) -> None:
+    """Of hosts with any number of slots, whatever their names; each slot is planted once."""
+    slots = tuple(f"r{i % 2}c{i}" for i in range(count))
+    world = World(slots)
+    controller = HeuristicController(world.spec, world.layout, 1)
+    controller.begin()
     life = {S.GERMINATED: S.TRAINING, S.TRAINING: S.BLENDING, S.BLENDING: S.HOLDING}
-    for epoch in range(10, 60):
+    planted = []
+    for epoch in range(10, 15 + 6 * count):
         world.plateau(epoch)
         op, slot, blueprint = world.ask(controller)
         if op == "GERMINATE":
+            planted.append(slot)
             index = 1.0 + SPEC.blueprints.index(blueprint)
             world.put(slot, S.GERMINATED, blueprint=index, gate_passed=1.0)
         elif op == "ADVANCE":
             world.put(slot, life[world.stage(slot)], age=9, blueprint=1.0, gate_passed=1.0, contribution=0.2)
         elif op == "FOSSILIZE":
             world.put(slot, S.FOSSILIZED, blueprint=1.0)
-    assert [world.stage(slot) for slot in SPEC.slots] == [S.FOSSILIZED] * 3
+    assert sorted(planted) == sorted(slots)
+    assert {world.stage(slot) for slot in slots} == {S.FOSSILIZED}
+
+
+@pytest.mark.finding("M19")
+@pytest.mark.parametrize("free", range(4))
+def test_the_heuristic_plants_in_a_slot_wherever_it_is(free: int) -> None:
+    world = World(("r0c0", "r0c1", "r1c0", "r1c1"))
+    for place, slot in enumerate(world.spec.slots):
+        world.put(slot, S.DORMANT if place == free else S.FOSSILIZED, blueprint=0.0 if place == free else 1.0)
+    controller = HeuristicController(world.spec, world.layout, 1)
+    controller.begin()
+    assert world.ask(controller)[:2] == ("GERMINATE", world.spec.slots[free])
 
 
 def script(*entries: dict[str, Any]) -> ScriptedController:
@@ -272,6 +293,32 @@ def run(world: Rig, controller: Controller, steps: int) -> list[tuple[Any, Any, 
             world.reset(options={"reset_mask": ended})
             controller.begin(ended)
     return seen
+
+
+@pytest.mark.finding("M2")
+def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played_before() -> None:
+    """One env for all of them; what it shows and does is the same for the same actions."""
+    with rig(n_envs=2, horizon=3) as world:
+        spec, layout = world.env.action_spec, world.env.layout
+
+        def play(name: str) -> list[tuple[Any, Any, Any]]:
+            world.reset(seed=4)
+            controller = make_controller(name, "digits", spec, layout, 2, 7)
+            controller.begin()
+            seen = []
+            for _ in range(3):
+                actions = controller.act(world.observation, world.info["action_mask"])
+                seen.append((world.observation, world.info["action_mask"], actions))
+                world.step(dict(enumerate(actions)))
+            return seen
+
+        first = play("none")
+        for name in ("random", "heuristic", "schedule"):
+            observation, masks, _ = play(name)[0]
+            np.testing.assert_array_equal(observation, first[0][0])
+            assert all(np.array_equal(masks[head], mask) for head, mask in first[0][1].items())
+            for again, once in zip(play("none"), first, strict=True):
+                np.testing.assert_array_equal(again[0], once[0])
 
 
 def test_random_play_is_legal_for_hundreds_of_steps_and_tries_every_op() -> None:

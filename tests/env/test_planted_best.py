@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from benchmarks.planted_best import Best, Schedule, best_return, edits, play
+from benchmarks.planted_score import PlantedScale, planted_scale
 from esper.config import TrainingConfig
 from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
 from esper.env.state import Floats
 from esper.rewards.modes import MODES
-from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round
 from esper.spaces.action import Op
 
@@ -173,7 +173,7 @@ def test_the_scale_runs_from_chance_to_the_best() -> None:
     scale = planted_scale(config(n_envs=16))
     assert (scale.score(scale.random), scale.score(scale.best)) == (0.0, 1.0)
     assert scale.best == best().discounted
-    assert Scale(random=-1.0, best=3.0).score(1.0) == 0.5
+    assert PlantedScale(random=-1.0, best=3.0).score(1.0) == 0.5
     env = PlantedVectorEnv(config(n_envs=16))
     rule = play_round(env, HeuristicController(env.action_spec, env.layout, 16), seed=0).returns.mean()
     assert 0 < scale.score(float(rule)) < 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from esper.config import TrainingConfig
 from esper.env.flat_action import FlatAction
+from esper.env.make import make_env
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.spaces.action import Op
@@ -71,6 +73,30 @@ def test_one_env_is_the_vector_env_of_one_host() -> None:
         assert (reward, terminated, truncated) == (rewards[0], False, False)
         assert type(reward) is float
         assert reward == pytest.approx(sum(info["reward_terms"].values()))
+
+
+@pytest.mark.finding("M2")
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_single_host_in_training_is_the_vector_env_of_one_host_to_the_end(stops: bool) -> None:
+    """Also if a plateau truncates the episode."""
+    env: dict[str, Any] = {"n_envs": 1, "episode_length": 4, "baseline_episodes": 1}
+    if stops:
+        env |= {"stop_on": ["plateau"], "plateau_epochs": 2, "plateau_margin": 100.0}
+    task = {"name": "digits", "samples_per_epoch": 64, "batch_size": 32}
+    config = TrainingConfig.parse({"env": env, "task": task, "run": {"lanes": 1}})
+    with closing(make_env(config)) as vector, closing(SingleEnv(make_env(config))) as one:
+        (observation, info), (wanted, wanted_info) = one.reset(seed=3), vector.reset(seed=3)
+        wait = one.action_spec.encode(Op.WAIT)
+        ended, steps = False, 0
+        while not ended:
+            np.testing.assert_array_equal(observation, wanted[0])
+            assert info["validation_accuracy"] == wanted_info["validation_accuracy"][0]
+            observation, reward, terminated, truncated, info = one.step(wait)
+            wanted, rewards, terminations, truncations, wanted_info = vector.step(wait[None])
+            assert (reward, terminated, truncated) == (rewards[0], terminations[0], truncations[0])
+            ended, steps = terminated or truncated, steps + 1
+        assert (truncated, steps < 4) == (stops, stops)
+        np.testing.assert_array_equal(observation, wanted[0])
 
 
 def test_a_seed_starts_the_same_episodes_and_no_seed_the_next_one() -> None:

@@ -85,17 +85,17 @@ def test_resuming_at_a_site_goes_on_from_given_features() -> None:
 
     logits = host.walk(X, keep)
     for site in (0, 1):
-        calls, again = seen(host, lambda at, site=site: host.resume(X, site, kept[site], at))  # type: ignore[misc]
+        calls, again = seen(host, lambda at, site=site: host.forward_from(X, site, kept[site], at))  # type: ignore[misc]
         assert torch.equal(again, logits)
         assert [number for number, _ in calls] == list(range(site + 1, 2))
-        _, other = seen(host, lambda at, site=site: host.resume(X, site, kept[site] + 1, at))  # type: ignore[misc]
+        _, other = seen(host, lambda at, site=site: host.forward_from(X, site, kept[site] + 1, at))  # type: ignore[misc]
         assert not torch.equal(other, logits)
 
 
 def test_resuming_gives_no_gradient_to_what_comes_before() -> None:
     host = graft(small(), SITES, example=X)
     h = torch.randn(4, 3, 8, 8, requires_grad=True)
-    host.resume(X, 0, h * 1, lambda _site, features: features).sum().backward()
+    host.forward_from(X, 0, h * 1, lambda _site, features: features).sum().backward()
     assert h.grad is not None
     assert host.get_submodule("model.first.0").weight.grad is None
     assert host.get_submodule("model.second").weight.grad is not None

@@ -56,7 +56,7 @@ def test_a_static_host_resumes_behind_what_is_built_in() -> None:
     with torch.no_grad():
         wanted = host.walk(x, keep)
         for site, h in features.items():
-            assert torch.equal(host.resume(x, site, h, lambda _site, h: h), wanted)
+            assert torch.equal(host.forward_from(x, site, h, lambda _site, h: h), wanted)
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,22 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
     for number in (1, 2):
         before = known()
         _, last = play(agent, toy, steps=12)
+        agent.value_of(last / 2)  # as for an episode that was truncated
         assert all(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
         agent.learn(last)  # 16 minibatches
         assert not any(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
         assert agent.observations.updates == agent.rewards.returns.updates == number
         assert agent.observations.count == number * 12 * 4
+
+
+@pytest.mark.finding("L7")
+@pytest.mark.parametrize("weight", [0.5, 3e3, 1e5, 1e8])
+def test_an_update_reports_the_health_of_its_gradient_norm(weight: float) -> None:
+    agent = make_agent(value_coefficient=weight, update_epochs=1, n_minibatches=1)
+    _, last = play(agent, Toy(4), steps=12)
+    stats = agent.learn(last)
+    outside = max(0.0, abs(np.log10(stats.gradient_norm)) - 2)
+    assert stats.gradient_health == pytest.approx(max(0.0, 1 - outside / 2), abs=1e-9)
 
 
 @pytest.mark.finding("M4")

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
-from esper.ppo import normalization
 from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, statistics
 from esper.spaces.observation import BASE, PER_SLOT, Kind, ObservationLayout
 
@@ -97,11 +96,6 @@ def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
     rewards.load_state_dict(RewardNormalizer(CPU, PPOConfig()).state_dict())
     assert places() == {meta}
     assert observations.normalize(torch.empty(3, size, device=meta)).device == meta
-
-
-@pytest.mark.finding("H4")
-def test_the_thread_contract_is_written_down() -> None:
-    assert "Thread contract: " in (normalization.__doc__ or "")
 
 
 def test_normalised_values_are_clipped() -> None:

@@ -179,6 +179,17 @@ def test_gradient_health_is_continuous(norm: float, health: float) -> None:
     assert gradient_health(norm * 1.0001) == pytest.approx(health, abs=1e-3)
 
 
+@pytest.mark.finding("L7")
+def test_gradient_health_has_no_jump_at_any_norm() -> None:
+    """Between neighbours on a fine scale it differs by their distance in decades at most."""
+    decades = np.linspace(-8, 8, 16_001)
+    health = np.array([gradient_health(10.0**decade) for decade in decades])
+    assert np.abs(np.diff(health)).max() <= np.diff(decades).max()
+    assert (health[decades <= 0] == np.maximum.accumulate(health[decades <= 0])).all()
+    assert (health[decades >= 0] == np.minimum.accumulate(health[decades >= 0])).all()
+    assert {0.0, 1.0} < set(health.tolist())
+
+
 def test_gradient_health_of_a_broken_gradient_is_zero() -> None:
     assert gradient_health(math.nan) == gradient_health(math.inf) == gradient_health(0.0) == 0.0
 

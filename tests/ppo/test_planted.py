@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.planted_score import planted_scale
 from esper.config import PPOConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.ppo.agent import PPOAgent
-from esper.rollout.planted_score import planted_scale
 from esper.rollout.rollout import play_round
 
 HELD_OUT = 999

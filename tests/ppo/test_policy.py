@@ -104,17 +104,20 @@ def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() ->
 
 
 @pytest.mark.finding("M8")
-def test_devices_are_devices_and_everything_lives_on_one() -> None:
-    agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32), device=torch.device("cpu"))
-    assert isinstance(agent.device, torch.device)
+@pytest.mark.finding("H4")
+@pytest.mark.parametrize("name", ["cpu", "meta"])
+def test_an_agent_is_on_its_device_from_the_start(name: str) -> None:
+    agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32), device=torch.device(name))
+    assert agent.device == torch.device(name)
+    statistics = (agent.observations, agent.rewards.returns)
     tensors = [
         *agent.parameters,
-        agent.observations.mean,
-        agent.rewards.returns.mean,
+        *(values for each in statistics for values in (each.mean, each.var)),
         agent.observations.continuous,
         *agent.state,
+        agent.starts,
     ]
-    assert {tensor.device for tensor in tensors} == {agent.device}
+    assert {tensor.device for tensor in tensors} == {torch.device(name)}
 
 
 @pytest.mark.finding("M21")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed, running_mean
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.blueprints.transformer import CausalAttention, attention_heads
+from esper.seeds.blueprints.transformer import CausalAttentionSeed, attention_heads
 
 NAMES = ("norm", "lora", "lora_large", "attention", "mlp_small", "mlp")
 POSITIONWISE = ("norm", "lora", "lora_large", "mlp_small", "mlp")
@@ -58,12 +58,12 @@ def test_sizes_at_the_width_of_tinystories(name: str, parameters: int) -> None:
 )
 def test_attention_takes_the_most_heads_that_leave_thirty_two_dims(dims: int, heads: int) -> None:
     assert attention_heads(dims) == heads
-    assert CausalAttention(dims)(torch.randn(2, 3, dims)).shape == (2, 3, dims)
+    assert CausalAttentionSeed(dims)(torch.randn(2, 3, dims)).shape == (2, 3, dims)
 
 
 def test_attention_is_the_softmax_of_scores_over_the_positions_so_far() -> None:
     torch.manual_seed(0)
-    layer, h = CausalAttention(64), torch.randn(2, 5, 64)
+    layer, h = CausalAttentionSeed(64), torch.randn(2, 5, 64)
     q, k, v = layer.project(h).split(64, dim=2)
     mixed = torch.zeros(2, 5, 64)
     for head in (slice(0, 32), slice(32, 64)):

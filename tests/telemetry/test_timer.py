@@ -57,34 +57,67 @@ def test_mps_waits_for_the_device_at_both_ends(log: list[str], monkeypatch: pyte
         log.append("work")
     assert log == ["wait", "clock", "work", "wait", "clock"]
     assert timer.seconds == 1.0
-    assert log.count("wait") == 2
+    assert log.count("wait") == 2, "reading does not wait again"
+
+
+class Gpus:
+    """Streams of several GPUs, each with a clock in ms that work moves; events of torch.cuda on them."""
+
+    def __init__(self) -> None:
+        self.clocks = {torch.device("cuda:0"): 100.0, torch.device("cuda:1"): 7.0}
+        self.waits: list[float] = []
+        """Times of events that were waited for."""
+
+    def event(self, enable_timing: bool) -> Event:
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    """See torch.cuda.Event: it is recorded once, and can be read only after it was waited for."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.gpus = gpus
+        self.time: float | None = None
+
+    def record(self, stream: torch.device) -> None:
+        assert self.time is None
+        self.time = self.gpus.clocks[stream]
+
+    def synchronize(self) -> None:
+        assert self.time is not None
+        self.gpus.waits.append(self.time)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Of events that the device has passed."""
+        assert self.time is not None
+        assert end.time is not None
+        assert max(self.time, end.time) <= max(self.gpus.waits), "not ready"
+        return end.time - self.time
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    gpus = Gpus()
+    monkeypatch.setattr(torch.cuda, "Event", gpus.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+    return gpus
 
 
 @pytest.mark.finding("L10")
-def test_cuda_waits_only_when_it_is_read(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: str) -> None:
-            log.append(f"record on {stream}")
-
-        def synchronize(self) -> None:
-            log.append("wait")
-
-        def elapsed_time(self, end: Event) -> float:
-            assert end is not self
-            return 2500.0  # ms
-
-    streams = {torch.device("cuda:1"): "stream of 1"}
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+def test_cuda_measures_the_work_between_two_events_of_its_device_and_waits_only_when_read(gpus: Gpus) -> None:
+    device, other = torch.device("cuda:1"), torch.device("cuda:0")
     timer = CUDATimer("cuda:1")
-    with timer:
-        log.append("work")
-    assert log == ["record on stream of 1", "work", "record on stream of 1"]
-    assert timer.seconds == 2.5
-    assert log[3:] == ["wait"]
+    gpus.clocks[device] += 50
+    for took in (2500.0, 40.0):
+        with timer:
+            gpus.clocks[device] += took
+            gpus.clocks[other] += 9999
+        gpus.clocks[device] += 10_000  # work after the block
+        assert gpus.waits == [] or took == 40.0
+        assert timer.seconds == pytest.approx(took / 1000)
+        assert timer.seconds == pytest.approx(took / 1000)
+    assert gpus.waits[0] == 7 + 50 + 2500
 
 
 def test_a_block_that_raises_is_timed_as_far_as_it_came(log: list[str]) -> None:

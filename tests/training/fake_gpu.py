@@ -1,9 +1,13 @@
-"""A GPU without one: captured work is kept as it is, and done when it is launched, as if Python had no part in it."""
+"""A GPU without one: captured work is kept as it is, and done when it is launched, as if Python had no part in it.
+
+Work is done at once, but the order that streams promise is kept in ``FakeGpu.order``: with ``FakeGpu.watched``, memory
+that two streams use in no order is an error, though the numbers are right.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,6 +16,7 @@ from esper.training.execution.gpu import Gpu
 from esper.training.execution.graph_cache import buffers_of
 from esper.training.execution.streams import StreamLanes
 from esper.training.host_training import HostTraining
+from tests.training.stream_order import Accesses, StreamOrder
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class FakeGpu:
         self.fail_at: tuple[int, int] | None = None
         """(lane, step) of the next launch that fails."""
         self.before_launch: Callable[[int, int], object] = lambda _lane, _step: None
+        self.order = StreamOrder()
+
+    def watched(self) -> AbstractContextManager[Accesses]:
+        """Asserts that streams use the memory of tensors that exist now in the order that was promised."""
+        return Accesses(self.order, lambda: self.current).ordered()
 
     def stream(self) -> FakeStream:
         self.streams += 1
@@ -91,11 +101,15 @@ class FakeGpu:
         assert self.current is None
         self.calls.append(f"fork {[stream.number for stream in streams]}")
         self._ask()
+        for stream in streams:
+            self.order.wait(stream, self.order.now(None))
 
     def join(self, streams: Sequence[FakeStream]) -> None:
         assert self.current is None
         self.calls.append(f"join {[stream.number for stream in streams]}")
         self._ask()
+        for stream in streams:
+            self.order.wait(None, self.order.now(stream))
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
@@ -149,6 +163,7 @@ class FakeGpu:
     def synchronize(self) -> None:
         self.calls.append("synchronize")
         self._ask()
+        self.order.synchronize()
 
     def give_back(self) -> None:
         self.calls.append("give back")

@@ -173,7 +173,7 @@ def test_straight_through_the_gradient_of_the_delta_is_that_of_the_features() ->
     x, y = digits().train.x[:32], digits().train.y[:32]
     host = training.host.train()
     h = host.segments[0](x).detach().requires_grad_()  # type: ignore[operator]
-    loss = F.cross_entropy(host.resume(x, 0, h, lambda _site, features: features), y)
+    loss = F.cross_entropy(host.forward_from(x, 0, h, lambda _site, features: features), y)
     (wanted,) = torch.autograd.grad(loss, h)
     training.reset(0, 0)
     slot = plant(training, "r0c0")

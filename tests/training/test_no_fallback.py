@@ -28,9 +28,9 @@ def test_a_channels_last_host_with_seeds_takes_no_fallback(precision: str, monke
 def test_a_fallback_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same host with the three PyTorch functions in place of the fused layer."""
 
-    def by_torch(norm: NormReluPool, input: Tensor) -> Tensor:
+    def by_torch(norm: NormReluPool, input: Tensor, pool: bool = False) -> Tensor:
         output = F.relu(F.batch_norm(input, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training))
-        return F.max_pool2d(output, 2) if norm.pool else output
+        return F.max_pool2d(output, 2) if pool else output
 
     monkeypatch.setattr(NormReluPool, "forward", by_torch)
     env = channels_last_env("cpu")

@@ -33,7 +33,7 @@ def positionwise(name: str, parameters: Callable[[int], int]) -> Callable[[Facto
     return decorate
 
 
-class CausalAttention(nn.Module):
+class CausalAttentionSeed(nn.Module):
     """Self-attention [B, T, D] to [B, T, D] in which position t attends to positions 1 to t; 4D² parameters.
 
     It has no biases: a bias on the keys would have no gradient, as it shifts all scores of a position equally.
@@ -94,7 +94,7 @@ def lora_large(dims: int) -> nn.Module:
 @BLUEPRINTS.register("transformer", "attention", parameters=lambda d: 4 * d * d + 3 * d)
 def attention(dims: int) -> nn.Module:
     """Causal self-attention with heads of 32 dims or more; 4D² + 3D parameters."""
-    return nn.Sequential(nn.LayerNorm(dims), CausalAttention(dims), ChannelScale(dims))
+    return nn.Sequential(nn.LayerNorm(dims), CausalAttentionSeed(dims), ChannelScale(dims))
 
 
 @positionwise("mlp_small", parameters=lambda d: 4 * d * d + 6 * d)

@@ -182,12 +182,18 @@ def _compile_for_run(training: HostTraining) -> str | None:
             return task.train.inputs(0, count, dtype)
         return task.calibration_inputs(count)
 
-    parts = {len(rows) for rows in torch.arange(sizes.batch_size).chunk(sizes.micro_batches)}
-    batch = task.evaluation_batch
+    batch = torch.arange(sizes.batch_size)
+    # If memory runs out, there are twice as many micro-batches, and half as many samples are evaluated at once.
+    counts = {count for count in (sizes.micro_batches, 2 * sizes.micro_batches) if count <= len(batch)}
+    parts = {len(part) for count in counts for part in batch.tensor_split(count)}
     evaluated = [
         split.inputs(0, count, dtype)
         for split in (task.validation, task.test)
-        for count in {min(batch, len(split) - start) for start in range(0, len(split), batch)}
+        for count in {
+            min(most, len(split) - start)
+            for most in (task.evaluation_batch, -(-task.evaluation_batch // 2))
+            for start in range(0, len(split), most)
+        }
     ]
     reason = compile_host(training.host, [trained(count) for count in parts], evaluated, training.arithmetic.casting)
     if reason is None and training.calibration is not None:

@@ -36,7 +36,7 @@ def size_of(setting: str) -> int:
 
 def of_run(device: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Describes the workspace of each lane of a run on ``run.device``; None on a CPU."""
-    if "cuda" not in device:
+    if all(torch.device(name.strip()).type != "cuda" for name in device.split(",")):
         return None
     setting = environment.get(VARIABLE)
     origin = "PyTorch's default" if setting is None else f"{VARIABLE}={setting}"

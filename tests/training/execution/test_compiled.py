@@ -208,7 +208,7 @@ def test_a_grafted_and_a_foreign_host_and_one_that_draws_say_why() -> None:
         def walk(self, x: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
-        def resume(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
+        def forward_from(self, x: Tensor, site: int, h: Tensor, at: Any, vacant: Any = ()) -> Tensor:
             return x
 
     assert (compile_host(Foreign(), []) or "").startswith("Foreign is not a SegmentedHost")
@@ -263,6 +263,28 @@ def test_a_run_compiles_nothing_after_its_env_was_made(name: str) -> None:
     env = {**settings.get("env", {}), "max_seeds": 3, "one_incubating": False}
     with compiling_rig({**settings, "env": env}) as (run, steady), steady:
         live(run)
+
+
+@pytest.mark.finding("H2")
+@pytest.mark.parametrize(("batch", "parts"), [(6, 4), (6, 3), (16, 1)])
+def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, parts: int) -> None:
+    """Parts that differ by one, as of 6 in 4, and those after memory ran out, with which half as much is evaluated."""
+    task = digits()
+    most = next(n for n in range(8, 200) if len(task.validation) % n > 1 == len(task.validation) % -(-n // 2))
+    task = replace(task, evaluation_batch=most, build_host=lambda: CNNHost(1, 10, base=3, blocks=2))
+    sizes = {"samples_per_epoch": 2 * batch, "batch_size": batch, "micro_batches": parts}
+    config = tiny_config(1, 8, task=sizes, run={"lanes": 1, "tier": "compiled"})
+    with closing(GrowthVectorEnv(task, config, baseline=flat_baseline(8))) as env:
+        assert env.tier is not None
+        assert env.tier.name == "compiled"
+        wait = env.action_spec.encode(Op.WAIT)[None]
+        with torch.compiler.set_stance("fail_on_recompile"):
+            env.reset(seed=0)
+            env.step(wait)
+            if 2 * parts <= batch:
+                env.parts.restore(2 * parts)
+                env.step(wait)
+                assert env.training[0].micro_batches == 2 * parts
 
 
 class compiling_rig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,12 +21,17 @@ from esper._runtime import CudaRuntime, StopFlag
 from esper.training.execution import gpu as module
 from esper.training.execution.gpu import Captured, Gpu
 from tests.runtime.fake_cudart import Fake, compile_fake
+from tests.training.stream_order import StreamOrder
 
 
 @dataclass
 class Stream:
     cuda_stream: int
     device: torch.device
+    order: StreamOrder
+
+    def wait_event(self, event: Event) -> None:
+        self.order.wait(self.cuda_stream, event.earlier)
 
 
 class TorchCuda:
@@ -37,6 +43,10 @@ class TorchCuda:
         self.noted = threading.local()
         self.graphs: list[weakref.ref[Graph]] = []
         self.calls: list[str] = []
+        self.order = StreamOrder()
+        self.current: Stream | None = None
+        """The current stream; None is the default one."""
+        self.pools = itertools.count(1)
         self.capturing: set[int] = set()
         """Threads that capture."""
         self.refused: set[str] = set()
@@ -64,12 +74,19 @@ class TorchCuda:
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
         """The stream before is put back, and with it its device."""
-        before = self.current_device()
+        before, self.current, left = self.current_device(), stream, self.current
         if before != stream.device.index:
             self.set_device(stream.device.index)
         yield
+        self.current = left
         if before != self.current_device():
             self.set_device(before)
+
+    def current_stream(self, _device: torch.device) -> CurrentStream:
+        return CurrentStream(self)
+
+    def graph_pool_handle(self) -> int:
+        return next(self.pools)
 
     def synchronize(self, device: torch.device) -> None:
         assert threading.get_ident() not in self.capturing
@@ -81,6 +98,23 @@ class TorchCuda:
         self.calls.append("empty cache")
 
 
+class CurrentStream:
+    """The stream that is current when it is asked for."""
+
+    def __init__(self, cuda: TorchCuda) -> None:
+        self.order, self.key = cuda.order, cuda.current and cuda.current.cuda_stream
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.order.wait(self.key, self.order.now(stream.cuda_stream))
+
+
+class Event:
+    """See torch.cuda.Event: it stands for all that its stream was given before it was recorded."""
+
+    def record(self, stream: CurrentStream) -> None:
+        self.earlier = stream.order.now(stream.key)
+
+
 class Graph:
     """See torch.cuda.CUDAGraph."""
 
@@ -89,6 +123,7 @@ class Graph:
         cuda.graphs.append(weakref.ref(self))
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        self.pool, self.stream = pool, self.cuda.current
         assert capture_error_mode == "thread_local"
         assert not gc.isenabled()
         self.cuda.capturing.add(threading.get_ident())
@@ -115,10 +150,19 @@ def fake(tmp_path: Path) -> Fake:
 @pytest.fixture
 def cuda(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> TorchCuda:
     cuda = TorchCuda(fake)
-    for name in ("current_device", "device", "stream", "synchronize", "empty_cache"):
+    for name in (
+        "current_device",
+        "device",
+        "stream",
+        "current_stream",
+        "graph_pool_handle",
+        "synchronize",
+        "empty_cache",
+    ):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", partial(Graph, cuda))
-    monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", partial(Stream, order=cuda.order))
     monkeypatch.setattr(module, "CudaRuntime", partial(CudaRuntime, str(fake.path)))
     monkeypatch.setattr(module, "_CUT_OFF", [])
     monkeypatch.setattr(module, "_IDLE", {})
@@ -140,6 +184,43 @@ def alive(cuda: TorchCuda) -> int:
 
 def by_zero() -> None:
     raise ZeroDivisionError("of the network")
+
+
+@pytest.mark.trap(32)
+def test_a_fork_comes_after_what_was_queued_and_a_join_before_what_is(cuda: TorchCuda) -> None:
+    one, order = gpu(), cuda.order
+    streams: list[Any] = [one.stream(), one.stream()]
+    names = [stream.cuda_stream for stream in streams]
+    first = order.work(None)
+    assert not any(order.before(name, None, first) for name in names)
+    one.fork(streams)
+    assert all(order.before(name, None, first) for name in names)
+    later, done = order.work(None), [order.work(name) for name in names]
+    assert not any(order.before(name, None, later) for name in names)
+    assert not any(order.before(None, name, number) for name, number in zip(names, done, strict=True))
+    one.join(streams)
+    assert all(order.before(None, name, number) for name, number in zip(names, done, strict=True))
+    assert not any(order.before(name, None, later) for name in names), "streams go on at once"
+    assert not order.before(names[0], names[1], done[1])
+
+
+@pytest.mark.trap(36)
+@pytest.mark.trap(37)
+def test_work_is_captured_and_launched_on_its_stream_and_in_its_memory(cuda: TorchCuda, fake: Fake) -> None:
+    one, seen = gpu(), list[Stream | None]()
+    streams: list[Any] = [one.stream(), one.stream()]
+    pools = [one.pool(), one.pool()]
+    captured = [
+        one.capture(lambda: seen.append(cuda.current), stream, pool, ())
+        for stream, pool in zip(streams, pools, strict=True)
+    ]
+    assert seen == [each.graph.stream for each in captured] == streams  # type: ignore[attr-defined]
+    assert [each.graph.pool for each in captured] == pools  # type: ignore[attr-defined]
+    assert pools[0] != pools[1]
+    for number, each in enumerate(captured):
+        each.graph.raw_cuda_graph_exec = lambda number=number: 7 + number  # type: ignore[method-assign,misc]
+    one.launch(captured, streams, [2, 2], StopFlag())
+    assert fake.launches == [(7, streams[0].cuda_stream), (8, streams[1].cuda_stream)] * 2
 
 
 def test_a_capture_whose_work_fails_is_ended_and_its_memory_is_given_back(cuda: TorchCuda) -> None:

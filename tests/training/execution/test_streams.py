@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.graph_cache import REPLACES, WAITS
-from esper.training.execution.lanes import LaneError
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerLanes
-from esper.training.host_training import HostTraining
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCHES, KINDS, Dropping, Growing, Kind, assert_same, float_images
 from tests.training.live_tensors import Live, live_tensors
@@ -79,60 +77,6 @@ def test_validation_is_captured_when_it_is_done_for_the_second_time() -> None:
             made.validate()
             assert len(gpu.captured) == captured
         assert gpu.captured[0].times == 1
-
-
-@pytest.mark.trap(36)
-def test_captured_work_has_the_stream_that_it_was_warmed_up_on() -> None:
-    """The fake device refuses anything else."""
-    gpu = FakeGpu()
-    with growing(gpu, n=3) as made:
-        made.episodes(1, 4)
-        assert {one.stream.number for one in gpu.captured} == {1, 2, 3}
-
-
-@pytest.mark.trap(37)
-def test_each_env_has_a_memory_of_its_own() -> None:
-    gpu = FakeGpu()
-    with growing(gpu, n=3) as made:
-        made.episodes(1, 4)
-        pools = {(one.stream.number, id(one.pool)) for one in gpu.captured}
-    assert len(pools) == len({pool for _, pool in pools}) == 3
-
-
-@pytest.mark.trap(39)
-def test_each_env_has_one_stream_for_ever() -> None:
-    gpu = FakeGpu()
-    places: dict[int, set[object]] = {}
-
-    def work(env: HostTraining) -> None:
-        places.setdefault(env.index, set()).add(gpu.current)
-
-    with growing(gpu, n=41) as made:
-        for envs in (made.envs, made.envs[::-1], made.envs[30:]):
-            made.lanes.run(work, envs)
-    assert gpu.streams == 41
-    assert all(len(streams) == 1 for streams in places.values())
-    assert len(set.union(*places.values())) == 41
-
-
-@pytest.mark.trap(32)
-def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error() -> None:
-    gpu = FakeGpu()
-
-    def fail(_env: HostTraining) -> None:
-        raise ZeroDivisionError
-
-    with growing(gpu) as made:
-        with pytest.raises(LaneError):
-            made.lanes.run(fail, made.envs)
-        assert gpu.calls == ["fork [1, 2]", "join [1, 2]"]
-        with pytest.raises(KeyboardInterrupt):
-            made.lanes.run(interrupt, made.envs)
-        assert gpu.calls[2:] == ["fork [1, 2]", "join [1, 2]"]
-
-
-def interrupt(_env: HostTraining) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.trap(40)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.planted_best import best_return
 from esper.config import TrainingConfig
 from esper.control.random import RandomController
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_best import best_return
 from esper.env.planted_law import Law
 from esper.rollout.rollout import play_round
 
 
 @dataclass(frozen=True)
-class Scale:
+class PlantedScale:
     """Reference returns of the planted task."""
 
     random: float
@@ -29,9 +29,9 @@ class Scale:
         return (value - self.random) / (self.best - self.random)
 
 
-def planted_scale(config: TrainingConfig | None = None, law: Law | None = None) -> Scale:
+def planted_scale(config: TrainingConfig | None = None, law: Law | None = None) -> PlantedScale:
     """Plays the random controller for one episode in every env, and searches for the best schedule (takes seconds)."""
     env = PlantedVectorEnv(config, law)
     chance = RandomController(env.action_spec, env.layout, env.num_envs, env.config.run.seed)
     random = float(play_round(env, chance, env.config.run.seed).returns.mean())
-    return Scale(random, best_return(env.config, env.law).discounted)
+    return PlantedScale(random, best_return(env.config, env.law).discounted)
