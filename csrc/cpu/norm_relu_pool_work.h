@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "../norm_relu_pool_arguments.h"
-#include "lanes.h"
+#include "norm_relu_pool_groups.h"
 
 namespace esper::norm_relu_pool {
 
-using namespace lanes;
+using namespace groups;
 
 constexpr int64_t kBlock = 256;  // pixels of a float32 sum, about
 constexpr int kChains = 2;       // sums kept apart, to hide the latency of additions

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "../sgd_arguments.h"
-#include "clones.h"
+#include "simd.h"
 
 namespace esper::sgd {
 namespace {
