@@ -67,7 +67,7 @@ void check_targets(const Problem& problem) {
     }
 }
 
-// Runs work(first row, rows) for every tile of rows, on many threads where that pays.
+// Runs work(tile, first row, rows) for every tile of rows, on many threads if that pays.
 template <typename Work>
 void for_tiles(const Problem& problem, const Work& work) {
     const int64_t tiles = (problem.rows + kTile - 1) / kTile;

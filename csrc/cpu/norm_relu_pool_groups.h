@@ -31,7 +31,7 @@ struct IntGroup {
     Ints b;
 };
 
-// How many elements of a group are in memory: all, the first eight, or some other number. The rest are zero.
+// The elements of a group that are in memory: all, the first eight, or another number. The others are zero.
 struct Whole {};
 struct First8 {};
 struct Some {
