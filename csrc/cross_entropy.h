@@ -65,7 +65,7 @@ ESPER_HOST_DEVICE bool beats(Real x, Real target_logit, bool before_target) {
     return before_target ? x >= target_logit : x > target_logit;
 }
 
-// What is known of a row, or of a part of it, after one look at each logit.
+// Sums over a row, or over a part of it, after reading each logit once.
 template <typename Real>
 struct RowSums {
     Real max;      // of the logits that are not NaN; -inf without one
@@ -127,7 +127,7 @@ ESPER_HOST_DEVICE Real row_loss(const RowSums<Real>& row, Real log_sum, Real tar
                              smoothing * (static_cast<double>(log_sum) - mean));
 }
 
-// What every element of a gradient needs to know.
+// Factors shared by all elements of a gradient.
 template <typename Real>
 struct GradientScale {
     Real scale;    // gradient of the mean loss / counted samples

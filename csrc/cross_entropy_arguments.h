@@ -8,16 +8,15 @@
 #include <limits>
 #include <optional>
 
-#include "boxed.h"
 #include "cross_entropy.h"
-#include "shape.h"
+#include "tensors.h"
 
 namespace esper::cross_entropy {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Logits and targets as rows, whatever the shape they came in.
+// Logits and targets as rows, for every shape of the arguments.
 struct Problem {
     const void* logits;      // [N, C] contiguous
     const int64_t* targets;  // [N]
@@ -72,7 +71,7 @@ inline Problem read_problem(const Tensor& logits, const Tensor& targets, int64_t
     return problem;
 }
 
-// What the functional form returns.
+// Results of the functional form.
 struct Outputs {
     Tensor loss;        // [] float32, or float64 for float64 logits
     Tensor correct;     // [N] in the shape of the targets, uint8
@@ -90,7 +89,7 @@ inline Outputs make_outputs(const Problem& problem) {
                    torch::stable::new_empty(targets, {pairs, 2}, problem.real())};
 }
 
-// What the backward form reads beside the problem.
+// Saved tensors that backward reads besides the problem.
 struct Saved {
     const void* grad_loss;   // one value, of the dtype of the loss
     const void* normaliser;  // [N, 2]
@@ -118,15 +117,15 @@ inline double* block_row(const Tensor& block, const torch::stable::Device& devic
               block.size(2) == kFieldCount,
           "accumulators: block must be contiguous float64 [envs, configurations, ", static_cast<int>(kFieldCount),
           "], got ", shape_of(block));
-    check(block.device() == device, "accumulators: block is on another device than what is added to it");
+    check(block.device() == device, "accumulators: block is on another device than the statistics");
     check(env >= 0 && env < block.size(0), "accumulators: env ", env, " is outside 0..", block.size(0) - 1);
     check(configuration >= 0 && configuration < block.size(1), "accumulators: configuration ", configuration,
           " is outside 0..", block.size(1) - 1);
     return static_cast<double*>(block.mutable_data_ptr()) + (env * block.size(1) + configuration) * kFieldCount;
 }
 
-// Where the per-sample results of one call go: one byte a sample for classification, int16 a sequence for language.
-// Null without a block of results.
+// Destination of the per-sample results of one call: one byte a sample for classification, int16 a sequence for
+// language. Null without a block of results.
 struct Results {
     uint8_t* correct;
     int16_t* counts;
@@ -141,7 +140,7 @@ inline Results results_row(const Problem& problem, const std::optional<Tensor>& 
           problem.language ? "int16 (counts per sequence, for logits [B, T, V])" : "uint8 (for logits [B, C])",
           " [envs, configurations, samples], got ", shape_of(*results));
     check(results->size(0) == block.size(0) && results->size(1) == block.size(1) && results->device() == block.device(),
-          "cross_entropy_into: correct ", shape_of(*results), " does not go with block ", shape_of(block));
+          "cross_entropy_into: correct ", shape_of(*results), " does not match block ", shape_of(block));
     check(first >= 0 && first + problem.samples() <= results->size(2), "cross_entropy_into: samples ", first, "..",
           first + problem.samples() - 1, " are outside a row of ", results->size(2));
     check(problem.sequence <= std::numeric_limits<int16_t>::max(), "cross_entropy_into: a sequence of ",

@@ -4,13 +4,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
 
-#include "boxed.h"
 #include "grad_stats.h"
+#include "tensors.h"
 
 namespace esper::grad_stats {
 
@@ -42,37 +41,17 @@ struct Outputs {
 inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
     static const std::array<int32_t, 4> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
                                                  aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
-    int32_t code = 0;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &code));
-    const auto found = std::find(known.begin(), known.end(), code);
-    check(found != known.end(), "grad_stats: gradient ", position, " must be float32, bfloat16, float16 or float64");
-    return static_cast<Dtype>(found - known.begin());
+    const auto found = dtype_position(tensor, known);
+    check(found < static_cast<int64_t>(known.size()), "grad_stats: gradient ", position,
+          " must be float32, bfloat16, float16 or float64");
+    return static_cast<Dtype>(found);
 }
 
-// True when the elements fill `numel` consecutive places, in whatever order: sums and counts do not care about order.
+// Sums and counts do not depend on the order of the elements.
 inline bool is_dense(AtenTensorHandle tensor, int64_t numel) {
     bool contiguous = false;
     TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &contiguous));
-    if (contiguous || numel == 0) return true;
-
-    int64_t dims = 0;
-    int64_t* sizes = nullptr;
-    int64_t* strides = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
-    // Dense means: in order of stride, each stride is the product of the sizes before it.
-    std::vector<std::pair<int64_t, int64_t>> axes;  // (stride, size)
-    for (int64_t d = 0; d < dims; ++d) {
-        if (sizes[d] != 1) axes.emplace_back(strides[d], sizes[d]);
-    }
-    std::sort(axes.begin(), axes.end());
-    int64_t expected = 1;
-    for (const auto& [stride, size] : axes) {
-        if (stride != expected) return false;
-        expected *= size;
-    }
-    return true;
+    return contiguous || numel == 0 || Layout(tensor).is_dense();
 }
 
 inline void read_gradient(Arguments& arguments, OwnedTensor tensor, int64_t position) {
@@ -82,7 +61,7 @@ inline void read_gradient(Arguments& arguments, OwnedTensor tensor, int64_t posi
     gradient.dtype = dtype_of(tensor.get(), position);
     gradient.elements = numel_of(tensor.get());
     if (!is_dense(tensor.get(), gradient.elements)) {
-        // Holes or repeats (an expanded or sliced gradient): rare enough for a copy.
+        // Holes or repeats (a sliced or expanded gradient): rare enough for a copy.
         arguments.copies.push_back(torch::stable::contiguous(torch::stable::Tensor(tensor.release())));
         gradient.data = arguments.copies.back().const_data_ptr();
     } else {
@@ -93,7 +72,7 @@ inline void read_gradient(Arguments& arguments, OwnedTensor tensor, int64_t posi
 }
 
 // Reads (Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm) from the bottom of the stack.
-// `like` gives the device where there may be no gradient to ask.
+// `like` gives the device if there may be no gradient; null: the first gradient does.
 inline Arguments read_arguments(StableIValue* stack, AtenTensorHandle like) {
     Arguments arguments{};
     const OwnedList list = take_list(stack[0]);
@@ -133,13 +112,11 @@ inline Outputs take_outputs(StableIValue* stack) {
 }
 
 inline double* checked_float64(AtenTensorHandle tensor, const char* name, Device device) {
-    int32_t dtype = 0;
     bool contiguous = false;
     void* data = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
     TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &contiguous));
-    check(dtype == aoti_torch_dtype_float64() && contiguous && device_of(tensor) == device, "grad_stats: out= tensor `",
-          name, "` must be contiguous float64 on the gradients' device");
+    check(dtype_code(tensor) == aoti_torch_dtype_float64() && contiguous && device_of(tensor) == device,
+          "grad_stats: out= tensor `", name, "` must be contiguous float64 on the gradients' device");
     TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor, &data));
     return static_cast<double*>(data);
 }

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "cpu/clones.h"
+#include "cpu/simd.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "element.h"
+#include "host_device.h"
 
 namespace esper::norm_relu_pool {
 
@@ -39,13 +39,13 @@ struct PivotSums {
 };
 
 // The same of `count` values for another pivot, `distance` below the one of the sums.
-ESPER_ELEMENT PivotSums rebased(double count, double distance, double sum, double sum_sq) {
+ESPER_HOST_DEVICE PivotSums rebased(double count, double distance, double sum, double sum_sq) {
     return PivotSums{sum + count * distance, sum_sq + 2 * distance * sum + count * distance * distance};
 }
 
 // Moments of `count` values from sums of their distances to a pivot. Where the sums are float32 the pivot is a value
 // near them, so that nothing is lost where the mean is large against the spread.
-ESPER_ELEMENT Moments moments_of(double count, double pivot, double sum, double sum_sq) {
+ESPER_HOST_DEVICE Moments moments_of(double count, double pivot, double sum, double sum_sq) {
     const double shift = sum / count;
     const double m2 = sum_sq - sum * shift;
     return Moments{count, pivot + shift, m2 < 0 ? 0 : m2};  // a NaN stays
@@ -57,18 +57,18 @@ struct Statistics {
     float variance;
 };
 
-ESPER_ELEMENT Statistics statistics_of(const Moments& moments, double eps) {
+ESPER_HOST_DEVICE Statistics statistics_of(const Moments& moments, double eps) {
     const double inv_std = 1 / sqrt(moments.m2 / moments.count + eps);
     return Statistics{static_cast<float>(moments.mean), static_cast<float>(inv_std),
                       static_cast<float>(moments.m2 / (moments.count - 1))};
 }
 
-ESPER_ELEMENT Statistics running_statistics(float mean, float variance, double eps) {
+ESPER_HOST_DEVICE Statistics running_statistics(float mean, float variance, double eps) {
     return Statistics{mean, static_cast<float>(1 / sqrt(static_cast<double>(variance) + eps)), variance};
 }
 
 // The running value after a batch, the `count`th; a negative momentum averages all batches.
-ESPER_ELEMENT float updated(float running, float batch, double momentum, int64_t count) {
+ESPER_HOST_DEVICE float updated(float running, float batch, double momentum, int64_t count) {
     const auto part = static_cast<float>(momentum < 0 ? 1.0 / static_cast<double>(count) : momentum);
     return (1 - part) * running + part * batch;
 }
@@ -79,7 +79,7 @@ struct Affine {
     float shift;
 };
 
-ESPER_ELEMENT Affine affine_of(float mean, float inv_std, float weight, float bias) {
+ESPER_HOST_DEVICE Affine affine_of(float mean, float inv_std, float weight, float bias) {
     const float scale = inv_std * weight;
     return Affine{scale, bias - mean * scale};
 }
@@ -91,7 +91,7 @@ struct Slope {
 };
 
 // From the sums over the channel of g and of g * (x - mean).
-ESPER_ELEMENT Slope slope_of(double sum, double dot, double count, float inv_std, float scale) {
+ESPER_HOST_DEVICE Slope slope_of(double sum, double dot, double count, float inv_std, float scale) {
     const double variance_part = dot * inv_std * inv_std / count;
     return Slope{static_cast<float>(-variance_part * scale), static_cast<float>(-sum / count * scale)};
 }
@@ -99,7 +99,7 @@ ESPER_ELEMENT Slope slope_of(double sum, double dot, double count, float inv_std
 // --- an element ----------------------------------------------------------------------------------------------------
 
 template <typename F>
-ESPER_ELEMENT F multiply_add(F a, F b, F c) {
+ESPER_HOST_DEVICE F multiply_add(F a, F b, F c) {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);  // said, so that every kernel rounds alike
 #else
@@ -108,25 +108,25 @@ ESPER_ELEMENT F multiply_add(F a, F b, F c) {
 }
 
 template <typename F>
-ESPER_ELEMENT F normalised(F x, F scale, F shift) {
+ESPER_HOST_DEVICE F normalised(F x, F scale, F shift) {
     return multiply_add(x, scale, shift);
 }
 
 // max(y, 0); NaN stays, and -0 becomes 0.
 template <typename F>
-ESPER_ELEMENT F relu(F y) {
+ESPER_HOST_DEVICE F relu(F y) {
     return y <= 0.0f ? F{} : y;
 }
 
 // The gradient g where relu(y), rounded to storage, is not zero. `rounds_to_zero` is the largest y that is.
 template <typename F>
-ESPER_ELEMENT F relu_gradient(F g, F y, float rounds_to_zero) {
+ESPER_HOST_DEVICE F relu_gradient(F g, F y, float rounds_to_zero) {
     return y <= rounds_to_zero ? F{} : g;
 }
 
 // Looks at place `place` of a window. As in PyTorch, the first of equal values wins, and the last NaN.
 template <typename F, typename I>
-ESPER_ELEMENT void choose(F& best, I& choice, F value, int place) {
+ESPER_HOST_DEVICE void choose(F& best, I& choice, F value, int place) {
     const auto wins = (value > best) | (value != value);
     best = wins ? value : best;
     choice = wins ? I{} + place : choice;
@@ -134,19 +134,19 @@ ESPER_ELEMENT void choose(F& best, I& choice, F value, int place) {
 
 // The choice as it is stored.
 template <typename F, typename I>
-ESPER_ELEMENT I alive_choice(F best, I choice) {
+ESPER_HOST_DEVICE I alive_choice(F best, I choice) {
     return best <= 0.0f ? I{} + kDead : choice;
 }
 
 // The gradient that place `place` of a window gets.
 template <typename F, typename I>
-ESPER_ELEMENT F routed(F g, I choice, int place) {
+ESPER_HOST_DEVICE F routed(F g, I choice, int place) {
     return choice == place ? g : F{};
 }
 
 // dx of a batch that was normalised with its own statistics.
 template <typename F>
-ESPER_ELEMENT F input_gradient(F g, F x, F mean, F scale, F slope, F offset) {
+ESPER_HOST_DEVICE F input_gradient(F g, F x, F mean, F scale, F slope, F offset) {
     return multiply_add(g, scale, multiply_add(x - mean, slope, offset));
 }
 

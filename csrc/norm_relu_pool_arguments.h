@@ -9,8 +9,8 @@
 #include <optional>
 #include <utility>
 
-#include "boxed.h"
 #include "norm_relu_pool.h"
+#include "tensors.h"
 
 namespace esper::norm_relu_pool {
 
@@ -33,21 +33,6 @@ struct Shape {
     int64_t out_elements() const { return batch * out_height() * out_width() * channels; }
 };
 
-inline Device device_of(const Tensor& tensor) {
-    return esper::device_of(tensor.get());
-}
-
-inline bool is_channels_last(const Tensor& tensor) {
-    const auto sizes = tensor.sizes();
-    const auto strides = tensor.strides();
-    int64_t expected = 1;
-    for (const size_t d : {1, 3, 2, 0}) {
-        if (sizes[d] != 1 && strides[d] != expected) return false;  // the stride of a single place means nothing
-        expected *= sizes[d];
-    }
-    return true;
-}
-
 inline Shape checked_input(const Tensor& input, bool pool) {
     check(input.dim() == 4, "norm_relu_pool: input must be [N, C, H, W], and has ", input.dim(), " dimensions");
     const Shape shape{input.size(0), input.size(2), input.size(3), input.size(1), pool};
@@ -67,7 +52,15 @@ inline const float* checked_channels(const Tensor& tensor, const char* name, con
     return static_cast<const float*>(tensor.const_data_ptr());
 }
 
-// What forward reads of its channels.
+inline const float* checked_statistics(const Tensor& tensor, const Shape& shape, Device device) {
+    check(tensor.scalar_type() == Dtype::Float && tensor.numel() == kStatistics * shape.channels &&
+              tensor.is_contiguous() && device_of(tensor) == device,
+          "norm_relu_pool: statistics must be contiguous float32 [", static_cast<int>(kStatistics), ", ",
+          shape.channels, "], as forward returned it, on the device of the other arguments");
+    return static_cast<const float*>(tensor.const_data_ptr());
+}
+
+// Per-channel arguments of forward.
 struct Parameters {
     const float* weight;            // [C]
     const float* bias;              // [C]
@@ -100,16 +93,10 @@ inline Parameters checked_parameters(const Tensor& input, const Shape& shape, co
 inline Tensor empty(const Device& device, int32_t dtype, std::initializer_list<int64_t> sizes) {
     int64_t strides[4] = {};
     int64_t stride = 1;
-    if (sizes.size() == 4) {
-        for (const size_t d : {1, 3, 2, 0}) {
-            strides[d] = stride;
-            stride *= std::max<int64_t>(sizes.begin()[d], 1);
-        }
-    } else {
-        for (size_t d = sizes.size(); d-- > 0;) {
-            strides[d] = stride;
-            stride *= std::max<int64_t>(sizes.begin()[d], 1);
-        }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+        const size_t d = sizes.size() == 4 ? kChannelsLast[i] : sizes.size() - 1 - i;
+        strides[d] = stride;
+        stride *= std::max<int64_t>(sizes.begin()[d], 1);
     }
     AtenTensorHandle handle = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
@@ -117,13 +104,7 @@ inline Tensor empty(const Device& device, int32_t dtype, std::initializer_list<i
     return Tensor(handle);
 }
 
-inline int32_t dtype_code(const Tensor& tensor) {
-    int32_t code = 0;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
-    return code;
-}
-
-// What forward returns.
+// Results of forward.
 struct Outputs {
     Tensor output;      // [N, C, H, W], or [N, C, H / 2, W / 2] pooled; the input's dtype
     Tensor statistics;  // [kStatistics, C] float32
@@ -136,7 +117,7 @@ inline Outputs make_outputs(const Tensor& input, const Shape& shape) {
     const int64_t height = shape.out_height();
     const int64_t width = shape.out_width();
     return Outputs{
-        empty(device, dtype_code(input), {shape.batch, shape.channels, height, width}),
+        empty(device, dtype_code(input.get()), {shape.batch, shape.channels, height, width}),
         empty(device, aoti_torch_dtype_float32(), {kStatistics, shape.channels}),
         shape.pool ? empty(device, byte, {shape.batch, shape.channels, height, width}) : empty(device, byte, {0})};
 }
@@ -151,16 +132,13 @@ inline void check_backward(const Tensor& grad_output, const Tensor& input, const
               (shape.out_elements() == 0 || is_channels_last(grad_output)),
           "norm_relu_pool: grad_output must be like the output: [", shape.batch, ", ", shape.channels, ", ",
           shape.out_height(), ", ", shape.out_width(), "] in channels_last, of the input's dtype and device");
-    check(statistics.scalar_type() == Dtype::Float && statistics.numel() == kStatistics * shape.channels &&
-              statistics.is_contiguous() && device_of(statistics) == device,
-          "norm_relu_pool: statistics must be contiguous float32 [", static_cast<int>(kStatistics), ", ",
-          shape.channels, "], as forward returned it");
+    checked_statistics(statistics, shape, device);
     check(choice.scalar_type() == Dtype::Byte && choice.numel() == (shape.pool ? shape.out_elements() : 0) &&
               device_of(choice) == device && (!shape.pool || shape.out_elements() == 0 || is_channels_last(choice)),
           "norm_relu_pool: choice must be uint8 as forward returned it");
 }
 
-// What backward returns.
+// Results of backward.
 struct Gradients {
     Tensor input;   // as the input
     Tensor weight;  // [C] float32
@@ -170,7 +148,7 @@ struct Gradients {
 inline Gradients make_gradients(const Tensor& input, const Shape& shape) {
     const Device device = device_of(input);
     const int32_t float32 = aoti_torch_dtype_float32();
-    return Gradients{empty(device, dtype_code(input), {shape.batch, shape.channels, shape.height, shape.width}),
+    return Gradients{empty(device, dtype_code(input.get()), {shape.batch, shape.channels, shape.height, shape.width}),
                      empty(device, float32, {shape.channels}), empty(device, float32, {shape.channels})};
 }
 
@@ -192,16 +170,12 @@ inline Running checked_running(const Tensor& mean, const Tensor& variance, const
     checked_channels(variance, "running_var", shape, device);
     check(count.scalar_type() == Dtype::Long && count.numel() == 1 && device_of(count) == device,
           "norm_relu_pool: num_batches_tracked must be one int64 on the device of the running statistics");
-    check(statistics.scalar_type() == Dtype::Float && statistics.numel() == kStatistics * shape.channels &&
-              statistics.is_contiguous() && device_of(statistics) == device,
-          "norm_relu_pool: statistics must be contiguous float32 [", static_cast<int>(kStatistics), ", ",
-          shape.channels, "] on the device of the running statistics");
     check(!momentum.has_value() || (*momentum >= 0 && *momentum <= 1),
           "norm_relu_pool: momentum must be from 0 to 1, or None, got ", momentum.value_or(0));
     return Running{static_cast<float*>(mean.mutable_data_ptr()),
                    static_cast<float*>(variance.mutable_data_ptr()),
                    static_cast<int64_t*>(count.mutable_data_ptr()),
-                   static_cast<const float*>(statistics.const_data_ptr()),
+                   checked_statistics(statistics, shape, device),
                    shape.channels,
                    momentum.value_or(-1)};
 }

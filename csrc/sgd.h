@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "element.h"
+#include "host_device.h"
 
 namespace esper::sgd {
 
@@ -21,14 +21,14 @@ struct Factors {
 
 // The scale of a group's gradient, from its clip coefficient and the scale that the loss was multiplied with; 0 for no
 // step, which is what a coefficient of 0 or NaN and an infinity found by the gradient scaler ask for.
-ESPER_ELEMENT double gradient_scale(double coefficient, double loss_scale, double found_inf) {
+ESPER_HOST_DEVICE double gradient_scale(double coefficient, double loss_scale, double found_inf) {
     const bool usable = coefficient > 0 && found_inf == 0;
     return usable ? coefficient / loss_scale : 0.0;
 }
 
 // One element, as torch.optim.SGD steps it with dampening 0.
 template <typename T>
-ESPER_ELEMENT void step(T& parameter, T gradient, T& buffer, const Factors<T>& factors) {
+ESPER_HOST_DEVICE void step(T& parameter, T gradient, T& buffer, const Factors<T>& factors) {
     const T g = gradient * factors.scale + factors.weight_decay * parameter;
     buffer = factors.momentum * buffer + g;
     parameter -= factors.lr * (factors.nesterov ? g + factors.momentum * buffer : buffer);
@@ -36,7 +36,7 @@ ESPER_ELEMENT void step(T& parameter, T gradient, T& buffer, const Factors<T>& f
 
 // The same without momentum, and so without a buffer.
 template <typename T>
-ESPER_ELEMENT void step(T& parameter, T gradient, const Factors<T>& factors) {
+ESPER_HOST_DEVICE void step(T& parameter, T gradient, const Factors<T>& factors) {
     parameter -= factors.lr * (gradient * factors.scale + factors.weight_decay * parameter);
 }
 

@@ -4,24 +4,23 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "boxed.h"
 #include "sgd.h"
+#include "tensors.h"
 
 namespace esper::sgd {
 
-// A number in the device's memory, of float32 or float64.
+// A float32 or float64 number in device memory.
 struct Number {
     const void* data;
     bool is_double;
 };
 
-// One parameter with all that its step reads.
+// A parameter with the data of its step.
 struct Tensor {
     void* parameter;
     const void* gradient;
@@ -40,67 +39,25 @@ struct Group {
 struct Arguments {
     std::vector<Tensor> tensors;  // [N]
     std::vector<Group> groups;    // [G]
-    Number loss_scale;            // null where there is none
+    Number loss_scale;            // null if there is none
     Number found_inf;             // likewise
     double momentum;
     bool nesterov;
     Device device;
 
-    // Owners of the memory that is pointed into.
+    // Owners of the memory above.
     std::vector<OwnedTensor> owned;
     std::vector<torch::stable::Tensor> copies;
 };
 
-inline int32_t dtype_code(AtenTensorHandle tensor) {
-    int32_t code = 0;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &code));
-    return code;
-}
-
 inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
     static const std::array<int32_t, 3> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
                                                  aoti_torch_dtype_float64()};
-    const auto found = std::find(known.begin(), known.end(), dtype_code(tensor));
-    check(found != known.end(), "sgd_step_: parameter ", position, " must be float32, bfloat16 or float64");
-    return static_cast<Dtype>(found - known.begin());
+    const auto found = dtype_position(tensor, known);
+    check(found < static_cast<int64_t>(known.size()), "sgd_step_: parameter ", position,
+          " must be float32, bfloat16 or float64");
+    return static_cast<Dtype>(found);
 }
-
-// Sizes and strides of a tensor; they live as long as it does.
-struct Layout {
-    explicit Layout(AtenTensorHandle tensor) {
-        TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
-        TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-        TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
-    }
-    int64_t dims = 0;
-    int64_t* sizes = nullptr;
-    int64_t* strides = nullptr;
-
-    bool same_sizes(const Layout& other) const {
-        return dims == other.dims && std::equal(sizes, sizes + dims, other.sizes);
-    }
-    // Whether an element is at the same place in both. The stride of a single place means nothing.
-    bool same_places(const Layout& other) const {
-        for (int64_t d = 0; d < dims; ++d) {
-            if (sizes[d] != 1 && strides[d] != other.strides[d]) return false;
-        }
-        return true;
-    }
-    // Whether the elements fill consecutive places, in whatever order.
-    bool is_dense() const {
-        std::vector<std::pair<int64_t, int64_t>> axes;  // (stride, size)
-        for (int64_t d = 0; d < dims; ++d) {
-            if (sizes[d] != 1) axes.emplace_back(strides[d], sizes[d]);
-        }
-        std::sort(axes.begin(), axes.end());
-        int64_t expected = 1;
-        for (const auto& [stride, size] : axes) {
-            if (stride != expected) return false;
-            expected *= size;
-        }
-        return true;
-    }
-};
 
 inline Number checked_number(AtenTensorHandle tensor, const char* name, Device device, int64_t count = 1) {
     const int32_t code = dtype_code(tensor);
@@ -142,16 +99,16 @@ inline void read_tensor(Arguments& arguments, OwnedTensor parameter, OwnedTensor
     if (buffer) {
         const Layout buffer_layout(buffer.get());
         check(dtype_code(buffer.get()) == dtype_code(parameter.get()) && device_of(buffer.get()) == arguments.device &&
-                  buffer_layout.same_sizes(layout) && buffer_layout.same_places(layout),
+                  buffer_layout.same_sizes(layout) && buffer_layout.same_offsets(layout),
               "sgd_step_: momentum ", position, " differs from its parameter in shape, strides, dtype or device");
         TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(buffer.get(), &tensor.buffer));
         arguments.owned.push_back(std::move(buffer));
     }
-    if (gradient_layout.same_places(layout)) {
+    if (gradient_layout.same_offsets(layout)) {
         TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(gradient.get(), &tensor.gradient));
         arguments.owned.push_back(std::move(gradient));
     } else {
-        // Laid out otherwise than its parameter (autograd gives no promise): rare enough for a copy.
+        // Another layout than the parameter's, which autograd permits: rare enough for a copy.
         AtenTensorHandle like = nullptr;
         TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(parameter.get(), &like));
         torch::stable::Tensor copy = torch::stable::empty_like(torch::stable::Tensor(like));
@@ -163,7 +120,7 @@ inline void read_tensor(Arguments& arguments, OwnedTensor parameter, OwnedTensor
     arguments.tensors.push_back(tensor);
 }
 
-// Reads the groups: learning rates, weight decays and, unless null, coefficients.
+// Reads learning rates, weight decays and, unless null, the coefficients of the groups.
 inline void read_groups(Arguments& arguments, const OwnedList& lr, const OwnedList& weight_decay, OwnedTensor coef) {
     const int64_t groups = list_size(lr);
     check(list_size(weight_decay) == groups, "sgd_step_: there are ", groups, " learning rates but ",

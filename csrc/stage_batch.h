@@ -36,14 +36,14 @@ struct Placement {
     bool flip;
 };
 
-// What is drawn for one sample of one epoch. The counter is (sample, epoch) and the key the seed, 64 bits each, low
-// word first, so the draw depends on nothing else. Word 0 gives `down`, word 1 `right`, word 2 the flip.
+// The random placement of one sample in one epoch. The counter is (sample, epoch) and the key the seed, 64 bits each,
+// low word first, so the draw depends on nothing else. Word 0 gives `down`, word 1 `right`, word 2 the flip.
 ESPER_HOST_DEVICE Placement draw(uint64_t seed, uint64_t epoch, uint64_t sample, int32_t padding, bool may_flip) {
     if (padding == 0 && !may_flip) return Placement{0, 0, false};
     const Words words = philox(Words{{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32),
                                       static_cast<uint32_t>(epoch), static_cast<uint32_t>(epoch >> 32)}},
                                static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    // A word w to one of n numbers: w * n / 2^32. The chances differ by less than n / 2^32.
+    // A word w to one of n numbers: w * n / 2^32. The probabilities differ by less than n / 2^32.
     const auto choices = static_cast<uint64_t>(2 * padding + 1);
     return Placement{static_cast<int32_t>((words.word[0] * choices) >> 32) - padding,
                      static_cast<int32_t>((words.word[1] * choices) >> 32) - padding,

@@ -8,9 +8,8 @@
 #include <limits>
 #include <optional>
 
-#include "boxed.h"
-#include "shape.h"
 #include "stage_batch.h"
+#include "tensors.h"
 
 namespace esper::stage_batch {
 
@@ -82,20 +81,10 @@ inline Selection read_selection(const char* op, const Tensor& dataset, const Ten
     if (cursor) {
         selection.cursor = int64_vector(op, "cursor (epoch, first)", *cursor, dataset, 2);
     } else {
-        check(first >= 0 && first + batch <= selection.available, op, ": a batch of ", batch, " from place ", first,
+        check(first >= 0 && first + batch <= selection.available, op, ": a batch of ", batch, " from position ", first,
               " is outside the ", selection.available, " indices");
     }
     return selection;
-}
-
-inline bool is_channels_last(const Tensor& tensor) {  // [B, C, H, W]
-    const int64_t order[4] = {1, 3, 2, 0};            // from the fastest
-    int64_t expected = 1;
-    for (const int64_t d : order) {
-        if (tensor.size(d) != 1 && tensor.stride(d) != expected) return false;
-        expected *= tensor.size(d);
-    }
-    return true;
 }
 
 inline Images read_images(const Tensor& images, const Tensor& indices, const Tensor& table,

@@ -2,17 +2,16 @@
 //
 // Policy: logits are read once forward and once backward, converted to float32 lanes on the way. Few classes: as many
 // rows at a time as a register has lanes, so that no row pays for reducing across lanes. Many classes: a row in blocks
-// that stay in the nearest cache, each reduced to (largest, sum) and joined. The float32 kernels are compiled for three
-// instruction sets, each with lanes of its own width, and chosen here. float64 takes the plain path of cross_entropy.h,
-// which is also the CUDA kernel's. Rows are independent and their sums are added tile by tile in order, so the result
+// that stay in the nearest cache, each reduced to (largest, sum) and joined. The float32 kernels are compiled for each
+// instruction set with lanes of its own width. float64 takes the plain path of cross_entropy.h, which is also the CUDA
+// kernel's. Rows are independent and their sums are added tile by tile in order, so the result
 // has the same bits for any number of threads.
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
 #include <tuple>
 #include <vector>
 
-#include "cross_entropy_kernels.h"
+#include "cross_entropy_rows.h"
 
 namespace esper::cross_entropy {
 namespace {
@@ -68,7 +67,7 @@ void check_targets(const Problem& problem) {
     }
 }
 
-// Runs work(first row, rows) for every tile of rows, on many threads where that pays.
+// Runs work(tile, first row, rows) for every tile of rows, on many threads if that pays.
 template <typename Work>
 void for_tiles(const Problem& problem, const Work& work) {
     const int64_t tiles = (problem.rows + kTile - 1) / kTile;
@@ -96,31 +95,11 @@ Totals forward_tiles(const Problem& problem, uint8_t* correct, void* normaliser,
     return all;
 }
 
-// The float32 kernels for the machine that this runs on.
-const Kernels& kernels() {
-#if defined(ESPER_CPU_CLONES)
-    static const Kernels& best = __builtin_cpu_supports("avx512f")                                 ? kAvx512Kernels
-                                 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? kAvx2Kernels
-                                                                                                   : kPlainKernels;
-    return best;
-#else
-    return kPlainKernels;
-#endif
-}
-
 // All rows; `correct` and `normaliser` may be null.
 Totals forward(const Problem& problem, uint8_t* correct, void* normaliser) {
     check_targets(problem);
-    switch (problem.dtype) {
-        case ScalarType::Float:
-            return forward_tiles<float>(problem, correct, normaliser, kernels().forward_float32);
-        case ScalarType::BFloat16:
-            return forward_tiles<float>(problem, correct, normaliser, kernels().forward_bfloat16);
-        case ScalarType::Half:
-            return forward_tiles<float>(problem, correct, normaliser, kernels().forward_float16);
-        default:
-            return forward_tiles<double>(problem, correct, normaliser, forward_float64);
-    }
+    if (problem.is_double()) return forward_tiles<double>(problem, correct, normaliser, forward_float64);
+    return forward_tiles<float>(problem, correct, normaliser, [](auto&&... arguments) { forward_rows(arguments...); });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& targets,
@@ -160,11 +139,8 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits, con
     const auto scale = gradient_scale<float>(static_cast<double>(*static_cast<const float*>(saved.grad_loss)),
                                              saved.stats[kCount], problem.classes, label_smoothing);
     const auto* pairs = static_cast<const float*>(saved.normaliser);
-    const Backward backward = problem.dtype == ScalarType::Float      ? kernels().backward_float32
-                              : problem.dtype == ScalarType::BFloat16 ? kernels().backward_bfloat16
-                                                                      : kernels().backward_float16;
     for_tiles(problem,
-              [&](int64_t, int64_t first, int64_t rows) { backward(problem, pairs, scale, first, rows, data); });
+              [&](int64_t, int64_t first, int64_t rows) { backward_rows(problem, pairs, scale, first, rows, data); });
     return gradient;
 }
 

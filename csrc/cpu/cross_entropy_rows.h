@@ -1,19 +1,38 @@
-// The kernels of cross_entropy_kernels.h for one instruction set: included by one file for each, which defines
-// ESPER_TARGET (the function attribute that names the set), ESPER_WIDE_BYTES (the width of its registers) and
-// ESPER_KERNELS (the name of the table).
+// Rows of logits of up to 32 bits to losses and gradients, for registers of any width. The policy is in
+// cross_entropy.cpp, which alone includes this.
+#pragma once
+
 #include <algorithm>
 #include <type_traits>
 
-#include "cross_entropy_kernels.h"
-#include "wide_floats.h"
+#include "../cross_entropy_arguments.h"
+#include "simd.h"
 
 namespace esper::cross_entropy {
 namespace {
 
-using namespace esper::wide;
-
-constexpr int64_t kNarrow = 128;  // most classes for a lane a row
+constexpr int64_t kTile = 16;     // rows of one task
+constexpr int64_t kNarrow = 128;  // max classes for a lane a row
 constexpr int64_t kBlock = 1024;  // logits of a row looked at together
+
+// What the rows of one call are written to; null if not wanted. Real is float or double.
+template <typename Real>
+struct RowOutputs {
+    uint8_t* correct;  // [N]
+    Real* normaliser;  // [N, 2]
+};
+
+// Writes row r and adds it to its tile. An ignored row is not correct and not counted.
+template <typename Real>
+ESPER_INLINE void write_row(const RowOutputs<Real>& out, Totals& totals, int64_t r, bool counted, Real max,
+                            Real log_sum, Real loss, bool correct) {
+    if (out.correct != nullptr) out.correct[r] = counted && correct;
+    if (out.normaliser != nullptr) {
+        out.normaliser[2 * r] = max;
+        out.normaliser[2 * r + 1] = log_sum;
+    }
+    if (counted) add_row(totals, static_cast<double>(loss), correct);
+}
 
 // Whether no logit beats the target's. In a row that has a softmax, the target must have the largest, and none before
 // it may; a row that has none is looked at again, logit by logit. `before` is the largest before the target.
@@ -21,7 +40,7 @@ template <typename Type>
 ESPER_INLINE bool is_right(const typename Type::Storage* logits, int64_t classes, int64_t target, float target_logit,
                            float max, float before, float log_sum) {
     if (std::isfinite(log_sum)) return target_logit == max && before < max;
-    float values[kLanes];
+    float values[Type::kLanes];
     for (int64_t c = 0; c < classes; ++c) {
         read_many<Type>(logits + c, 1, 0.0f, values);
         if (beats(values[0], target_logit, c < target)) return false;
@@ -34,6 +53,8 @@ ESPER_INLINE bool is_right(const typename Type::Storage* logits, int64_t classes
 template <typename Type>
 ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
                               Totals& totals) {
+    using Floats = typename Type::Floats;
+    constexpr int64_t kLanes = Type::kLanes;
     const auto classes = static_cast<int32_t>(problem.classes);
     const auto* logits = static_cast<const typename Type::Storage*>(problem.logits) + first * classes;
     float row_major[kLanes * kNarrow];   // [rows, C]
@@ -51,34 +72,27 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
         target[l] = t == problem.ignore_index ? -1 : static_cast<int32_t>(t);
         target_logit[l] = target[l] < 0 ? 0.0f : row_major[l * classes + target[l]];
     }
-    Ints t;
-    Floats xt;
-    std::memcpy(&t, target, sizeof(t));
-    load(target_logit, xt);
+    const auto t = bits_as<typename Type::Ints>(target);
 
     const Floats nothing = Floats{} - INFINITY;
-    Floats x;
     Floats max = nothing;
     Floats before = nothing;  // largest of the logits before the target's
     for (int32_t c = 0; c < classes; ++c) {
-        load(transposed + c * kLanes, x);
+        const Floats x = Type::load(transposed + c * kLanes);
         max = x > max ? x : max;
         const Floats candidate = t > c ? x : nothing;
         before = candidate > before ? candidate : before;
     }
     Floats sum = {};
     Floats total = {};
-    Floats e;
     for (int32_t c = 0; c < classes; ++c) {
-        load(transposed + c * kLanes, x);
-        const Floats below = x - max;  // NaN where the largest is infinite: such a row has no distribution
-        exp_negative(below, e);
-        sum += e;
+        // NaN if the largest is infinite: such a row has no distribution.
+        const Floats below = Type::load(transposed + c * kLanes) - max;
+        sum += Type::exp_negative(below);
         total += below;
     }
-    Floats log_sums;
-    log_positive(sum, log_sums);
-    Floats loss = log_sums - (xt - max);
+    const Floats log_sums = Type::log_positive(sum);
+    Floats loss = log_sums - (Type::load(target_logit) - max);
     if (problem.smoothing != 0) {
         const auto smoothing = static_cast<float>(problem.smoothing);
         loss = (1 - smoothing) * loss + smoothing * (log_sums - total / static_cast<float>(classes));
@@ -88,10 +102,10 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
     float before_of[kLanes];
     float log_sum_of[kLanes];
     float loss_of[kLanes];
-    store(max, max_of);
-    store(before, before_of);
-    store(log_sums, log_sum_of);
-    store(loss, loss_of);
+    Type::store(max, max_of);
+    Type::store(before, before_of);
+    Type::store(log_sums, log_sum_of);
+    Type::store(loss, loss_of);
     Totals mine{0, 0, 0, 0};
     for (int64_t l = 0; l < rows; ++l) {
         const bool right = is_right<Type>(logits + l * classes, classes, target[l], target_logit[l], max_of[l],
@@ -104,16 +118,18 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
 // --- forward: many classes, a row in blocks -----------------------------------------------------------------------
 
 // The largest of `values` [n] that is not NaN, -inf without one.
+template <typename Type>
 ESPER_INLINE float largest(const float* values, int64_t n) {
-    Floats x;
+    using Floats = typename Type::Floats;
+    constexpr int64_t kLanes = Type::kLanes;
     Floats lanes = Floats{} - INFINITY;
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
-        load(values + i, x);
+        const Floats x = Type::load(values + i);
         lanes = x > lanes ? x : lanes;
     }
     float of[kLanes];
-    store(lanes, of);
+    Type::store(lanes, of);
     for (int half = kLanes / 2; half > 0; half /= 2) {
         for (int l = 0; l < half; ++l) of[l] = of[l + half] > of[l] ? of[l + half] : of[l];
     }
@@ -122,31 +138,24 @@ ESPER_INLINE float largest(const float* values, int64_t n) {
 }
 
 // Adds the logits `values` [n] to a row. Past n, `values` holds -inf up to whole lanes.
+template <typename Type>
 ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t n, bool smooth) {
+    using Floats = typename Type::Floats;
+    constexpr int64_t kLanes = Type::kLanes;
     const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
-    Floats x;
     RowSums<float> block = empty_row<float>();
-    block.max = largest(values, n);
+    block.max = largest<Type>(values, n);
     if (block.max == -INFINITY) {  // nothing to sum but NaN
         for (int64_t i = 0; i < n; ++i) block.sum += std::isnan(values[i]) ? values[i] : 0.0f;
     } else {
         Floats sums[4] = {};
-        Floats e;
         int64_t i = 0;
         for (; i + 4 * kLanes <= padded; i += 4 * kLanes) {
-            for (int k = 0; k < 4; ++k) {
-                load(values + i + k * kLanes, x);
-                exp_negative(x - block.max, e);
-                sums[k] += e;
-            }
+            for (int k = 0; k < 4; ++k) sums[k] += Type::exp_negative(Type::load(values + i + k * kLanes) - block.max);
         }
-        for (; i < padded; i += kLanes) {
-            load(values + i, x);
-            exp_negative(x - block.max, e);
-            sums[0] += e;
-        }
+        for (; i < padded; i += kLanes) sums[0] += Type::exp_negative(Type::load(values + i) - block.max);
         float sum_of[kLanes];
-        store((sums[0] + sums[1]) + (sums[2] + sums[3]), sum_of);
+        Type::store((sums[0] + sums[1]) + (sums[2] + sums[3]), sum_of);
         for (int half = kLanes / 2; half > 0; half /= 2) {
             for (int l = 0; l < half; ++l) sum_of[l] += sum_of[l + half];
         }
@@ -157,10 +166,8 @@ ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t n,
     } else if (smooth) {
         const int64_t whole = n / kLanes * kLanes;
         Floats sums = {};
-        for (int64_t i = 0; i < whole; i += kLanes) {
-            load(values + i, x);
-            sums += x - block.max;  // small where all logits are large
-        }
+        // The differences are small where all logits are large.
+        for (int64_t i = 0; i < whole; i += kLanes) sums += Type::load(values + i) - block.max;
         for (int l = 0; l < kLanes; ++l) block.total += static_cast<double>(sums[l]);
         block.total += static_cast<double>(whole) * static_cast<double>(block.max);
         for (int64_t i = whole; i < n; ++i) block.total += static_cast<double>(values[i]);
@@ -181,17 +188,17 @@ ESPER_INLINE void wide_row(const Problem& problem, const RowOutputs<float>& out,
     for (int64_t start = 0; start < problem.classes; start += kBlock) {
         const int64_t n = std::min(kBlock, problem.classes - start);
         const float* block = values;
-        if (std::is_same_v<Type, Float32> && n == kBlock) {
+        if (std::is_same_v<typename Type::Storage, float> && n == kBlock) {
             block = reinterpret_cast<const float*>(logits + start);
         } else {
             read_many<Type>(logits + start, n, -INFINITY, values);
         }
         const float max = row.max;
-        add_block(row, block, n, problem.smoothing != 0);
+        add_block<Type>(row, block, n, problem.smoothing != 0);
         if (target >= start + n) {
             before = row.max;
         } else if (target >= start) {
-            before = std::max(max, largest(block, target - start));
+            before = std::max(max, largest<Type>(block, target - start));
         }
     }
     const float log_sum_of = log_sum(row);
@@ -204,8 +211,8 @@ template <typename Type>
 ESPER_INLINE void forward_tile(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
                                Totals& totals) {
     if (problem.classes <= kNarrow) {
-        for (int64_t r = 0; r < rows; r += kLanes) {
-            narrow_tile<Type>(problem, out, first + r, std::min(kLanes, rows - r), totals);
+        for (int64_t r = 0; r < rows; r += Type::kLanes) {
+            narrow_tile<Type>(problem, out, first + r, std::min<int64_t>(Type::kLanes, rows - r), totals);
         }
     } else {
         for (int64_t r = first; r < first + rows; ++r) wide_row<Type>(problem, out, r, totals);
@@ -219,7 +226,7 @@ template <typename Type>
 ESPER_INLINE void backward_chunk(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
                                  int64_t first, int64_t rows, int64_t start, int64_t n,
                                  typename Type::Storage* gradient) {
-    float values[kBlock + kLanes];
+    float values[kBlock + Type::kLanes];
     const int64_t offset = first * problem.classes + start;
     read_many<Type>(static_cast<const typename Type::Storage*>(problem.logits) + offset, rows * n, 0.0f, values);
     for (int64_t r = 0; r < rows; ++r) {
@@ -227,12 +234,8 @@ ESPER_INLINE void backward_chunk(const Problem& problem, const float* normaliser
         const float log_sum_of = normaliser[2 * (first + r) + 1];
         for (int64_t c = 0; c < n; ++c) values[r * n + c] = (values[r * n + c] - max) - log_sum_of;
     }
-    Floats x;
-    Floats e;
-    for (int64_t i = 0; i < rows * n; i += kLanes) {
-        load(values + i, x);
-        exp_negative(x, e);
-        store((e - scale.uniform) * scale.scale, values + i);
+    for (int64_t i = 0; i < rows * n; i += Type::kLanes) {
+        Type::store((Type::exp_negative(Type::load(values + i)) - scale.uniform) * scale.scale, values + i);
     }
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t target = problem.targets[first + r];
@@ -246,8 +249,9 @@ ESPER_INLINE void backward_chunk(const Problem& problem, const float* normaliser
 }
 
 template <typename Type>
-ESPER_INLINE void backward_rows(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                int64_t first, int64_t rows, typename Type::Storage* gradient) {
+ESPER_INLINE void backward_tile(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                                int64_t first, int64_t rows, void* result) {
+    auto* gradient = static_cast<typename Type::Storage*>(result);
     if (problem.classes <= kBlock) {
         const int64_t together = kBlock / problem.classes;
         for (int64_t r = 0; r < rows; r += together) {
@@ -264,37 +268,33 @@ ESPER_INLINE void backward_rows(const Problem& problem, const float* normaliser,
     }
 }
 
-// --- the table ----------------------------------------------------------------------------------------------------
+// --- entry points -------------------------------------------------------------------------------------------------
 
-ESPER_TARGET void forward_float32(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
-                                  Totals& totals) {
-    forward_tile<Float32>(problem, out, first, rows, totals);
-}
-ESPER_TARGET void backward_float32(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                   int64_t first, int64_t rows, void* gradient) {
-    backward_rows<Float32>(problem, normaliser, scale, first, rows, static_cast<Float32::Storage*>(gradient));
-}
-ESPER_TARGET void forward_bfloat16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
-                                   Totals& totals) {
-    forward_tile<BFloat16>(problem, out, first, rows, totals);
-}
-ESPER_TARGET void backward_bfloat16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                    int64_t first, int64_t rows, void* gradient) {
-    backward_rows<BFloat16>(problem, normaliser, scale, first, rows, static_cast<BFloat16::Storage*>(gradient));
-}
-ESPER_TARGET void forward_float16(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
-                                  Totals& totals) {
-    forward_tile<Float16>(problem, out, first, rows, totals);
-}
-ESPER_TARGET void backward_float16(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
-                                   int64_t first, int64_t rows, void* gradient) {
-    backward_rows<Float16>(problem, normaliser, scale, first, rows, static_cast<Float16::Storage*>(gradient));
-}
+// Forward over one tile, rows `first` to `first + rows`; their statistics are added to `totals`.
+ESPER_BY_WIDTH(
+    void forward_rows(const Problem& problem, const RowOutputs<float>& out, int64_t first, int64_t rows,
+                      Totals& totals),
+    switch (problem.dtype) {
+        case ScalarType::Float:
+            return forward_tile<Float32<kBytes>>(problem, out, first, rows, totals);
+        case ScalarType::BFloat16:
+            return forward_tile<BFloat16<kBytes>>(problem, out, first, rows, totals);
+        default:
+            return forward_tile<Float16<kBytes>>(problem, out, first, rows, totals);
+    })
+
+// Backward over the same rows, into `gradient` of all rows.
+ESPER_BY_WIDTH(
+    void backward_rows(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
+                       int64_t first, int64_t rows, void* gradient),
+    switch (problem.dtype) {
+        case ScalarType::Float:
+            return backward_tile<Float32<kBytes>>(problem, normaliser, scale, first, rows, gradient);
+        case ScalarType::BFloat16:
+            return backward_tile<BFloat16<kBytes>>(problem, normaliser, scale, first, rows, gradient);
+        default:
+            return backward_tile<Float16<kBytes>>(problem, normaliser, scale, first, rows, gradient);
+    })
 
 }  // namespace
-
-extern const Kernels ESPER_KERNELS;
-const Kernels ESPER_KERNELS = {forward_float32,  forward_bfloat16,  forward_float16,
-                               backward_float32, backward_bfloat16, backward_float16};
-
 }  // namespace esper::cross_entropy

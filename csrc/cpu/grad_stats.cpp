@@ -7,10 +7,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <cstring>
-
 #include "../grad_stats_arguments.h"
-#include "clones.h"
+#include "simd.h"
 
 namespace esper::grad_stats {
 namespace {
@@ -19,65 +17,19 @@ constexpr int64_t kBlock = 2048;
 constexpr int64_t kParallelElements = 256 * 1024;  // below this, waking threads costs more than it saves
 constexpr int64_t kBlocksPerTask = 32;
 
-// 16 lanes of float and of int; compilers split them where registers are narrower. Only ever local variables.
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));
-typedef int64_t Longs __attribute__((vector_size(64)));
-constexpr int64_t kLanes = 16;
+// 16 lanes for every instruction set: the bits of a sum depend on their number.
+constexpr int kBytes = 64;
+using Floats = Vectors<kBytes>::Floats;
+using Ints = Vectors<kBytes>::Ints;
+using Bits = Vectors<kBytes>::Bits;
+typedef double Doubles __attribute__((vector_size(kBytes)));
+typedef int64_t Longs __attribute__((vector_size(kBytes)));
+constexpr int64_t kLanes = Vectors<kBytes>::kLanes;
 
-template <typename To, typename From>
-ESPER_INLINE To bits_as(const From& from) {
-    static_assert(sizeof(To) == sizeof(From));
-    To to;
-    std::memcpy(&to, &from, sizeof(to));
-    return to;
-}
-
-// One storage type: how 16 elements become float lanes, and one becomes a double. `zero` is -1 in lanes that are zero.
-struct Float32 {
-    using Storage = float;
-    static ESPER_INLINE void load(const Storage* x, Floats& value, Ints& zero) {
-        std::memcpy(&value, x, sizeof(value));
-        zero = (bits_as<Bits>(value) << 1) == 0;  // on the bits, so that a flush-to-zero mode changes no count
-    }
-    static double to_double(Storage x) { return x; }
-};
-
-struct BFloat16 {
-    using Storage = uint16_t;
-    static ESPER_INLINE void load(const Storage* x, Floats& value, Ints& zero) {
-        Halves raw;
-        std::memcpy(&raw, x, sizeof(raw));
-        const Bits bits = __builtin_convertvector(raw, Bits) << 16;  // the upper half of a float32
-        value = bits_as<Floats>(bits);
-        zero = (bits << 1) == 0;
-    }
-    static double to_double(Storage x) { return bits_as<float>(static_cast<uint32_t>(x) << 16); }
-};
-
-struct Float16 {
-    using Storage = uint16_t;
-    // The sign is dropped: squares, zeros, NaN and Inf do not need it.
-    static ESPER_INLINE void load(const Storage* x, Floats& value, Ints& zero) {
-        Halves raw;
-        std::memcpy(&raw, x, sizeof(raw));
-        const Bits magnitude = (__builtin_convertvector(raw, Bits) & 0x7fff) << 13;  // exponent and mantissa in place
-        // Subnormals have no hidden bit: add one at 2^-14 and subtract its value again.
-        const Floats subnormal = bits_as<Floats>(magnitude + (113u << 23)) - 0x1p-14f;
-        Bits normal = magnitude + (112u << 23);                          // exponent bias 15 to 127
-        normal |= bits_as<Bits>(magnitude >= (31u << 23)) & 0x7f800000;  // Inf and NaN keep an exponent of all ones
-        const Ints small = magnitude < (1u << 23);
-        value = bits_as<Floats>((bits_as<Bits>(subnormal) & bits_as<Bits>(small)) | (normal & ~bits_as<Bits>(small)));
-        zero = magnitude == 0;
-    }
-    static double to_double(Storage x) {
-        const int exponent = (x >> 10) & 31;
-        const int mantissa = x & 1023;
-        if (exponent == 31) return mantissa != 0 ? NAN : INFINITY;
-        return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+// Without the sign, which squares, zeros, NaN and Inf do not need.
+struct Float16Magnitude : Float16<kBytes> {
+    static ESPER_INLINE Floats read(const Storage* x) {
+        return bits_as<Floats>(widened(Vectors<kBytes>::load_halves(x) & 0x7fff));
     }
 };
 
@@ -92,28 +44,21 @@ ESPER_INLINE FastSum fast_sum(const typename Type::Storage* x, int64_t n) {
     // Four chains hide the latency of the additions; 2048 elements are 32 additions a lane.
     Floats sum[4] = {};
     Ints zeros[4] = {};
-    Floats value;
-    Ints zero;
+    const auto add = [&](int chain, const typename Type::Storage* at) __attribute__((always_inline)) {
+        const Floats value = Type::read(at);
+        sum[chain] += value * value;
+        zeros[chain] -= (bits_as<Bits>(value) << 1) == 0;  // on the bits, so that a flush-to-zero mode changes no count
+    };
     int64_t i = 0;
     for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-        for (int k = 0; k < 4; ++k) {
-            Type::load(x + i + k * kLanes, value, zero);
-            sum[k] += value * value;
-            zeros[k] -= zero;
-        }
+        for (int k = 0; k < 4; ++k) add(k, x + i + k * kLanes);
     }
-    for (; i + kLanes <= n; i += kLanes) {
-        Type::load(x + i, value, zero);
-        sum[0] += value * value;
-        zeros[0] -= zero;
-    }
+    for (; i + kLanes <= n; i += kLanes) add(0, x + i);
     int32_t padding = 0;
     if (i < n) {
         typename Type::Storage rest[kLanes] = {};
         std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(rest[0]));
-        Type::load(rest, value, zero);
-        sum[0] += value * value;
-        zeros[0] -= zero;
+        add(0, rest);
         padding = static_cast<int32_t>(kLanes - (n - i));
     }
     const Floats lanes = (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -126,13 +71,13 @@ ESPER_INLINE FastSum fast_sum(const typename Type::Storage* x, int64_t n) {
 }
 
 ESPER_CLONES FastSum fast_sum_float32(const float* x, int64_t n) {
-    return fast_sum<Float32>(x, n);
+    return fast_sum<Float32<kBytes>>(x, n);
 }
 ESPER_CLONES FastSum fast_sum_bfloat16(const uint16_t* x, int64_t n) {
-    return fast_sum<BFloat16>(x, n);
+    return fast_sum<BFloat16<kBytes>>(x, n);
 }
 ESPER_CLONES FastSum fast_sum_float16(const uint16_t* x, int64_t n) {
-    return fast_sum<Float16>(x, n);
+    return fast_sum<Float16Magnitude>(x, n);
 }
 
 // One block of a 16- or 32-bit type: trust the float32 sum, or do it again.
@@ -143,7 +88,9 @@ Totals block(const typename Type::Storage* x, int64_t n, FastSum (*fast)(const t
     const bool trusted = sum.sum_sq >= kTrustedMin && sum.sum_sq <= kTrustedMax;  // false for NaN
     if (!trusted && sum.zero != n) {
         totals.sum_sq = 0;
-        for (int64_t i = 0; i < n; ++i) add_element(totals, Type::to_double(x[i]));
+        float values[kBlock];
+        read_many<Type>(x, n, 0.0f, values);
+        for (int64_t i = 0; i < n; ++i) add_element(totals, static_cast<double>(values[i]));
     }
     return totals;
 }
@@ -190,11 +137,11 @@ Totals gradient_block(const Gradient& gradient, int64_t index) {
     const int64_t n = std::min(kBlock, gradient.elements - start);
     switch (gradient.dtype) {
         case Dtype::kFloat32:
-            return block<Float32>(static_cast<const float*>(gradient.data) + start, n, fast_sum_float32);
+            return block<Float32<kBytes>>(static_cast<const float*>(gradient.data) + start, n, fast_sum_float32);
         case Dtype::kBFloat16:
-            return block<BFloat16>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_bfloat16);
+            return block<BFloat16<kBytes>>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_bfloat16);
         case Dtype::kFloat16:
-            return block<Float16>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_float16);
+            return block<Float16Magnitude>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_float16);
         case Dtype::kFloat64:
             break;
     }

@@ -5,7 +5,7 @@
 // Sums are float32 over a block of some hundred pixels and joined in float64. Passes that know windows go by pairs of
 // rows; with and without the pool they visit the same places in the same order, so that a pool outside gives the same
 // bits as the one inside.
-#pragma GCC diagnostic ignored "-Wpsabi"  // every function of vectors is compiled into its caller
+#pragma GCC diagnostic ignored "-Wpsabi"  // see simd.h; before all headers, for norm_relu_pool.h
 
 #include <torch/csrc/stable/library.h>
 

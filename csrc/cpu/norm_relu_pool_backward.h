@@ -9,7 +9,7 @@ namespace esper::norm_relu_pool {
 
 // --- sums ----------------------------------------------------------------------------------------------------------
 
-// g where there is no pool: what of the output's gradient passes ReLU.
+// The output's gradient masked by ReLU: g, without a pool.
 template <typename Type>
 ESPER_INLINE Group passed(const Group& gradient, const Group& value, const Group& scale, const Group& shift) {
     return Group{relu_gradient(gradient.a, normalised(value.a, scale.a, shift.a), Type::kRoundsToZero),
@@ -61,7 +61,7 @@ ESPER_INLINE void block_sums_pooled(const Work& work, const Tile& tile, int64_t 
     sums.write(tile, *work.channels);
 }
 
-// The same without the pool. Places that belong to no window, which have no gradient where a pool follows, come last.
+// The same without the pool. Pixels outside all windows, which get no gradient from a later pool, come last.
 template <typename Type, typename Tile>
 ESPER_INLINE void block_sums_unpooled(const Work& work, const Tile& tile, int64_t begin, int64_t end) {
     using Storage = typename Type::Storage;

@@ -1,19 +1,19 @@
-// How the CPU kernel of norm_relu_pool cuts its work: tiles of channels, pairs of rows, sums in chains.
+// Division of the work of norm_relu_pool on the CPU: tiles of channels, pairs of rows, chains of sums.
 #pragma once
 
 #include <vector>
 
 #include "../norm_relu_pool_arguments.h"
-#include "lanes.h"
+#include "norm_relu_pool_groups.h"
 
 namespace esper::norm_relu_pool {
 
-using namespace lanes;
+using namespace groups;
 
 constexpr int64_t kBlock = 256;  // pixels of a float32 sum, about
 constexpr int kChains = 2;       // sums kept apart, to hide the latency of additions
 
-// Channels that are worked on together, from `first` on: one group of elements.
+// Channels that are processed together, from `first` on: one group of elements.
 template <typename Where, bool Flat = false>
 struct Tile {
     // Two pixels of eight channels fill a group; in passes over windows, one of each of two neighbouring windows.
@@ -95,7 +95,7 @@ struct Channels {
     std::vector<double> doubles() const { return std::vector<double>(count); }
 };
 
-// What a pass reads and writes; what it does not use is null.
+// Arguments of a pass; those that it does not use are null.
 struct Work {
     Shape shape;
     bool batch_statistics;

@@ -1,13 +1,13 @@
 // Fused SGD on the CPU.
 //
 // Policy: every parameter, gradient and momentum is read once and written once, by plain loops that the compiler turns
-// into vectors; one thread, since the tensors of a host are small and an env has one thread.
+// into vectors; one thread, since the tensors of an env's network are small and an env has one thread.
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
 
 #include "../sgd_arguments.h"
-#include "clones.h"
+#include "simd.h"
 
 namespace esper::sgd {
 namespace {

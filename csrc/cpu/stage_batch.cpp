@@ -27,19 +27,19 @@ void to_dtype(float value, uint16_t& out) {  // bfloat16
     out = bfloat16_of(bits);
 }
 
-// Checks every index of the batch and returns the place of its first.
+// Checks every index of the batch and returns the position of its first.
 int64_t checked_first(const char* op, const Selection& selection, int64_t first) {
     check(first >= 0 && first + selection.batch <= selection.available, op, ": a batch of ", selection.batch,
-          " from place ", first, " is outside the ", selection.available, " indices");
+          " from position ", first, " is outside the ", selection.available, " indices");
     for (int64_t b = 0; b < selection.batch; ++b) {
         const int64_t index = selection.indices[first + b];
-        check(index >= 0 && index < selection.dataset, op, ": index ", index, " at place ", first + b,
+        check(index >= 0 && index < selection.dataset, op, ": index ", index, " at position ", first + b,
               " is outside 0..", selection.dataset - 1);
     }
     return first;
 }
 
-// Runs work(b) for every sample, on many threads where that pays.
+// Runs work(b) for every sample, on many threads if that pays.
 template <typename Work>
 void for_samples(int64_t batch, int64_t elements, const Work& work) {
     const auto run = [&](int64_t begin, int64_t end) {

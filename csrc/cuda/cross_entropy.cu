@@ -30,22 +30,9 @@ constexpr int64_t kChunk = 2048;  // columns of a row that a block takes backwar
 
 // --- backward -------------------------------------------------------------------------------------------------------
 
-struct BackwardLaunch {
-    const void* logits;      // [N, C]
-    const int64_t* targets;  // [N]
-    const void* normaliser;  // [N, 2]
-    const void* grad_loss;   // []
-    const double* stats;     // [kFieldCount]
-    void* gradient;          // [N, C]
-    int64_t rows;
-    int64_t classes;
-    int64_t ignore_index;
-    double smoothing;
-};
-
 template <typename Type>
-__device__ void backward_element(const BackwardLaunch& launch, const GradientScale<typename Type::Real>& scale,
-                                 int64_t row, int64_t column) {
+__device__ void backward_element(const Launch& launch, const GradientScale<typename Type::Real>& scale, int64_t row,
+                                 int64_t column) {
     using Real = typename Type::Real;
     const int64_t target = launch.targets[row];
     const int64_t i = row * launch.classes + column;
@@ -56,12 +43,12 @@ __device__ void backward_element(const BackwardLaunch& launch, const GradientSca
         const bool is_class = target >= 0 && target < launch.classes;
         gradient = is_class ? gradient_of(x, pair[0], pair[1], column == target, scale) : static_cast<Real>(NAN);
     }
-    static_cast<typename Type::Storage*>(launch.gradient)[i] = Type::rounded(gradient);
+    static_cast<typename Type::Storage*>(launch.gradient)[i] = Type::storage(gradient);
 }
 
 // kWide: a block takes kChunk columns of a row at a time; else a thread takes an element, whatever its row.
 template <typename Type, bool kWide>
-__global__ void __launch_bounds__(kThreads) backward_kernel(const BackwardLaunch launch) {
+__global__ void __launch_bounds__(kThreads) backward_kernel(const Launch launch) {
     using Real = typename Type::Real;
     __shared__ GradientScale<Real> scale;
     if (threadIdx.x == 0) {
@@ -96,10 +83,6 @@ __global__ void accumulate_kernel(double* row, const double* stats) {  // both [
 
 // --- launchers ------------------------------------------------------------------------------------------------------
 
-Device device_of(const Tensor& tensor) {
-    return esper::device_of(tensor.get());
-}
-
 int64_t divided_up(int64_t value, int64_t by) {
     return (value + by - 1) / by;
 }
@@ -129,12 +112,8 @@ void launch_forward(const Launch& launch, unsigned int blocks, cudaStream_t stre
     STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// Fills in the problem and the scratch memory, and launches. An empty problem is launched too: it has statistics.
-void forward(const Problem& problem, Launch launch) {
-    const Device device = device_of(problem.held_logits);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
-    const int64_t blocks = forward_blocks(problem);
+Launch make_launch(const Problem& problem) {
+    Launch launch{};
     launch.logits = problem.logits;
     launch.targets = problem.targets;
     launch.rows = problem.rows;
@@ -143,6 +122,30 @@ void forward(const Problem& problem, Launch launch) {
     launch.smoothing = problem.smoothing;
     launch.samples = problem.samples();
     launch.sequence = problem.sequence;
+    return launch;
+}
+
+// Calls body(Type{}) for the storage type of the logits.
+template <typename Body>
+void for_type(const Problem& problem, const Body& body) {
+    switch (problem.dtype) {
+        case ScalarType::Float:
+            return body(Float32{});
+        case ScalarType::BFloat16:
+            return body(BFloat16{});
+        case ScalarType::Half:
+            return body(Float16{});
+        default:
+            return body(Float64{});
+    }
+}
+
+// Allocates the scratch memory and launches, for an empty problem too: it has statistics.
+void forward(const Problem& problem, Launch launch) {
+    const Device device = device_of(problem.held_logits);
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const cudaStream_t stream = current_stream(device);
+    const int64_t blocks = forward_blocks(problem);
 
     // Scratch in doubles: the counter and the partial sums of many blocks, then a byte a token for `counts`.
     constexpr int64_t kColumns = sizeof(Totals) / sizeof(double);
@@ -160,24 +163,15 @@ void forward(const Problem& problem, Launch launch) {
         }
         if (launch.counts != nullptr) launch.correct = reinterpret_cast<uint8_t*>(static_cast<double*>(data) + head);
     }
-    const auto grid = static_cast<unsigned int>(blocks);
-    switch (problem.dtype) {
-        case ScalarType::Float:
-            return launch_forward<Float32Logit>(launch, grid, stream);
-        case ScalarType::BFloat16:
-            return launch_forward<BFloat16Logit>(launch, grid, stream);
-        case ScalarType::Half:
-            return launch_forward<Float16Logit>(launch, grid, stream);
-        default:
-            return launch_forward<Float64Logit>(launch, grid, stream);
-    }
+    for_type(problem,
+             [&](auto type) { launch_forward<decltype(type)>(launch, static_cast<unsigned int>(blocks), stream); });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& targets,
                                                          int64_t ignore_index, double label_smoothing) {
     const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
     Outputs out = make_outputs(problem);
-    Launch launch{};
+    Launch launch = make_launch(problem);
     launch.correct = static_cast<uint8_t*>(out.correct.mutable_data_ptr());
     launch.normaliser = out.normaliser.mutable_data_ptr();
     launch.loss = out.loss.mutable_data_ptr();
@@ -187,7 +181,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, c
 }
 
 template <typename Type>
-void launch_backward(const BackwardLaunch& launch, cudaStream_t stream) {
+void launch_backward(const Launch& launch, cudaStream_t stream) {
     if (launch.classes > kThreads) {
         const int64_t blocks = std::min(kMaxBackwardBlocks, launch.rows * divided_up(launch.classes, kChunk));
         backward_kernel<Type, true><<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(launch);
@@ -205,26 +199,15 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits, con
     const Saved saved = read_saved(problem, grad_loss, normaliser, stats);
     Tensor gradient = torch::stable::empty_like(problem.held_logits);
     if (problem.rows == 0) return gradient;
-    const BackwardLaunch launch{problem.logits,   problem.targets, saved.normaliser,
-                                saved.grad_loss,  saved.stats,     gradient.mutable_data_ptr(),
-                                problem.rows,     problem.classes, problem.ignore_index,
-                                problem.smoothing};
+    Launch launch = make_launch(problem);
+    launch.normaliser = const_cast<void*>(saved.normaliser);  // backward only reads it and the statistics
+    launch.stats = const_cast<double*>(saved.stats);
+    launch.grad_loss = saved.grad_loss;
+    launch.gradient = gradient.mutable_data_ptr();
     const Device device = device_of(problem.held_logits);
     const torch::stable::accelerator::DeviceGuard guard(device.index);
     const cudaStream_t stream = current_stream(device);
-    switch (problem.dtype) {
-        case ScalarType::Float:
-            launch_backward<Float32Logit>(launch, stream);
-            break;
-        case ScalarType::BFloat16:
-            launch_backward<BFloat16Logit>(launch, stream);
-            break;
-        case ScalarType::Half:
-            launch_backward<Float16Logit>(launch, stream);
-            break;
-        default:
-            launch_backward<Float64Logit>(launch, stream);
-    }
+    for_type(problem, [&](auto type) { launch_backward<decltype(type)>(launch, stream); });
     return gradient;
 }
 
@@ -232,7 +215,7 @@ void cross_entropy_into(const Tensor& logits, const Tensor& targets, const Tenso
                         const std::optional<Tensor>& correct, int64_t env, int64_t configuration, int64_t first,
                         int64_t ignore_index, double label_smoothing) {
     const Problem problem = read_problem(logits, targets, ignore_index, label_smoothing);
-    Launch launch{};
+    Launch launch = make_launch(problem);
     launch.row = block_row(block, problem.held_logits.device(), env, configuration);
     const Results results = results_row(problem, correct, block, env, configuration, first);
     launch.correct = results.correct;

@@ -2,8 +2,6 @@
 // policy of both.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "../cross_entropy.h"
@@ -17,26 +15,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kUnroll = 4;  // logits a thread has in flight
 
-// The storage types of elements.cuh with the type computed in, and the way back.
-struct Float32Logit : Float32 {
-    using Real = float;
-    static __device__ float rounded(float x) { return x; }
-};
-struct BFloat16Logit : BFloat16 {
-    using Real = float;
-    static __device__ uint16_t rounded(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
-};
-struct Float16Logit : Float16 {
-    using Real = float;
-    static __device__ uint16_t rounded(float x) { return __half_as_ushort(__float2half_rn(x)); }
-};
-struct Float64Logit : Float64 {
-    using Real = double;
-    static __device__ double value(double x) { return x; }
-    static __device__ double rounded(double x) { return x; }
-};
-
-// What a forward launch reads and writes; a null output is not wanted.
+// Arguments of a launch. Outputs of forward that are null are not written.
 struct Launch {
     const void* logits;      // [N, C]
     const int64_t* targets;  // [N]
@@ -54,12 +33,15 @@ struct Launch {
     int64_t sequence;       // T
     unsigned int* counter;  // zero; unused by a single block
     Totals* partials;       // [blocks], likewise
+    // Backward only; it reads `normaliser` and `stats` of forward.
+    const void* grad_loss;  // []
+    void* gradient;         // [N, C]
 };
 
 // --- reducing -------------------------------------------------------------------------------------------------------
 
 template <typename Real>
-__device__ RowSums<Real> row_from_lane_below(const RowSums<Real>& mine, int offset) {
+__device__ RowSums<Real> row_shfl_down(const RowSums<Real>& mine, int offset) {
     constexpr unsigned int kAll = 0xffffffffu;
     return RowSums<Real>{__shfl_down_sync(kAll, mine.max, offset), __shfl_down_sync(kAll, mine.sum, offset),
                          __shfl_down_sync(kAll, mine.total, offset),
@@ -70,7 +52,7 @@ __device__ RowSums<Real> row_from_lane_below(const RowSums<Real>& mine, int offs
 template <int kPerRow, typename Real>
 __device__ RowSums<Real> join_row(RowSums<Real> mine) {
     if constexpr (kPerRow >= 32) {
-        for (int offset = 16; offset > 0; offset /= 2) merge(mine, row_from_lane_below(mine, offset));
+        for (int offset = 16; offset > 0; offset /= 2) merge(mine, row_shfl_down(mine, offset));
     }
     if constexpr (kPerRow == kThreads) {
         __shared__ RowSums<Real> warps[kWarps];
@@ -82,25 +64,6 @@ __device__ RowSums<Real> join_row(RowSums<Real> mine) {
         }
     }
     return mine;
-}
-
-// The sum over all threads of the block; complete in thread 0 only.
-__device__ Totals block_sum(Totals mine) {
-    __shared__ Totals warps[kWarps];
-    for (int offset = 16; offset > 0; offset /= 2) add(mine, from_lane_below(mine, offset));
-    __syncthreads();  // an earlier sum has been read
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < kWarps; ++w) add(mine, warps[w]);
-    }
-    return mine;
-}
-
-// A row of partial sums that another block may have written.
-__device__ Totals fresh(const Totals* partial) {
-    return Totals{__ldcg(&partial->loss), __ldcg(&partial->correct), __ldcg(&partial->count),
-                  __ldcg(&partial->not_finite)};
 }
 
 // --- forward --------------------------------------------------------------------------------------------------------
@@ -151,9 +114,9 @@ __device__ void forward_row(const Launch& launch, int64_t row, int lane, Totals&
     add_row(totals, is_class ? static_cast<double>(loss) : static_cast<double>(NAN), right);
 }
 
-// Writes what is known once all rows are; one thread.
+// Writes the results of all rows; one thread.
 template <typename Real>
-__device__ void finish(const Launch& launch, const Totals& totals) {
+__device__ void write_results(const Launch& launch, const Totals& totals) {
     if (launch.loss != nullptr) *static_cast<Real*>(launch.loss) = static_cast<Real>(mean_loss(totals));
     if (launch.stats != nullptr) {
         for (int field = 0; field < kFieldCount; ++field) launch.stats[field] = 0;
@@ -183,7 +146,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Launch launch) 
          row += static_cast<int64_t>(gridDim.x) * kRows) {
         forward_row<Type, kPerRow>(launch, row, lane, mine);
     }
-    Totals total = block_sum(mine);
+    Totals total = block_sum<kThreads>(mine);
     if (gridDim.x > 1) {
         if (threadIdx.x == 0) launch.partials[blockIdx.x] = total;
         __syncthreads();  // what all threads wrote of their rows comes before the count
@@ -192,9 +155,9 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Launch launch) 
         for (int p = static_cast<int>(threadIdx.x); p < static_cast<int>(gridDim.x); p += kThreads) {
             add(sum, fresh(launch.partials + p));
         }
-        total = block_sum(sum);
+        total = block_sum<kThreads>(sum);
     }
-    if (threadIdx.x == 0) finish<typename Type::Real>(launch, total);
+    if (threadIdx.x == 0) write_results<typename Type::Real>(launch, total);
     if (launch.counts != nullptr) {
         __syncthreads();
         count_sequences(launch);

@@ -1,4 +1,4 @@
-// Storage types and the value of one element, for kernels that read 16 bytes at a time.
+// Storage types: the type Real that is computed with, and conversions of one element.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,22 +10,27 @@ namespace esper {
 
 struct Float32 {
     using Storage = float;
+    using Real = float;
     static constexpr float kRoundsToZero = 0;  // the largest value that becomes zero in storage
     static __device__ float value(Storage x) { return x; }
     static __device__ Storage storage(float x) { return x; }
 };
 struct BFloat16 {
     using Storage = uint16_t;
+    using Real = float;
     static constexpr float kRoundsToZero = 0x1p-134f;  // half of the smallest
     static __device__ float value(Storage x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
     static __device__ Storage storage(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 };
 struct Float16 {
     using Storage = uint16_t;
+    using Real = float;
     static __device__ float value(Storage x) { return __half2float(__ushort_as_half(x)); }
+    static __device__ Storage storage(float x) { return __half_as_ushort(__float2half_rn(x)); }
 };
 struct Float64 {
     using Storage = double;
+    using Real = double;
     static __device__ double value(Storage x) { return x; }
     static __device__ Storage storage(double x) { return x; }
 };

@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "../grad_stats_arguments.h"
+#include "chunks.cuh"
 #include "elements.cuh"
 #include "reduce.cuh"
 #include "stream.h"
@@ -24,7 +25,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kUnroll = 4;            // 16-byte loads in flight per thread
-constexpr int64_t kChunk = 8192;      // elements a block sums; _CHUNK in esper/ops/grad_stats.py
 constexpr int kScratchColumns = 6;    // doubles in a Row; _SCRATCH_COLUMNS there
 constexpr int kSmallCapacity = 128;   // fits the 4 KB of arguments that every launch has
 constexpr int kLargeCapacity = 1024;  // fits the 32 KB of CUDA 12.1 and later
@@ -65,16 +65,16 @@ static_assert(sizeof(Table<kLargeCapacity>) + sizeof(Launch) <= 32764);
 
 // --- reading elements ---------------------------------------------------------------------------------------------
 
-// Adds K elements: a float32 sum where that can be trusted, element by element in float64 where not.
+// Adds K elements: as a float32 sum if that can be trusted, otherwise and for float64 element by element.
 template <typename Type, int K>
 __device__ void add_values(Totals& totals, const typename Type::Storage (&x)[K]) {
     float sum = 0;
     int zeros = 0;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const float value = Type::value(x[k]);
-        sum += value * value;
-        zeros += value == 0.0f;
+        const typename Type::Real value = Type::value(x[k]);
+        if constexpr (sizeof(value) == sizeof(float)) sum += value * value;
+        zeros += value == 0;
     }
     totals.zero += zeros;
     if (sum >= kTrustedMin && sum <= kTrustedMax) {
@@ -82,24 +82,6 @@ __device__ void add_values(Totals& totals, const typename Type::Storage (&x)[K])
     } else if (zeros != K) {
 #pragma unroll
         for (int k = 0; k < K; ++k) add_element(totals, Type::value(x[k]));
-    }
-}
-
-template <int K>
-__device__ void add_doubles(Totals& totals, const double (&x)[K]) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        add_element(totals, x[k]);
-        totals.zero += x[k] == 0.0;
-    }
-}
-
-template <typename Type, int K>
-__device__ void add_any(Totals& totals, const typename Type::Storage (&x)[K]) {
-    if constexpr (sizeof(typename Type::Storage) == 8) {
-        add_doubles(totals, x);
-    } else {
-        add_values<Type>(totals, x);
     }
 }
 
@@ -115,8 +97,8 @@ __device__ Totals thread_totals(const typename Type::Storage* x, int n) {
     const int vectors = (n - head) / kVector;
     const int tail = head + vectors * kVector;  // index of the first element after the last whole vector
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < head) add_any<Type, 1>(totals, {x[thread]});
-    if (thread < n - tail) add_any<Type, 1>(totals, {x[tail + thread]});
+    if (thread < head) add_values<Type, 1>(totals, {x[thread]});
+    if (thread < n - tail) add_values<Type, 1>(totals, {x[tail + thread]});
 
     const uint4* body = reinterpret_cast<const uint4*>(x + head);
     for (int start = thread; start < vectors; start += kThreads * kUnroll) {
@@ -131,7 +113,7 @@ __device__ Totals thread_totals(const typename Type::Storage* x, int n) {
             if (start + u * kThreads < vectors) {
                 Storage parts[kVector];
                 memcpy(parts, &raw[u], sizeof(parts));
-                add_any<Type, kVector>(totals, parts);
+                add_values<Type, kVector>(totals, parts);
             }
         }
     }
@@ -139,51 +121,6 @@ __device__ Totals thread_totals(const typename Type::Storage* x, int n) {
 }
 
 // --- reducing in a fixed order --------------------------------------------------------------------------------------
-
-// Complete in lane 0 only.
-__device__ Totals warp_sum(Totals mine) {
-    for (int offset = 16; offset > 0; offset /= 2) add(mine, from_lane_below(mine, offset));
-    return mine;
-}
-
-// Complete in thread 0 only.
-__device__ Totals block_sum(const Totals& mine) {
-    __shared__ Totals warps[kWarps];
-    const Totals sum = warp_sum(mine);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    Totals total{0, 0, 0, 0, 0};
-    if (threadIdx.x == 0) {
-        for (int w = 0; w < kWarps; ++w) add(total, warps[w]);
-    }
-    return total;
-}
-
-// A row that another block may have written: read past this multiprocessor's own cache.
-__device__ Row fresh(const Row* row) {
-    Row copy;
-    const double* source = reinterpret_cast<const double*>(row);
-    double* target = reinterpret_cast<double*>(&copy);
-#pragma unroll
-    for (int i = 0; i < kScratchColumns; ++i) target[i] = __ldcg(source + i);
-    return copy;
-}
-
-// The tensor that a chunk belongs to: first_chunk[n] <= chunk < first_chunk[n + 1], which skips empty tensors.
-template <int Capacity>
-__device__ int tensor_of_chunk(const Table<Capacity>& table, int chunk) {
-    int low = 0;
-    int high = table.count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (table.first_chunk[middle] <= chunk) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
 
 // The first of the tensor rows whose group is not below `group`.
 __device__ int64_t first_of_group(const Row* rows, int64_t count, double group) {
@@ -207,26 +144,19 @@ __global__ void __launch_bounds__(kThreads)
     grad_stats_kernel(const __grid_constant__ Table<Capacity> table, const __grid_constant__ Launch launch) {
     const int chunk = static_cast<int>(blockIdx.x);
     if (chunk < table.first_chunk[table.count]) {
-        const int n = tensor_of_chunk(table, chunk);
+        const int n = tensor_of_chunk(table.first_chunk, table.count, chunk);
         const int64_t start = (chunk - table.first_chunk[n]) * kChunk;
         const int64_t left = table.elements[n] - start;
         const int size = static_cast<int>(left < kChunk ? left : kChunk);
-        Totals mine{0, 0, 0, 0, 0};
-        switch (table.dtype[n]) {
-            case Dtype::kFloat32:
-                mine = thread_totals<Float32>(static_cast<const float*>(table.data[n]) + start, size);
-                break;
-            case Dtype::kBFloat16:
-                mine = thread_totals<BFloat16>(static_cast<const uint16_t*>(table.data[n]) + start, size);
-                break;
-            case Dtype::kFloat16:
-                mine = thread_totals<Float16>(static_cast<const uint16_t*>(table.data[n]) + start, size);
-                break;
-            case Dtype::kFloat64:
-                mine = thread_totals<Float64>(static_cast<const double*>(table.data[n]) + start, size);
-                break;
-        }
-        const Totals total = block_sum(mine);
+        const auto share = [&](auto type) {
+            return thread_totals<decltype(type)>(
+                static_cast<const typename decltype(type)::Storage*>(table.data[n]) + start, size);
+        };
+        const Totals mine = table.dtype[n] == Dtype::kFloat32    ? share(Float32{})
+                            : table.dtype[n] == Dtype::kBFloat16 ? share(BFloat16{})
+                            : table.dtype[n] == Dtype::kFloat16  ? share(Float16{})
+                                                                 : share(Float64{});
+        const Totals total = block_sum<kThreads>(mine);
         if (threadIdx.x == 0) launch.chunk_rows[chunk].totals = total;
     }
     if (!is_last_block(launch.counter)) return;
@@ -257,21 +187,17 @@ __global__ void __launch_bounds__(kThreads)
         for (int64_t n = begin + lane; n < end; n += 32) {
             add_tensor(group, fresh(launch.tensor_rows + n).totals, launch.exploding_norm);
         }
-        for (int offset = 16; offset > 0; offset /= 2) merge(group, from_lane_below(group, offset));
+        for (int offset = 16; offset > 0; offset /= 2) merge(group, shfl_down(group, offset));
         if (lane == 0) write_fields(group, launch.max_norm, launch.fields + g * kFieldCount);
     }
 }
 
 // --- launchers ------------------------------------------------------------------------------------------------------
 
-int64_t chunk_count(const Gradient& gradient) {
-    return (gradient.elements + kChunk - 1) / kChunk;
-}
-
 // Rows of scratch that a call needs, R; the same sum is in esper/ops/grad_stats.py.
 int64_t scratch_rows(const Arguments& arguments) {
     int64_t rows = 1 + static_cast<int64_t>(arguments.gradients.size());
-    for (const Gradient& gradient : arguments.gradients) rows += chunk_count(gradient);
+    for (const Gradient& gradient : arguments.gradients) rows += chunk_count(gradient.elements);
     return rows;
 }
 
@@ -294,7 +220,7 @@ void launch_all(const Arguments& arguments, Launch launch, cudaStream_t stream) 
             table.first_chunk[i] = static_cast<int32_t>(chunks);
             table.group[i] = group_of[n];
             table.dtype[i] = gradient.dtype;
-            chunks += chunk_count(gradient);
+            chunks += chunk_count(gradient.elements);
             check(chunks < std::numeric_limits<int32_t>::max(), "grad_stats: too many elements");
         }
         table.first_chunk[table.count] = static_cast<int32_t>(chunks);

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "../sgd_arguments.h"
+#include "chunks.cuh"
 #include "elements.cuh"
 #include "stream.h"
 
@@ -20,7 +21,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kUnroll = 4;           // elements of each kind in flight per thread
-constexpr int64_t kChunk = 8192;     // elements a block steps
 constexpr int kSmallCapacity = 40;   // fits the 4 KB of arguments that every launch has
 constexpr int kLargeCapacity = 352;  // fits the 32 KB of CUDA 12.1 and later
 
@@ -52,22 +52,6 @@ __device__ double read(const void* data, bool is_double, double otherwise) {
     return is_double ? *static_cast<const double*>(data) : static_cast<double>(*static_cast<const float*>(data));
 }
 
-// The tensor that a chunk belongs to: the last that starts at or before it. There are no empty tensors.
-template <int Capacity>
-__device__ int tensor_of_chunk(const Table<Capacity>& table, int chunk) {
-    int low = 0;
-    int high = table.count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (table.first_chunk[middle] <= chunk) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 // Steps elements `start` to `end`.
 template <typename Type, typename T>
 __device__ void step_elements(const Tensor& tensor, int64_t start, int64_t end, const Factors<T>& factors) {
@@ -94,7 +78,7 @@ template <int Capacity>
 __global__ void __launch_bounds__(kThreads)
     sgd_kernel(const __grid_constant__ Table<Capacity> table, const __grid_constant__ Launch launch) {
     const int chunk = static_cast<int>(blockIdx.x);
-    const int n = tensor_of_chunk(table, chunk);
+    const int n = tensor_of_chunk(table.first_chunk, table.count, chunk);
     const Tensor tensor = table.tensor[n];
     const double scale = gradient_scale(read(table.coefficient[n], table.coefficient_is_double[n], 1),
                                         read(launch.loss_scale.data, launch.loss_scale.is_double, 1),
@@ -135,7 +119,7 @@ void launch_all(const Arguments& arguments, cudaStream_t stream) {
             table.coefficient_is_double[i] = group.coefficient.is_double;
             table.weight_decay[i] = group.weight_decay;
             table.first_chunk[i] = static_cast<int32_t>(chunks);
-            chunks += (tensor.elements + kChunk - 1) / kChunk;
+            chunks += chunk_count(tensor.elements);
             check(chunks < std::numeric_limits<int32_t>::max(), "sgd_step_: too many elements");
         }
         sgd_kernel<Capacity><<<static_cast<unsigned int>(chunks), kThreads, 0, stream>>>(table, launch);

@@ -172,7 +172,7 @@ void stage_images(const Tensor& images, const Tensor& indices, const Tensor& tab
     const Images problem =
         read_images(images, indices, table, targets, seed, epoch, first, cursor, padding, flip, out, targets_out);
     if (problem.selection.batch == 0) return;
-    const Device device = device_of(images.get());
+    const Device device = device_of(images);
     const torch::stable::accelerator::DeviceGuard guard(device.index);
     const cudaStream_t stream = current_stream(device);
     if (problem.is_bfloat16) {
@@ -194,7 +194,7 @@ void stage_tokens(const Tensor& tokens, const Tensor& indices, int64_t first, co
                   const Tensor& out, const std::optional<Tensor>& targets_out) {
     const Tokens problem = read_tokens(tokens, indices, first, cursor, out, targets_out);
     if (problem.selection.batch == 0 || problem.length == 0) return;
-    const Device device = device_of(tokens.get());
+    const Device device = device_of(tokens);
     const torch::stable::accelerator::DeviceGuard guard(device.index);
     const cudaStream_t stream = current_stream(device);
     switch (problem.dtype) {

@@ -12,7 +12,7 @@
 #include <sched.h>
 #endif
 
-namespace esper::host {
+namespace esper::runtime {
 
 #if defined(__linux__)
 
@@ -38,7 +38,7 @@ std::vector<int> usable() {
 }  // namespace
 
 std::vector<std::vector<int>> cores() {
-    std::vector<std::vector<int>> alone, found;
+    std::vector<std::vector<int>> single, found;
     std::map<std::pair<int, int>, size_t> places;  // (package, core) -> row
     bool known = true;
     for (const int cpu : usable()) {
@@ -47,12 +47,12 @@ std::vector<std::vector<int>> cores() {
         const auto [place, is_new] = places.try_emplace({topology(cpu, "physical_package_id"), core}, found.size());
         if (is_new) found.emplace_back();
         found[place->second].push_back(cpu);
-        alone.push_back({cpu});
+        single.push_back({cpu});
     }
-    return known ? found : alone;
+    return known ? found : single;
 }
 
-bool stay_on(const std::vector<int>& cpus) {
+bool pin_to(const std::vector<int>& cpus) {
     cpu_set_t set;
     CPU_ZERO(&set);
     for (const int cpu : cpus) CPU_SET(cpu, &set);
@@ -65,21 +65,15 @@ std::vector<std::vector<int>> cores() {
     return {};
 }
 
-bool stay_on(const std::vector<int>&) {
+bool pin_to(const std::vector<int>&) {
     return false;
 }
 
 #endif
 
-int usable_cpus() {
-    int found = 0;
-    for (const auto& core : cores()) found += static_cast<int>(core.size());
+int physical_cores() {
+    const auto found = static_cast<int>(cores().size());
     return found > 0 ? found : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-int physical_cores() {
-    const auto found = cores();
-    return found.empty() ? usable_cpus() : static_cast<int>(found.size());
-}
-
-}  // namespace esper::host
+}  // namespace esper::runtime

@@ -3,19 +3,16 @@
 
 #include <vector>
 
-namespace esper::host {
+namespace esper::runtime {
 
-// The usable CPUs of each physical core: hardware threads that share a core are one row. Where the system does not say
-// which share one, every usable CPU is a core. Empty where it does not say which CPUs are usable.
+// The usable CPUs of each physical core: hardware threads of one core are one row. If the system does not report cores,
+// every usable CPU is a row; empty if it does not report usable CPUs.
 std::vector<std::vector<int>> cores();
 
-// CPUs that this process may run on; fewer than the machine has inside a container.
-int usable_cpus();
-
-// Physical cores among them, at least 1.
+// Number of physical cores that this process may run on, at least 1; fewer than the machine has inside a container.
 int physical_cores();
 
-// Keep the calling thread on `cpus`. False where that is not possible, and then nothing has changed.
-bool stay_on(const std::vector<int>& cpus);
+// Pins the calling thread to `cpus`. Returns false, with nothing changed, if that is not possible.
+bool pin_to(const std::vector<int>& cpus);
 
-}  // namespace esper::host
+}  // namespace esper::runtime

@@ -13,20 +13,20 @@
 #include <link.h>
 #endif
 
+#include "graph_loop.h"
+
 namespace py = pybind11;
 
-namespace esper::host {
+namespace esper::runtime {
 
 namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kNotReady = 600;  // cudaErrorNotReady
 constexpr unsigned kNonBlocking = 1;
-constexpr unsigned kDisableTiming = 2;
 constexpr const char* kNames[] = {"libcudart.so.13", "libcudart.so.12"};
 
-// The path of a loaded library that is called libcudart-something, as some packages of torch do; empty if there is
-// none.
+// The path of a loaded library named libcudart*, as in some packages of torch; empty if there is none.
 std::string find_loaded() {
     std::string found;
 #if defined(__linux__)
@@ -57,21 +57,12 @@ void* open_library(const std::string& path) {
     std::string names;
     for (const char* name : kNames) names += std::string(name) + ", ";
     throw std::runtime_error("no CUDA runtime is loaded in this process: looked for " + names +
-                             "and any libcudart* among the loaded libraries. A torch that was built for CUDA loads one "
-                             "when it is imported; torch.version.cuda says whether this one was.");
+                             "and any libcudart* among the loaded libraries. A torch built for CUDA loads one when it "
+                             "is imported; torch.version.cuda is None for other builds.");
 }
 
 void* pointer(Handle handle) {
     return reinterpret_cast<void*>(handle);
-}
-
-// `handle`, which is not among the `ours` any more.
-void* take_out(std::set<Handle>& ours, Handle handle, const char* what) {
-    if (ours.erase(handle) == 0) {
-        throw py::value_error(std::string(what) + " " + std::to_string(handle) +
-                              " was not created here, or is destroyed");
-    }
-    return pointer(handle);
 }
 
 }  // namespace
@@ -91,12 +82,7 @@ CudaRuntime::CudaRuntime(const std::string& path) {
     ESPER_FIND(cudaGetLastError);
     ESPER_FIND(cudaGetErrorString);
     ESPER_FIND(cudaStreamCreateWithFlags);
-    ESPER_FIND(cudaStreamDestroy);
     ESPER_FIND(cudaStreamQuery);
-    ESPER_FIND(cudaStreamWaitEvent);
-    ESPER_FIND(cudaEventCreateWithFlags);
-    ESPER_FIND(cudaEventRecord);
-    ESPER_FIND(cudaEventDestroy);
     ESPER_FIND(cudaGraphLaunch);
 #undef ESPER_FIND
     Dl_info place{};
@@ -105,7 +91,7 @@ CudaRuntime::CudaRuntime(const std::string& path) {
     }
     if (!missing.empty()) {
         throw std::runtime_error("the CUDA runtime " + (path.empty() ? path_ : path) + " lacks " + missing +
-                                 ", which those of CUDA 12 and 13 have");
+                                 ", which CUDA 12 and 13 have");
     }
 }
 
@@ -122,7 +108,7 @@ void CudaRuntime::check(int code, const char* function) const {
     if (note(code) != kSuccess) throw std::runtime_error(std::string(function) + ": " + explain(code));
 }
 
-// Whether the driver has a context on `device`; also true if there is no driver to ask. The runtime cannot tell, and it
+// Whether the driver has a context on `device`; true if the driver cannot be asked. The runtime does not know, and it
 // loads the driver with its first call, so the driver is looked up here and not in the constructor.
 bool CudaRuntime::has_context(int device) const {
     using GetState = int (*)(int device, unsigned* flags, int* active);
@@ -153,95 +139,101 @@ int CudaRuntime::driver_version() const {
     return version;
 }
 
-Handle CudaRuntime::create_stream(int device) {
+Handle CudaRuntime::create_stream(int device) const {
     const OnDevice on(*this, device);
     void* stream = nullptr;
     check(call_.cudaStreamCreateWithFlags(&stream, kNonBlocking), "cudaStreamCreateWithFlags");
-    return *streams_.insert(reinterpret_cast<Handle>(stream)).first;
+    return reinterpret_cast<Handle>(stream);
 }
 
-void CudaRuntime::destroy_stream(Handle stream) {
-    check(call_.cudaStreamDestroy(take_out(streams_, stream, "stream")), "cudaStreamDestroy");
-}
-
-Handle CudaRuntime::create_event(int device) {
-    const OnDevice on(*this, device);
-    void* event = nullptr;
-    check(call_.cudaEventCreateWithFlags(&event, kDisableTiming), "cudaEventCreateWithFlags");
-    return *events_.insert(reinterpret_cast<Handle>(event)).first;
-}
-
-void CudaRuntime::destroy_event(Handle event) {
-    check(call_.cudaEventDestroy(take_out(events_, event, "event")), "cudaEventDestroy");
-}
-
-void CudaRuntime::record_event(Handle event, Handle stream) const {
-    check(call_.cudaEventRecord(pointer(event), pointer(stream)), "cudaEventRecord");
-}
-
-void CudaRuntime::wait_event(Handle stream, Handle event) const {
-    check(call_.cudaStreamWaitEvent(pointer(stream), pointer(event), 0), "cudaStreamWaitEvent");
-}
-
-bool CudaRuntime::idle(Handle stream) const {
-    const int code = note(call_.cudaStreamQuery(pointer(stream)));
-    if (code != kNotReady) check(code, "cudaStreamQuery");
-    return code == kSuccess;
-}
-
-// By looking now and then: the runtime's own wait would keep a core busy, and would not hear of Ctrl-C.
-std::string CudaRuntime::wait(const std::vector<Handle>& streams, Outside& outside) const {
+// Polls: the runtime's own wait would keep a core busy and ignore Ctrl-C.
+void CudaRuntime::wait(const std::vector<Handle>& streams, WithoutGil& without_gil) const {
     using std::chrono::microseconds;
-    std::string error;
-    for (size_t i = 0; i < streams.size(); ++i) {
-        int code = kNotReady;
-        for (microseconds pause{20}; (code = note(call_.cudaStreamQuery(pointer(streams[i])))) == kNotReady;) {
-            if (outside.interruptions() > 1) return error;
+    for (const Handle stream : streams) {
+        for (microseconds pause{20}; note(call_.cudaStreamQuery(pointer(stream))) == kNotReady;) {
+            if (without_gil.interruptions() > 1) return;
             std::this_thread::sleep_for(pause);
             pause = std::min(2 * pause, microseconds{200});
         }
-        if (code != kSuccess && error.empty()) {
-            error = "stream " + std::to_string(i) + " of " + std::to_string(streams.size()) + ": " + explain(code);
-        }
     }
-    return error;
 }
 
 int CudaRuntime::launch(Handle graph, Handle stream) const {
     return note(call_.cudaGraphLaunch(pointer(graph), pointer(stream)));
 }
 
+namespace {
+
+std::vector<Lane> zip(const std::vector<Handle>& graphs, const std::vector<Handle>& streams,
+                      const std::vector<std::int64_t>& steps) {
+    if (graphs.size() != streams.size() || graphs.size() != steps.size()) {
+        throw py::value_error("a lane has a graph, a stream and a number of steps; got " +
+                              std::to_string(graphs.size()) + " graphs, " + std::to_string(streams.size()) +
+                              " streams and " + std::to_string(steps.size()) + " numbers of steps");
+    }
+    std::vector<Lane> lanes;
+    for (size_t i = 0; i < graphs.size(); ++i) {
+        const std::string lane = "lane " + std::to_string(i);
+        if (graphs[i] == 0) throw py::value_error(lane + " has no graph: its handle is 0");
+        if (steps[i] < 0) throw py::value_error(lane + " has " + std::to_string(steps[i]) + " steps");
+        lanes.push_back({graphs[i], streams[i], steps[i]});
+    }
+    return lanes;
+}
+
+LaunchResult launch(const CudaRuntime& runtime, int device, const std::vector<Handle>& graphs,
+                    const std::vector<Handle>& streams, const std::vector<std::int64_t>& steps, const StopFlag* stop) {
+    const auto lanes = zip(graphs, streams, steps);
+    const CudaRuntime::OnDevice on(runtime, device);
+    WithoutGil without_gil;
+    const auto result = launch_lanes(runtime, lanes, stop, without_gil);
+    if (without_gil.interruptions() > 0) runtime.wait(streams, without_gil);
+    without_gil.end();
+    without_gil.raise();
+    return result;
+}
+
+py::list failures(const LaunchResult& result) {
+    py::list found;
+    for (const auto& failure : result.failures) {
+        found.append(py::make_tuple(failure.lane, failure.step, failure.code, failure.text));
+    }
+    return found;
+}
+
+}  // namespace
+
 void bind_cuda_runtime(py::module_& m) {
-    const auto wait = [](const CudaRuntime& runtime, const std::vector<Handle>& streams) {
-        Outside outside;
-        const std::string error = runtime.wait(streams, outside);
-        outside.come_back();
-        outside.raise();
-        if (!error.empty()) throw std::runtime_error(error);
-    };
+    py::class_<StopFlag>(m, "StopFlag", "A request to stop, which any thread may make.")
+        .def(py::init<>())
+        .def("set", &StopFlag::set, "Request a stop.")
+        .def("clear", &StopFlag::clear, "Withdraw the request.")
+        .def_property_readonly("is_set", &StopFlag::is_set, "Whether a stop is requested.");
+
+    py::class_<LaunchResult>(m, "LaunchResult", "Result of CudaRuntime.launch.")
+        .def_readonly("launched", &LaunchResult::launched, "Steps launched on each lane.")
+        .def_property_readonly("failures", &failures,
+                               "(lane, step, CUDA error code, message) of each lane that failed.")
+        .def_readonly("stopped", &LaunchResult::stopped, "Whether `stop` ended the launches early.")
+        .def_readonly("seconds", &LaunchResult::seconds, "Duration of the launches, not of the work on the device.");
+
     py::class_<CudaRuntime>(m, "CudaRuntime", R"(The CUDA runtime that torch loaded, or the library at `path`.
 
-Streams, events and graphs are the integers that torch gives for them too: `Stream.cuda_stream`, `Event.cuda_event`,
-`CUDAGraph.raw_cuda_graph_exec()`. Raises RuntimeError where there is no runtime, and with CUDA's own words for an error
-of a call.)")
+Streams and graphs are integers, as in `Stream.cuda_stream` and `CUDAGraph.raw_cuda_graph_exec()`. Raises RuntimeError
+if there is no runtime, and with CUDA's own message if a call fails.)")
         .def(py::init<const std::string&>(), py::arg("path") = "")
         .def_property_readonly("path", &CudaRuntime::path, "The library's file.")
         .def("driver_version", &CudaRuntime::driver_version,
-             "The newest CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.")
+             "The newest CUDA version that the driver supports, 1000 * major + 10 * minor; 0 without a driver.")
         .def("create_stream", &CudaRuntime::create_stream, py::arg("device"),
-             "A new stream that does not wait for the default stream. It lives until it is destroyed.")
-        .def("destroy_stream", &CudaRuntime::destroy_stream, py::arg("stream"), "End a stream that was created here.")
-        .def("create_event", &CudaRuntime::create_event, py::arg("device"), "A new event without times.")
-        .def("destroy_event", &CudaRuntime::destroy_event, py::arg("event"), "End an event that was created here.")
-        .def("record_event", &CudaRuntime::record_event, py::arg("event"), py::arg("stream"),
-             "The event happens when what is on the stream now is done.")
-        .def("wait_event", &CudaRuntime::wait_event, py::arg("stream"), py::arg("event"),
-             "What comes later on the stream comes after the event.")
-        .def("idle", &CudaRuntime::idle, py::arg("stream"), "Whether all that was put on the stream is done.")
-        .def("wait", wait, py::arg("streams"), R"(Wait until all that was put on the streams is done, without the GIL.
+             "A new stream that does not wait for the default stream. It lives as long as the process.")
+        .def("launch", &launch, py::arg("device"), py::arg("graphs"), py::arg("streams"), py::arg("steps"),
+             py::arg("stop") = py::none(), R"(Launch graph i on stream i, steps[i] times, without the GIL.
 
-Raises RuntimeError with the first error, after the other streams are done. Ctrl-C is raised after the wait; the second
-one ends it.)");
+Batch-major: step 0 of all lanes, then step 1, so that lanes share the device. A failed launch ends its own lane only.
+The call does not wait for the device, so launched work may still be running when it returns. `stop` is checked between
+steps. Ctrl-C stops the same way and is raised once the streams are idle; a second Ctrl-C does not wait for that.
+Raises RuntimeError for a device that does not exist, ValueError for lists of different lengths.)");
 }
 
-}  // namespace esper::host
+}  // namespace esper::runtime

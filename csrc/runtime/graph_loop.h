@@ -1,7 +1,5 @@
-// The launch loop of CUDA lanes: one graph a lane, launched once a step, with no Python between steps.
+// The launch loop of GPU lanes: one graph a lane, launched once a step, with no Python between steps.
 #pragma once
-
-#include <pybind11/pybind11.h>
 
 #include <atomic>
 #include <cstdint>
@@ -10,9 +8,9 @@
 
 #include "cuda_runtime.h"
 
-namespace esper::host {
+namespace esper::runtime {
 
-// A request to stop that any thread may make.
+// A request to stop, which any thread may make.
 class StopFlag {
  public:
     void set() { stop_.store(true, std::memory_order_relaxed); }
@@ -40,15 +38,13 @@ struct LaunchResult {
     std::vector<std::int64_t> launched;  // steps of each lane
     std::vector<LaneFailure> failures;
     bool stopped = false;
-    double seconds = 0;  // in the loop: what launching cost, not what the device took
+    double seconds = 0;  // duration of the loop, not of the work on the device
 };
 
-// Every step of every lane on the current device, batch-major: step 0 of all lanes, then step 1, so that lanes share
-// the device. An error ends its lane only. Nothing waits for the device, and nothing is thrown. Ends early when `stop`,
-// if there is one, is set or a signal handler raised.
+// Launches every step of every lane on the current device, batch-major: step 0 of all lanes, then step 1, so that lanes
+// share the device. An error ends its own lane only. Does not wait for the device and does not throw. Ends early if
+// `stop`, which may be null, is set or a signal handler raises.
 LaunchResult launch_lanes(const CudaRuntime& runtime, const std::vector<Lane>& lanes, const StopFlag* stop,
-                          Outside& outside);
+                          WithoutGil& without_gil);
 
-void bind_graph_loop(pybind11::module_& m);
-
-}  // namespace esper::host
+}  // namespace esper::runtime

@@ -8,7 +8,7 @@
 
 namespace py = pybind11;
 
-namespace esper::host {
+namespace esper::runtime {
 
 void enter_python(PyThreadState* state) {
 #if defined(__GLIBCXX__)
@@ -36,13 +36,13 @@ PyObject* take_exception() {
 #endif
 }
 
-Outside::Outside() : state_(PyEval_SaveThread()), next_look_(std::chrono::steady_clock::now() + kPatience) {}
+WithoutGil::WithoutGil() : state_(PyEval_SaveThread()), next_look_(std::chrono::steady_clock::now() + kPatience) {}
 
-Outside::~Outside() noexcept(false) {
-    come_back();
+WithoutGil::~WithoutGil() noexcept(false) {
+    end();
 }
 
-int Outside::interruptions() {
+int WithoutGil::interruptions() {
     const auto now = std::chrono::steady_clock::now();
     if (now < next_look_) return raised_;
     next_look_ = now + kPatience;
@@ -56,15 +56,15 @@ int Outside::interruptions() {
     return raised_;
 }
 
-void Outside::come_back() {
+void WithoutGil::end() {
     if (state_ == nullptr) return;
     PyThreadState* const state = state_;
     state_ = nullptr;
     enter_python(state);
 }
 
-void Outside::raise() {
+void WithoutGil::raise() {
     if (first_) throw py::error_already_set(*first_);
 }
 
-}  // namespace esper::host
+}  // namespace esper::runtime

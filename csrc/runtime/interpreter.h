@@ -1,4 +1,4 @@
-// Leaving Python for a while, and coming back.
+// Releasing the GIL and taking it back, also while signals arrive or the interpreter ends.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -6,34 +6,34 @@
 #include <chrono>
 #include <optional>
 
-namespace esper::host {
+namespace esper::runtime {
 
-// Take the GIL back. A daemon thread that comes when the interpreter ends sleeps here until the process does, as Python
-// 3.14 has it. Earlier ones end the thread by unwinding its stack: destructors would touch Python without the GIL.
+// Takes the GIL back. If the interpreter is ending, a daemon thread sleeps here until the process ends, as in Python
+// 3.14; earlier versions unwind the thread's stack, and destructors would touch Python without the GIL.
 void enter_python(PyThreadState* state);
 
-// The exception that is set, with its traceback, as an object that the caller owns; clears it.
+// Clears the exception that is set and returns it, with its traceback, as a new reference.
 PyObject* take_exception();
 
-// A time without the GIL in which Ctrl-C, and whatever else has a handler in Python, still acts. Nothing should be
-// thrown in it: a thread that has an exception under way cannot be put to sleep as above.
-class Outside {
+// A scope without the GIL in which Python's signal handlers, such as that of Ctrl-C, still run. Nothing may be thrown
+// in it: a thread that is unwinding its stack cannot be put to sleep as above.
+class WithoutGil {
  public:
     static constexpr std::chrono::milliseconds kPatience{50};
 
-    Outside();
-    ~Outside() noexcept(false);
-    Outside(const Outside&) = delete;
-    Outside& operator=(const Outside&) = delete;
+    WithoutGil();
+    ~WithoutGil() noexcept(false);
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // Run the handlers of the signals that came, if the last look was kPatience ago. How many handlers raised so far.
-    // Only the main thread runs any.
+    // Runs the handlers of pending signals, at most once in kPatience and only on the main thread. Returns the number
+    // of handlers that have raised so far.
     int interruptions();
 
-    // Take the GIL. A second call does nothing.
-    void come_back();
+    // Takes the GIL back; a second call does nothing.
+    void end();
 
-    // Raise what the first of those handlers raised. After come_back.
+    // Raises what the first of those handlers raised; call it after end().
     void raise();
 
  private:
@@ -43,4 +43,4 @@ class Outside {
     int raised_ = 0;
 };
 
-}  // namespace esper::host
+}  // namespace esper::runtime

@@ -1,5 +1,4 @@
-// esper._runtime: what owns threads and handles rather than tensors. pybind11, no torch headers, so it is independent of
-// the torch version.
+// esper._runtime: threads, streams and graphs. pybind11 without torch headers, so one build works with every torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,12 +7,11 @@
 
 #include "cpus.h"
 #include "cuda_runtime.h"
-#include "graph_loop.h"
 #include "worker_pool.h"
 
 namespace py = pybind11;
 
-namespace esper::host {
+namespace esper::runtime {
 
 namespace {
 
@@ -31,31 +29,15 @@ std::map<std::string, bool> cpu_features() {
 #endif
 }
 
-// How this module was compiled.
-std::map<std::string, std::string> build_configuration() {
-    return {
-#if defined(__clang__)
-        {"compiler", "clang " __clang_version__},
-#elif defined(__GNUC__)
-        {"compiler", "gcc " __VERSION__},
-#endif
-        {"cxx", std::to_string(__cplusplus / 100 % 100)},
-        {"pybind11", PYBIND11_TOSTRING(PYBIND11_VERSION_MAJOR) "." PYBIND11_TOSTRING(PYBIND11_VERSION_MINOR)},
-    };
-}
-
 }  // namespace
 
-}  // namespace esper::host
+}  // namespace esper::runtime
 
 PYBIND11_MODULE(_runtime, m) {
-    using namespace esper::host;
-    m.doc() = "Esper's host side: hardware report, worker pool, launch loop of CUDA graphs";
+    using namespace esper::runtime;
+    m.doc() = "Esper's runtime: hardware report, worker pool, launch loop of CUDA graphs";
     m.def("cpu_features", &cpu_features, "Instruction sets the kernels can use: name -> present on this CPU.");
-    m.def("usable_cpus", &usable_cpus, "CPUs this process may run on.");
-    m.def("physical_cores", &physical_cores, "Physical cores among them.");
-    m.def("build_configuration", &build_configuration, "Compiler, C++ standard and pybind11 version of this module.");
+    m.def("physical_cores", &physical_cores, "Physical cores that this process may run on, at least 1.");
     bind_worker_pool(m);
     bind_cuda_runtime(m);
-    bind_graph_loop(m);
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace esper::host {
+namespace esper::runtime {
 
 Batch::Batch(const std::vector<double>& costs) : order_(costs.size()), started_(costs.size(), 0) {
     std::iota(order_.begin(), order_.end(), size_t{0});
@@ -78,7 +78,7 @@ void WorkQueue::drop_rest() {
     settle();
 }
 
-// Make room for the next batch if the one at work is done; whether that one was abandoned.
+// Makes room for the next batch if the current one is finished. Returns whether that one was abandoned.
 bool WorkQueue::settle() {
     if (!current_ || !current_->finished()) return false;
     const bool abandoned = current_->abandoned_;
@@ -88,4 +88,4 @@ bool WorkQueue::settle() {
     return abandoned;
 }
 
-}  // namespace esper::host
+}  // namespace esper::runtime

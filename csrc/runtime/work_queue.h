@@ -1,6 +1,6 @@
-// Which worker does which task, and when. Plain C++ without Python, so that a thread sanitizer can look at all of it.
+// Assigns tasks to workers. Plain C++ without Python, so that a thread sanitizer covers all of it.
 //
-// Tasks are numbers. A batch of them is worked on at a time; other batches wait for their turn.
+// Tasks are numbers. Workers take tasks of one batch at a time; other batches wait for their turn.
 #pragma once
 
 #include <atomic>
@@ -11,14 +11,14 @@
 #include <mutex>
 #include <vector>
 
-namespace esper::host {
+namespace esper::runtime {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Tasks that are done together. What the tasks are and what came of them is in a class that derives from this one.
+// Tasks that are run together; a derived class holds the work and the results.
 class Batch {
  public:
-    // The longest first, and of equally long ones the first first. Costs may be infinite, but not NaN.
+    // Runs tasks in order of descending cost, equal costs in the order given. Costs may be infinite, but not NaN.
     explicit Batch(const std::vector<double>& costs);
     virtual ~Batch() = default;
 
@@ -36,7 +36,7 @@ class Batch {
     bool abandoned_ = false;
 };
 
-// Whether a batch may begin; never, once the queue is closed.
+// Whether a batch may begin; kNever once the queue is closed.
 enum class Turn { kNow, kLater, kNever };
 
 struct Job {
@@ -46,30 +46,36 @@ struct Job {
 
 class WorkQueue {
  public:
-    // For those who bring work. Both wait no longer than `patience`.
-    // begin: for the turn of `batch`; when it comes, the batch has begun and `cancelled` is cleared.
+    // --- for callers that bring a batch; none waits longer than `patience`
+
+    // Waits for the batch's turn. When it comes, the batch begins and `cancelled` is cleared.
     Turn begin(const std::shared_ptr<Batch>& batch, Milliseconds patience);
-    // wait: until all tasks of `batch` are done, those left out that a cancellation came before; whether they are.
+    // Waits until all tasks of the batch, apart from those that were cancelled, are finished; returns whether they are.
     bool wait(const Batch& batch, Milliseconds patience);
-    // cancel: as below, unless `batch` is done and another is at work.
+    // Cancels the batch if it is still the current one.
     void cancel(const Batch& batch);
-    // Nobody will wait for `batch` any more. False if it is done already.
+    // Gives up waiting for the batch: its last worker cleans it up. Returns false if it is finished already.
     bool abandon(Batch& batch);
 
-    // For workers. take: waits for a task; one without a batch when the queue is closed.
+    // --- for workers
+
+    // Waits for a task; returns a job without a batch once the queue is closed.
     Job take();
-    // The task is done. True if that was the last one of an abandoned batch, which is the worker's to clear up.
+    // Marks the task as finished. Returns true if it was the last one of an abandoned batch, which the worker cleans
+    // up.
     bool finish(const Job& job);
 
-    // For everybody. No further task of the batch at work is begun.
+    // --- for any thread
+
+    // Starts no further task of the current batch.
     void cancel();
     bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
-    // Cancel, and send the workers home for good.
+    // Cancels, and ends all workers.
     void close();
     bool closed() const { return closed_.load(std::memory_order_relaxed); }
 
  private:
-    void drop_rest();  // mutex_ is held in both
+    void drop_rest();  // call both with mutex_ held
     bool settle();
 
     std::mutex mutex_;
@@ -79,4 +85,4 @@ class WorkQueue {
     std::atomic<bool> closed_{false};
 };
 
-}  // namespace esper::host
+}  // namespace esper::runtime

@@ -17,22 +17,22 @@
 
 namespace py = pybind11;
 
-namespace esper::host {
+namespace esper::runtime {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSecondsAtExit = 5;  // that tasks which still run when Python ends get to finish
+constexpr double kSecondsAtExit = 5;  // for running tasks to finish when Python ends
 
-PyObject* cancelled_error = nullptr;  // these two live as long as the process
+PyObject* cancelled_error = nullptr;  // this and the next live as long as the process
 PyObject* all_threads = nullptr;      // a WeakSet
 
-// Which pool this thread works for.
-thread_local const PoolState* employer = nullptr;
+// The pool that this thread works for.
+thread_local const PoolState* own_pool = nullptr;
 
-// Objects are plain pointers in here, let go by clear() with the GIL held: a thread that ends the hard way, with the
-// process, must not touch them.
+// Objects are plain pointers, released by clear() with the GIL held: a thread that is killed with the process must not
+// touch them.
 struct PythonBatch : Batch {
     PythonBatch(const std::vector<py::object>& given, const std::vector<double>& costs)
         : Batch(costs), errors(given.size(), nullptr), seconds(given.size(), 0) {
@@ -60,18 +60,18 @@ struct PoolState {
     }
     bool wait_for_arrivals(size_t count) {
         std::unique_lock lock(mutex);
-        return arrival.wait_for(lock, Outside::kPatience, [&] { return arrived == count; });
+        return arrival.wait_for(lock, WithoutGil::kPatience, [&] { return arrived == count; });
     }
-    // A copy of this in a forked child has no threads, and locks that may be held for ever.
+    // In a forked child the copy has no threads, and its locks may be held forever.
     bool from_another_process() const { return process != getpid(); }
 
     WorkQueue queue;
     const pid_t process = getpid();
 
-    // Set by the pool, read by its workers before they arrive; the GIL guards them.
+    // Set by the pool and read by its workers before they arrive; guarded by the GIL.
     PyObject* start = nullptr;
     PyObject* start_error = nullptr;
-    std::vector<std::vector<int>> cpus;  // a worker empties its row where it cannot be pinned
+    std::vector<std::vector<int>> cpus;  // a worker clears its row if it cannot be pinned
 
     std::mutex mutex;
     std::condition_variable arrival;
@@ -82,23 +82,23 @@ namespace {
 
 using Shared = std::shared_ptr<PoolState>;
 
-// Every pool that is not gone, for the end of the process; the GIL guards it.
+// All living pools, to be closed at exit; guarded by the GIL.
 std::vector<std::weak_ptr<PoolState>>& all_pools() {
     static auto* const pools = new std::vector<std::weak_ptr<PoolState>>;
     return *pools;
 }
 
 Shared make_state(size_t count) {
-    // In a forked child, destroying a condition variable would wait for threads that are not there.
+    // In a forked child, destroying a condition variable would wait for threads that do not exist.
     return {new PoolState(count), [](PoolState* state) {
                 if (!state->from_another_process()) delete state;
             }};
 }
 
 void begin_work(PoolState& state, long index) {
-    employer = &state;
+    own_pool = &state;
     auto& cpus = state.cpus[static_cast<size_t>(index)];
-    if (!stay_on(cpus)) cpus.clear();
+    if (!pin_to(cpus)) cpus.clear();
     PyObject* const start = state.start;
     if (start == nullptr || start == Py_None) return;
     Py_INCREF(start);
@@ -123,9 +123,9 @@ void do_task(PythonBatch& batch, size_t task) {
     batch.seconds[task] = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// The life of a worker: the target of a Python thread, so that it has one thread state, one name and one
-// `threading.current_thread()` for all of it. `self` is a capsule with the state, and holds it until this returns.
-// Plain Python C API, without objects that have destructors: see enter_python.
+// Body of a worker: the target of a Python thread, so that it keeps one thread state, name and
+// `threading.current_thread()`. `self` is a capsule that owns the state until this returns. Uses the plain Python C API
+// without objects that have destructors: see enter_python.
 PyObject* work(PyObject* self, PyObject* index) {
     auto& state = **static_cast<Shared*>(PyCapsule_GetPointer(self, nullptr));
     begin_work(state, PyLong_AsLong(index));
@@ -153,7 +153,7 @@ py::object target(const Shared& state) {
     return py::reinterpret_steal<py::object>(PyCFunction_New(&work_definition, holder.ptr()));
 }
 
-// Before Python ends: nobody may be left who would want to come back to it. Tasks that still run get a moment.
+// At exit: joins all workers, so that none takes the GIL afterwards. Running tasks get kSecondsAtExit to finish.
 void close_all() {
     for (const auto& pool : all_pools()) {
         if (const Shared state = pool.lock(); state && !state->from_another_process()) state->queue.close();
@@ -167,15 +167,15 @@ void close_all() {
 
 void check_tasks(const std::vector<py::object>& tasks, const std::vector<double>& costs) {
     if (tasks.size() != costs.size()) {
-        throw py::value_error("as many costs as tasks, please: there are " + std::to_string(tasks.size()) +
-                              " tasks and " + std::to_string(costs.size()) + " costs");
+        throw py::value_error("expected one cost per task, got " + std::to_string(tasks.size()) + " tasks and " +
+                              std::to_string(costs.size()) + " costs");
     }
     for (size_t i = 0; i < tasks.size(); ++i) {
         if (PyCallable_Check(tasks[i].ptr()) == 0) {
             throw py::type_error("task " + std::to_string(i) +
-                                 " cannot be called: " + py::repr(tasks[i]).cast<std::string>());
+                                 " is not callable: " + py::repr(tasks[i]).cast<std::string>());
         }
-        if (std::isnan(costs[i])) throw py::value_error("the cost of task " + std::to_string(i) + " is not a number");
+        if (std::isnan(costs[i])) throw py::value_error("the cost of task " + std::to_string(i) + " is NaN");
     }
 }
 
@@ -183,7 +183,7 @@ py::list collect(PythonBatch& batch) {
     py::list results;
     for (size_t i = 0; i < batch.tasks.size(); ++i) {
         py::object outcome = py::none();
-        if (!batch.started(i)) outcome = py::handle(cancelled_error)("cancelled before it was started");
+        if (!batch.started(i)) outcome = py::handle(cancelled_error)("cancelled before it started");
         if (batch.errors[i] != nullptr) outcome = py::reinterpret_borrow<py::object>(batch.errors[i]);
         results.append(py::make_tuple(outcome, batch.seconds[i]));
     }
@@ -193,7 +193,8 @@ py::list collect(PythonBatch& batch) {
 }  // namespace
 
 WorkerPool::WorkerPool(int count, py::object start, bool pin, const std::string& name) {
-    if (count < 0) throw py::value_error("a pool has 1 or more workers, or 0 for one on each physical core");
+    if (count < 0)
+        throw py::value_error("count must be 0 (one worker per physical core) or more, got " + std::to_string(count));
     auto places = cores();
     const size_t workers = count > 0 ? static_cast<size_t>(count) : static_cast<size_t>(physical_cores());
     state_ = make_state(workers);
@@ -228,9 +229,9 @@ void WorkerPool::start_threads(const std::string& name, const py::object& start)
         py::handle(all_threads).attr("add")(thread);
         threads_.append(thread);
     }
-    Outside waiting;
+    WithoutGil waiting;
     while (!state_->wait_for_arrivals(count()) && waiting.interruptions() == 0) continue;
-    waiting.come_back();
+    waiting.end();
     Py_CLEAR(state_->start);
     waiting.raise();
     if (PyObject* const error = std::exchange(state_->start_error, nullptr); error != nullptr) {
@@ -242,27 +243,29 @@ void WorkerPool::start_threads(const std::string& name, const py::object& start)
 
 void WorkerPool::refuse_other_processes() const {
     if (state_->from_another_process()) {
-        throw std::runtime_error("this worker pool was made before the process forked; its workers are in the parent");
+        throw std::runtime_error("this worker pool belongs to the parent process: it was created before the fork");
     }
 }
 
 py::list WorkerPool::run(const std::vector<py::object>& tasks, const std::vector<double>& costs) {
     refuse_other_processes();
     check_tasks(tasks, costs);
-    if (employer == state_.get()) {
-        throw std::runtime_error("a task may not call run of the pool that it runs on: it would wait for itself");
+    if (own_pool == state_.get()) {
+        throw std::runtime_error("a task must not call run() of its own pool: it would wait for itself");
     }
     const auto batch = std::make_shared<PythonBatch>(tasks, costs);
     Turn turn = Turn::kLater;
     bool abandoned = false;
-    Outside waiting;
-    while (turn == Turn::kLater && waiting.interruptions() == 0) turn = state_->queue.begin(batch, Outside::kPatience);
-    while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, Outside::kPatience)) {
+    WithoutGil waiting;
+    while (turn == Turn::kLater && waiting.interruptions() == 0)
+        turn = state_->queue.begin(batch, WithoutGil::kPatience);
+    while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, WithoutGil::kPatience)) {
         const int interruptions = waiting.interruptions();
         if (interruptions == 1) state_->queue.cancel(*batch);
-        if (interruptions > 1) abandoned = state_->queue.abandon(*batch);  // the second time it is meant
+        if (interruptions > 1)
+            abandoned = state_->queue.abandon(*batch);  // a second Ctrl-C does not wait for running tasks
     }
-    waiting.come_back();
+    waiting.end();
     const py::list results = turn == Turn::kNow && !abandoned ? collect(*batch) : py::list();
     if (!abandoned) batch->clear();
     waiting.raise();
@@ -281,7 +284,7 @@ bool WorkerPool::cancelled() const {
 
 void WorkerPool::close() {
     if (state_->from_another_process()) return;
-    if (employer == state_.get()) throw std::runtime_error("a task may not close the pool that it runs on");
+    if (own_pool == state_.get()) throw std::runtime_error("a task must not close its own pool");
     state_->queue.close();
     for (const py::handle thread : threads_) thread.attr("join")();
 }
@@ -299,36 +302,36 @@ std::vector<std::vector<int>> WorkerPool::cpus() const {
 }
 
 void bind_worker_pool(py::module_& m) {
-    cancelled_error = PyErr_NewExceptionWithDoc("esper._runtime.Cancelled", "Not done, because somebody cancelled it.",
-                                                PyExc_RuntimeError, nullptr);
+    cancelled_error = PyErr_NewExceptionWithDoc(
+        "esper._runtime.Cancelled", "A task was skipped because its run was cancelled.", PyExc_RuntimeError, nullptr);
     if (cancelled_error == nullptr) throw py::error_already_set();
     m.attr("Cancelled") = py::handle(cancelled_error);
     all_threads = py::module_::import("weakref").attr("WeakSet")().release().ptr();
     py::module_::import("atexit").attr("register")(py::cpp_function(&close_all));
 
-    py::class_<WorkerPool>(m, "WorkerPool", R"(Persistent threads, one for each physical core by default.
+    py::class_<WorkerPool>(m, "WorkerPool", R"(Persistent threads, by default one per physical core.
 
-count: how many; 0 is one for each physical core.
-start: called once on each thread with the worker's number; the constructor raises what it raises.
-pin: keep each worker on a physical core of its own. With more workers than cores none is pinned.
-name: of the threads, before their numbers.)")
+count: number of threads; 0 means one per physical core.
+start: called once on each thread with the worker's number; the constructor raises its exceptions.
+pin: keep each worker on a physical core of its own; with more workers than cores, none is pinned.
+name: prefix of the threads' names, before their numbers.)")
         .def(py::init<int, py::object, bool, const std::string&>(), py::arg("count") = 0, py::arg("start") = py::none(),
              py::arg("pin") = true, py::arg("name") = "worker")
         .def("run", &WorkerPool::run, py::arg("tasks"), py::arg("costs"),
-             R"(Call every task once, wholly on one worker, the costliest first, and wait for all of them.
+             R"(Run each task once on one worker, in order of descending cost, and wait for all of them.
 
-Returns (exception or None, seconds) of each, in the order given; a task that a cancellation kept from being started
-has Cancelled. Two threads that call this take turns. A signal handler that raises (Ctrl-C) cancels: running tasks
-finish, and then its exception is raised; raised a second time, it leaves at once and running tasks finish by themselves.
-Raises RuntimeError for a pool that is closed, and in a task of the same pool.)")
+Returns (exception or None, seconds) for each task, in the order given; tasks that a cancellation skipped have
+Cancelled. Concurrent calls take turns. A signal handler that raises (Ctrl-C) cancels: running tasks finish, then its
+exception is raised; a second one is raised at once, and running tasks finish by themselves.
+Raises RuntimeError for a closed pool, and in a task of the same pool.)")
         .def("cancel", &WorkerPool::cancel,
-             "Start no more tasks of the run at work, and tell those that run by `cancelled`. From any thread.")
-        .def_property_readonly("cancelled", &WorkerPool::cancelled, "Whether this run was cancelled; the next is not.")
-        .def("close", &WorkerPool::close, "Cancel, wait for running tasks, and end the threads. May be called again.")
+             "Start no more tasks of the current run, and set `cancelled` for running ones. From any thread.")
+        .def_property_readonly("cancelled", &WorkerPool::cancelled, "Whether the current run was cancelled.")
+        .def("close", &WorkerPool::close, "Cancel, wait for running tasks and end the threads; may be called again.")
         .def_property_readonly("closed", &WorkerPool::closed, "Whether `close` was called.")
-        .def_property_readonly("count", &WorkerPool::count, "Workers.")
+        .def_property_readonly("count", &WorkerPool::count, "Number of workers.")
         .def_property_readonly("cpus", &WorkerPool::cpus,
-                               "The CPUs that each worker stays on; empty for one that the system places.");
+                               "The CPUs that each worker is pinned to; empty for a worker that the system places.");
 }
 
-}  // namespace esper::host
+}  // namespace esper::runtime

@@ -7,29 +7,29 @@
 #include <string>
 #include <vector>
 
-namespace esper::host {
+namespace esper::runtime {
 
-// What the threads of a pool share with it. They do not own the pool, so a forgotten one can go.
+// State shared by a pool and its threads. Threads do not own the pool, so an unused pool can be destroyed.
 struct PoolState;
 
 class WorkerPool {
  public:
-    // `count` 0 is one worker for each physical core. `start(worker)` is called once on each thread; what it raises,
-    // this raises. `pin` keeps each worker on a core of its own if there are enough of them.
+    // `count` 0 means one worker per physical core. `start(worker)` is called once on each thread; the constructor
+    // raises its exceptions. `pin` gives each worker a core of its own if there are enough cores.
     WorkerPool(int count, pybind11::object start, bool pin, const std::string& name);
-    // Sends the workers home and does not wait for them: the collector of garbage must never be made to wait.
+    // Ends the workers without waiting for them: the garbage collector must not block.
     ~WorkerPool();
     WorkerPool(const WorkerPool&) = delete;
     WorkerPool& operator=(const WorkerPool&) = delete;
 
-    // (exception or None, seconds) of each task, in the order given.
+    // Returns (exception or None, seconds) for each task, in the order given.
     pybind11::list run(const std::vector<pybind11::object>& tasks, const std::vector<double>& costs);
     void cancel();
     bool cancelled() const;
     void close();
     bool closed() const;
     size_t count() const;
-    // The CPUs that each worker stays on; empty for one that the system places.
+    // The CPUs that each worker is pinned to; empty for a worker that the system places.
     std::vector<std::vector<int>> cpus() const;
 
  private:
@@ -42,4 +42,4 @@ class WorkerPool {
 
 void bind_worker_pool(pybind11::module_& m);
 
-}  // namespace esper::host
+}  // namespace esper::runtime

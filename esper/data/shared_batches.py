@@ -25,6 +25,14 @@ Batch = tuple[Tensor, Tensor]
 """Inputs [batch_size, ...] and targets [batch_size, ...]."""
 
 
+class BatchReader(Dataset[Batch]):
+    """A map-style data set that reads all rows of a batch in one call, and draws nothing at random."""
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Returns inputs and targets of ``rows``, each [len(rows), ...]."""
+        raise NotImplementedError
+
+
 class SharedBatchError(RuntimeError):
     """Raised for a step without a batch of the right size for every env, or for data that cannot be read or used.
 
@@ -270,10 +278,13 @@ class _Steps(Dataset["_Step"]):
             row = mine[0]
             try:
                 pairs: list[Any] = []
-                with drawing_from(seed):
-                    for row in mine:
-                        pairs.append(self.dataset[row])
-                x, y = torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
+                if isinstance(self.dataset, BatchReader):
+                    x, y = self.dataset.batch(mine)
+                else:
+                    with drawing_from(seed):
+                        for row in mine:
+                            pairs.append(self.dataset[row])
+                    x, y = torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
                 wrong = None if self.expected is None else self.expected.fault(x, y)
                 if wrong is not None:
                     return _Step(os.getpid(), [], f"env {env}, row {mine[wrong[0]]}: {wrong[1]}", env)

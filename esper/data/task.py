@@ -48,11 +48,21 @@ class Split:
     x: Tensor
     y: Tensor
     table: Tensor | None = None
+    text: Tensor | None = None
+    """Tokens int64 [N · T + 1] that x and y are views of: row n of x starts at token n · T, that of y one later. None
+    for other data."""
 
     def __len__(self) -> int:
         return len(self.y)
 
+    @classmethod
+    def of_text(cls, text: Tensor, length: int) -> Split:
+        """Cuts ``text``, int64 [N · length + 1], into rows of ``length`` tokens and their next tokens."""
+        return cls(text[:-1].view(-1, length), text[1:].view(-1, length), text=text)
+
     def to(self, device: torch.device) -> Split:
+        if self.text is not None:
+            return Split.of_text(self.text.to(device), self.x.shape[1])
         table = None if self.table is None else self.table.to(device)
         return Split(self.x.to(device), self.y.to(device), table)
 

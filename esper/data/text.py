@@ -20,7 +20,7 @@ def windows(tokens: Tensor, length: int) -> Split:
     count = max(0, len(tokens) - 1) // length
     if count == 0:
         raise ValueError(f"{len(tokens)} tokens make no sequence of {length} with its targets")
-    return Split(x=tokens[: count * length].view(count, length), y=tokens[1 : count * length + 1].view(count, length))
+    return Split.of_text(tokens[: count * length + 1], length)
 
 
 def evenly_spaced(split: Split, count: int) -> Split:

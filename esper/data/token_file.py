@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from esper.config import ConfigError
+from esper.data.shared_batches import Batch, BatchReader
+from esper.ops import stage_tokens
 
 SCAN = 1 << 24
 """Number of tokens checked at once, 32 MiB."""
@@ -37,7 +39,7 @@ class TokenFile:
     def tokens(self) -> NDArray[np.uint16]:
         """Memory-mapped tokens, uint16 [M]."""
         if self._tokens is None:
-            self._tokens = np.memmap(self.path, dtype="<u2", mode="r")
+            self._tokens = np.memmap(self.path, dtype="<u2", mode="c")  # torch wants it writable; nothing is written
         return self._tokens
 
     def __len__(self) -> int:
@@ -47,7 +49,7 @@ class TokenFile:
         return {"path": self.path, "_tokens": None}  # a memory map would be pickled as a copy of the whole file
 
 
-class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
+class TokenWindows(BatchReader):
     """Non-overlapping windows of ``length`` tokens with targets shifted by one: pairs (x, y), each int64 [length].
 
     Raises ConfigError if the file is too short for one window.
@@ -65,6 +67,13 @@ class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
         if not 0 <= row < self.count:
             raise IndexError(f"row {row} of {self.count}")
-        first = row * self.length
-        tokens = torch.from_numpy(self.file.tokens[first : first + self.length + 1].astype(np.int64))
-        return tokens[:-1], tokens[1:]
+        x, y = self.batch([row])
+        return x[0], y[0]
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Returns sequences and their next tokens, each int64 [len(rows), length], in one pass over the file."""
+        windows = torch.from_numpy(self.file.tokens).unfold(0, self.length + 1, self.length)  # [N, T + 1] uint16
+        x = torch.empty(len(rows), self.length, dtype=torch.int64)
+        y = torch.empty_like(x)
+        stage_tokens(windows, torch.tensor(rows), out=x, targets_out=y)
+        return x, y

@@ -131,8 +131,8 @@ def cuda_loaded() -> bool:
     return _CUDA.loaded
 
 
-def _host_report() -> ModuleReport:
-    """Imports the pybind11 module only to report whether that works; nothing of it is used here."""
+def _runtime_report() -> ModuleReport:
+    """Imports the pybind11 module only to report whether that works."""
     name = "esper._runtime"
     path = _find(name)
     if path is None:
@@ -146,7 +146,25 @@ def _host_report() -> ModuleReport:
 
 def modules() -> list[ModuleReport]:
     """Reports all compiled modules, loaded or not: ``esper._C``, ``esper._C_cuda``, ``esper._runtime``."""
-    return [_CPU, _CUDA, _host_report()]
+    return [_CPU, _CUDA, _runtime_report()]
+
+
+_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def not_differentiable(*names: str, in_place: bool = False) -> None:
+    """Makes autograd ignore these operators: results do not require grad, even if arguments do.
+
+    Operators that only write ``in_place`` also get their fake kernel here, which does nothing.
+    """
+    for name in names:
+        _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+        if in_place:
+            torch.library.register_fake(f"esper::{name}", _do_nothing)
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    return None
 
 
 def built_with() -> str:

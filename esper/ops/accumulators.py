@@ -1,4 +1,4 @@
-"""Sums of an epoch for all envs and configurations in one buffer, zeroed by one memset and read in one transfer."""
+"""Sums of an epoch for all envs and configurations in one buffer, which is read in one transfer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from torch import Tensor
 
 from esper.ops import _native
 
-assert _native  # loading it registers the operators
-
 # Last dimension of `Accumulators.block`, in the order of csrc/cross_entropy.h.
 ACCUMULATOR_FIELDS = ("loss_sum", "correct", "count", "batches", "not_finite")
 
-_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-_library.impl("accumulate_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
-
+_native.not_differentiable("accumulate_", in_place=True)
 _accumulate = torch.ops.esper.accumulate_.default
 
 
@@ -72,37 +68,13 @@ class Accumulators:
         self.block = buffer[:head].view(torch.float64).view(envs, configurations, len(ACCUMULATOR_FIELDS))
         self.correct = buffer[head:].view(dtype).view(envs, configurations, samples)
 
-    def zero_(self) -> None:
-        """Zeroes everything with one memset."""
-        self._buffer.zero_()
-
     def read(self) -> Accumulators:
-        """Returns a copy in host memory, made by one transfer; on a GPU this waits for the device."""
+        """Returns a copy on the CPU, made by one transfer; on a GPU this waits for the device."""
         copy = object.__new__(Accumulators)
         envs, configurations, samples = self.correct.shape
         buffer = self._buffer.to("cpu", copy=True)
         copy._split(buffer, (envs, configurations, samples), self.correct.dtype)
         return copy
-
-    def field(self, name: str) -> Tensor:
-        """Returns one column of the block as a float64 ``[E, K]`` view.
-
-        Raises:
-            ValueError: ``name`` is not one of ``ACCUMULATOR_FIELDS``.
-        """
-        if name not in ACCUMULATOR_FIELDS:
-            raise ValueError(f"{name!r} is not a field of the accumulators; there are: {', '.join(ACCUMULATOR_FIELDS)}")
-        return self.block[:, :, ACCUMULATOR_FIELDS.index(name)]
-
-    @property
-    def mean_loss(self) -> Tensor:
-        """``loss_sum / count``, float64 ``[E, K]``; NaN if ``count`` is 0."""
-        return self.field("loss_sum") / self.field("count")
-
-    @property
-    def accuracy(self) -> Tensor:
-        """``correct / count``, float64 ``[E, K]``; NaN if ``count`` is 0."""
-        return self.field("correct") / self.field("count")
 
     def __repr__(self) -> str:
         envs, configurations, samples = self.correct.shape
@@ -123,8 +95,3 @@ def accumulate_(accumulators: Accumulators, env: int, stats: Tensor, configurati
         RuntimeError: a row out of range, or ``stats`` of another dtype, shape or device.
     """
     _accumulate(accumulators.block, env, configuration, stats)
-
-
-@torch.library.register_fake("esper::accumulate_")  # type: ignore[untyped-decorator]
-def _fake(block: Tensor, env: int, configuration: int, stats: Tensor) -> None:
-    return None

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.ops import _native
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
 
 # Called only when autograd has nothing to record: inside forward and backward, and for measurements.
-_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-for _name in ("cross_entropy_forward", "cross_entropy_backward", "cross_entropy_into"):
-    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+_native.not_differentiable("cross_entropy_forward", "cross_entropy_backward")
+_native.not_differentiable("cross_entropy_into", in_place=True)
 
 _functional = torch.ops.esper.cross_entropy.default
 _forward = torch.ops.esper.cross_entropy_forward.default
@@ -173,28 +173,5 @@ def _fake(
 
 
 @torch.library.register_fake("esper::cross_entropy_backward")  # type: ignore[untyped-decorator]
-def _fake_backward(
-    grad_loss: Tensor,
-    logits: Tensor,
-    targets: Tensor,
-    normaliser: Tensor,
-    stats: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-) -> Tensor:
+def _fake_backward(grad_loss: Tensor, logits: Tensor, *_: object) -> Tensor:
     return logits.new_empty(logits.shape)
-
-
-@torch.library.register_fake("esper::cross_entropy_into")  # type: ignore[untyped-decorator]
-def _fake_into(
-    logits: Tensor,
-    targets: Tensor,
-    block: Tensor,
-    correct: Tensor | None,
-    env: int,
-    configuration: int,
-    first: int,
-    ignore_index: int,
-    label_smoothing: float,
-) -> None:
-    return None

@@ -1,13 +1,12 @@
 """Statistics of groups of gradients in one pass: norms, counts, health and the clip coefficient."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from esper.ops import _native
-
-assert _native  # loading it registers the operators
 
 # Columns of `GradStats.fields`, in the order of csrc/grad_stats.h.
 FIELDS = (
@@ -30,24 +29,23 @@ FIELDS = (
 # and one per chunk of a tensor.
 _CHUNK = 8192
 _SCRATCH_COLUMNS = 6
+_SCRATCH_DEVICE = "cuda"
 
-# Statistics are not differentiable: the results do not require grad even if the gradients do.
-_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-for _name in ("grad_stats", "grad_stats.out"):
-    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+_native.not_differentiable("grad_stats")
+_native.not_differentiable("grad_stats.out", in_place=True)
 
 _functional = torch.ops.esper.grad_stats.default
 _into = torch.ops.esper.grad_stats.out
 
 
 class GradStats:
-    """Results of :func:`grad_stats`. All values stay on the gradients' device; reading one on the host is a sync.
+    """Results of :func:`grad_stats`. All values stay on the gradients' device; reading one on the CPU waits for a GPU.
 
     Attributes:
         fields: float64 ``[G, 13]``, one row per group, columns named by ``FIELDS``.
         norms: float64 ``[N]``, L2 norm of each gradient, all groups in order, without None.
 
-    Every field is also a property, a float64 ``[G]`` view:
+    Every field is also an attribute, a float64 ``[G]`` view:
 
     ============= =====================================================================================================
     ``sum_sq``    sum of squares of all elements
@@ -73,75 +71,12 @@ class GradStats:
     def __init__(self, fields: Tensor, norms: Tensor) -> None:
         self.fields = fields  # [G, 13]
         self.norms = norms  # [N]
-        self._scratch: Tensor | None = None  # [R, 6] for the CUDA kernel, made at the first use as `out`
+        self._scratch: Tensor | None = None  # [R, 6] for the CUDA kernel, allocated at the first use as `out`
 
-    def _column(self, name: str) -> Tensor:
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in FIELDS:
+            raise AttributeError(f"GradStats has no attribute {name!r}; fields: {', '.join(FIELDS)}")
         return self.fields[:, FIELDS.index(name)]
-
-    @property
-    def sum_sq(self) -> Tensor:
-        """Sum of squares, ``[G]``."""
-        return self._column("sum_sq")
-
-    @property
-    def norm(self) -> Tensor:
-        """Global L2 norm, ``[G]``."""
-        return self._column("norm")
-
-    @property
-    def tensors(self) -> Tensor:
-        """Number of gradients with elements, ``[G]``."""
-        return self._column("tensors")
-
-    @property
-    def elements(self) -> Tensor:
-        """Number of elements, ``[G]``."""
-        return self._column("elements")
-
-    @property
-    def min_norm(self) -> Tensor:
-        """Smallest norm of one gradient, ``[G]``."""
-        return self._column("min_norm")
-
-    @property
-    def max_norm(self) -> Tensor:
-        """Largest norm of one gradient, ``[G]``."""
-        return self._column("max_norm")
-
-    @property
-    def vanishing(self) -> Tensor:
-        """Number of vanishing gradients, ``[G]``."""
-        return self._column("vanishing")
-
-    @property
-    def exploding(self) -> Tensor:
-        """Number of exploding gradients, ``[G]``."""
-        return self._column("exploding")
-
-    @property
-    def nan(self) -> Tensor:
-        """Number of NaN elements, ``[G]``."""
-        return self._column("nan")
-
-    @property
-    def inf(self) -> Tensor:
-        """Number of infinite elements, ``[G]``."""
-        return self._column("inf")
-
-    @property
-    def zero(self) -> Tensor:
-        """Number of zero elements, ``[G]``."""
-        return self._column("zero")
-
-    @property
-    def health(self) -> Tensor:
-        """Gradient health, 0 to 1, ``[G]``."""
-        return self._column("health")
-
-    @property
-    def clip_coef(self) -> Tensor:
-        """Factor that clips the group to ``max_norm``, ``[G]``."""
-        return self._column("clip_coef")
 
     def __repr__(self) -> str:
         return f"GradStats(groups={self.fields.shape[0]}, tensors={self.norms.shape[0]}, device={self.fields.device})"
@@ -154,7 +89,7 @@ def grad_stats(
     out: GradStats | None = None,
     device: torch.device | str | None = None,
 ) -> GradStats:
-    """Measures groups of gradients in one pass, without a host sync.
+    """Measures groups of gradients in one pass, without waiting for a GPU.
 
     Sums have float64 range for every dtype and are bit-identical for any number of threads.
 
@@ -191,20 +126,15 @@ def grad_stats(
         )
         out = GradStats(rows, none)
     if out._scratch is None:
-        out._scratch = _make_scratch(gradients, out.fields.device)
+        out._scratch = _zeroed_scratch(gradients, out.fields.device)
     _into(gradients, sizes, max_norm, exploding_norm, fields=out.fields, norms=out.norms, scratch=out._scratch)
     return out
 
 
-def _make_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Scratch memory for these gradients; the CPU kernel needs none and gets ``[0, 6]``."""
-    return _zeroed_scratch(gradients if device.type == "cuda" else None, device)
-
-
-def _zeroed_scratch(gradients: Sequence[Tensor] | None, device: torch.device) -> Tensor:
-    """Zeroed scratch memory ``[R, 6]`` float64 of the CUDA kernel for these gradients; R = 0 for None."""
+def _zeroed_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Zeroed scratch memory ``[R, 6]`` float64 of the CUDA kernel for these gradients; R = 0 on other devices."""
     rows = 0
-    if gradients is not None:
+    if device.type == _SCRATCH_DEVICE:
         rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
     return torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=device)
 
@@ -213,22 +143,5 @@ def _zeroed_scratch(gradients: Sequence[Tensor] | None, device: torch.device) ->
 def _fake(
     gradients: Sequence[Tensor], group_sizes: Sequence[int], max_norm: float, exploding_norm: float
 ) -> tuple[Tensor, Tensor]:
-    like = gradients[0]
-    return (
-        like.new_empty((len(group_sizes), len(FIELDS)), dtype=torch.float64),
-        like.new_empty((len(gradients),), dtype=torch.float64),
-    )
-
-
-@torch.library.register_fake("esper::grad_stats.out")  # type: ignore[untyped-decorator]
-def _fake_out(
-    gradients: Sequence[Tensor],
-    group_sizes: Sequence[int],
-    max_norm: float,
-    exploding_norm: float,
-    *,
-    fields: Tensor,
-    norms: Tensor,
-    scratch: Tensor,
-) -> None:
-    return None
+    make = partial(gradients[0].new_empty, dtype=torch.float64)
+    return make((len(group_sizes), len(FIELDS))), make((len(gradients),))

@@ -18,9 +18,7 @@ STATISTICS = ("mean", "inv_std", "variance")
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
-# Updating the running statistics is not differentiable.
-_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-_library.impl("norm_relu_pool_update_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+_native.not_differentiable("norm_relu_pool_update_", in_place=True)
 
 _forward = torch.ops.esper.norm_relu_pool.default
 _backward = torch.ops.esper.norm_relu_pool_backward.default
@@ -109,24 +107,10 @@ def _fake(
 
 @torch.library.register_fake("esper::norm_relu_pool_backward")  # type: ignore[untyped-decorator]
 def _fake_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    statistics: Tensor,
-    choice: Tensor,
-    batch_statistics: bool,
-    pool: bool,
+    grad_output: Tensor, input: Tensor, weight: Tensor, bias: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradient = torch.empty_like(input, memory_format=torch.channels_last)
     return gradient, torch.empty_like(weight), torch.empty_like(bias)
-
-
-@torch.library.register_fake("esper::norm_relu_pool_update_")  # type: ignore[untyped-decorator]
-def _fake_update(
-    running_mean: Tensor, running_var: Tensor, num_batches_tracked: Tensor, statistics: Tensor, momentum: float | None
-) -> None:
-    return None
 
 
 class NormReluPool(nn.BatchNorm2d):
@@ -147,7 +131,7 @@ class NormReluPool(nn.BatchNorm2d):
     def unserved(self, input: Tensor) -> str | None:
         """Returns the reason why the operator does not support this input ``[N, C, H, W]``; None if it does."""
         if input.device.type == "cuda" and not _native.cuda_loaded():
-            return "esper._C_cuda is missing; `esper info` tells why"
+            return "esper._C_cuda is missing; `esper info` shows the reason"
         if input.device.type not in ("cpu", "cuda", "meta"):
             return f"there is no kernel for {input.device.type}"
         if input.dim() != 4 or not input.is_contiguous(memory_format=torch.channels_last):

@@ -1,6 +1,6 @@
 """SGD whose step is one operator over all tensors of one optimizer, or of many."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, overload
 
 import torch
@@ -9,34 +9,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from esper.ops import _native
 
-assert _native  # loading it registers the operators
-
-# A step is not differentiated.
-_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-_library.impl("sgd_step_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+_native.not_differentiable("sgd_step_", in_place=True)
 
 _step = torch.ops.esper.sgd_step_.default
 
 # Options of torch.optim.SGD that this optimizer lacks, with their equivalent values; its state includes all of them.
 _FIXED = {"dampening": 0, "maximize": False, "differentiable": False}
 _IGNORED = {"foreach": None, "fused": None}
-
-
-@torch.library.register_fake("esper::sgd_step_")  # type: ignore[untyped-decorator]
-def _fake(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    momenta: Sequence[Tensor],
-    group_of: Sequence[int],
-    lr: Sequence[Tensor],
-    weight_decay: Sequence[float],
-    coef: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    momentum: float,
-    nesterov: bool,
-) -> None:
-    return None
 
 
 class SGD(Optimizer):
@@ -158,7 +137,7 @@ def sgd_step(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Steps all groups of all optimizers in one call of the operator, without a host sync.
+    """Steps all groups of all optimizers in one call of the operator, without waiting for a GPU.
 
     Args:
         optimizers: optimizers with equal momentum and nesterov, whose parameters are on one device.

@@ -7,11 +7,7 @@ from torch import Tensor
 
 from esper.ops import _native
 
-assert _native  # loading it registers the operators
-
-_library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
-for _name in ("stage_images", "stage_tokens"):
-    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+_native.not_differentiable("stage_images", "stage_tokens", in_place=True)
 
 _images = torch.ops.esper.stage_images.default
 _tokens = torch.ops.esper.stage_tokens.default
@@ -140,28 +136,3 @@ def stage_tokens(
         targets_out = torch.empty_like(out)
     _tokens(tokens, indices, first, cursor, out, targets_out)
     return out, targets_out
-
-
-@torch.library.register_fake("esper::stage_images")  # type: ignore[untyped-decorator]
-def _fake_images(
-    images: Tensor,
-    indices: Tensor,
-    table: Tensor,
-    targets: Tensor | None,
-    seed: int,
-    epoch: int,
-    first: int,
-    cursor: Tensor | None,
-    padding: int,
-    flip: bool,
-    out: Tensor,
-    targets_out: Tensor | None,
-) -> None:
-    return None
-
-
-@torch.library.register_fake("esper::stage_tokens")  # type: ignore[untyped-decorator]
-def _fake_tokens(
-    tokens: Tensor, indices: Tensor, first: int, cursor: Tensor | None, out: Tensor, targets_out: Tensor | None
-) -> None:
-    return None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.data.task import Augmentation, Split
-from esper.ops import stage_images
+from esper.ops import stage_images, stage_tokens
 from esper.training.upload import upload
 
 EPOCH_BITS = 32
@@ -37,6 +37,8 @@ class BatchLoader:
         self.cursor = torch.zeros(2, dtype=torch.int64, device=self.device)
         """(epoch, position in ``order`` of the next batch's first sample), int64 [2]; steps read it on the device."""
         self.x, self.y = split.empty(batch_size, dtype), split.y.new_empty((batch_size, *split.y.shape[1:]))
+        self.rows = None if split.text is None else split.text.unfold(0, split.x.shape[1] + 1, split.x.shape[1])
+        """Sequences with their last target, a view [N, T + 1] of the text; None for other data."""
 
     def restart(self, seed: int, episode: int) -> None:
         """Starts an episode. Augmentation depends on ``seed`` (64 bits), ``episode``, epoch and sample.
@@ -60,6 +62,9 @@ class BatchLoader:
         first = number * self.batch_size
         if self.split.table is not None:
             self._stage_images(self.split.table, first)
+        elif self.rows is not None:
+            cursor = self.cursor if self.by_cursor else None
+            stage_tokens(self.rows, self.order, first=first, cursor=cursor, out=self.x, targets_out=self.y)
         else:
             rows = self._rows_at_cursor() if self.by_cursor else self.order[first : first + self.batch_size]
             torch.index_select(self.split.x, 0, rows, out=self.x)

@@ -159,7 +159,7 @@ def test_a_captured_cross_entropy_can_be_replayed_on_new_values(shape: tuple[int
         with torch.no_grad():
             logits.copy_(values)
         targets.copy_(new_targets)
-        accumulators.zero_()
+        accumulators.block.zero_()
         graph.replay()
         expected = cross_entropy(logits, targets)
         (expected_gradient,) = torch.autograd.grad(expected.loss, logits, ones)

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from esper.data.chars import LENGTH, UNKNOWN, Characters, build_host, load, read_parts, read_text
 from esper.data.registry import DataOptions
-from esper.data.task import PAD, Split, Task
+from esper.data.task import PAD, Augmentation, Split, Task
 from esper.data.tasks import load_task
 from esper.data.text import cut_by_position, evenly_spaced, windows
+from esper.training.batches import BatchLoader
 
 
 @cache
@@ -58,6 +59,21 @@ def test_the_vocabulary_is_what_occurs_in_training_and_one_for_the_unknown() -> 
     assert sorted(set(characters.encode(train).tolist())) == list(range(1, len(characters)))
     assert Characters.of("hello").encode("oh no").tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
     assert Characters.of("hello").decode(torch.tensor([2, 1, UNKNOWN])) == "he\ufffd"
+
+
+@pytest.mark.parametrize("by_cursor", [False, True])
+def test_batches_are_the_windows_in_the_order_drawn(by_cursor: bool) -> None:
+    split = windows(torch.arange(100, 131), 3).to(torch.device("cpu"))
+    assert split.text is not None
+    loader = BatchLoader(split, 4, 8, Augmentation(), torch.float32)
+    loader.by_cursor = by_cursor  # as on a GPU
+    loader.begin(0, torch.Generator().manual_seed(1))
+    assert loader.order.tolist() != sorted(loader.order.tolist())
+    for number in range(2):
+        x, y = loader.batch(number)
+        rows = loader.order[4 * number : 4 * number + 4]
+        assert torch.equal(x, split.x[rows])
+        assert torch.equal(y, x + 1)
 
 
 def test_windows_spell_the_text_and_none_crosses_a_border() -> None:

@@ -123,6 +123,9 @@ def test_windows_travel_to_another_process_by_their_path(tmp_path: Path) -> None
     assert len(there) == len(windows) == 390
     for mine, theirs in zip(windows[5], there[5], strict=True):
         assert torch.equal(mine, theirs)
+    x, y = there.batch([5, 0, 5])
+    assert torch.equal(x, torch.stack([windows[row][0] for row in (5, 0, 5)]))
+    assert torch.equal(y, torch.stack([windows[row][1] for row in (5, 0, 5)]))
     with pytest.raises(IndexError, match="row 390 of 390"):
         there[390]
 

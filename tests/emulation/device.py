@@ -103,7 +103,7 @@ class Emulator(KernelDevice):
         """
         grad_stats = importlib.import_module("esper.ops.grad_stats")
         with pytest.MonkeyPatch.context() as patch, _garbage_in_new_tensors():
-            patch.setattr(grad_stats, "_make_scratch", grad_stats._zeroed_scratch)
+            patch.setattr(grad_stats, "_SCRATCH_DEVICE", "cpu")
             self._runtime.emulated_set_seed(seed)
             self._override()
             try:

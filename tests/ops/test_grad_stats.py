@@ -235,10 +235,12 @@ def test_gradients_that_require_grad_are_only_measured() -> None:
     assert stats.norm.item() == pytest.approx(math.sqrt(27))
 
 
-def test_properties_are_the_columns() -> None:
+def test_fields_are_attributes() -> None:
     stats = GradStats(torch.arange(26, dtype=torch.float64).reshape(2, 13), torch.zeros(2))
     for column, name in enumerate(FIELDS):
         assert getattr(stats, name).tolist() == [column, column + 13]
+    with pytest.raises(AttributeError, match="no attribute 'median'; fields: sum_sq, norm"):
+        _ = stats.median
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Loading the compiled modules: what is reported, and what a missing one says."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -124,11 +125,10 @@ def test_operators_load_without_the_other_modules(tmp_path: Path) -> None:
     assert done.stdout.startswith(str(tmp_path))
 
 
-def test_host_report_is_consistent() -> None:
-    assert 1 <= _runtime.physical_cores() <= _runtime.usable_cpus()
+def test_hardware_report_is_consistent() -> None:
+    assert 1 <= _runtime.physical_cores() <= len(os.sched_getaffinity(0))
     features = _runtime.cpu_features()
     # torch names the best instruction set it uses; it cannot be better than what the CPU has.
     if "AVX512" in torch.backends.cpu.get_cpu_capability():
         assert features["avx512f"]
         assert features["avx2"]
-    assert set(_runtime.build_configuration()) == {"compiler", "cxx", "pybind11"}

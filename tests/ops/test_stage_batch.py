@@ -151,7 +151,7 @@ def test_the_cursor_takes_the_place_of_epoch_and_first() -> None:
         stage_images(images, indices, table, padding=2, flip=True, epoch=6, first=int(cursor[1]), out=fixed)
         assert torch.equal(moving, fixed)
         cursor[1] += 5
-    with pytest.raises(RuntimeError, match="a batch of 5 from place 19 is outside the 20 indices"):
+    with pytest.raises(RuntimeError, match="a batch of 5 from position 19 is outside the 20 indices"):
         stage_images(images, indices, table, cursor=cursor, out=moving)
 
 
@@ -223,11 +223,11 @@ def test_many_threads_at_a_time() -> None:
         ({"images": torch.zeros(5, 3, 4, 40, dtype=torch.uint8)}, "images must have 1 to 32 channels"),
         ({"images": torch.zeros(5, 0, 4, 3, dtype=torch.uint8)}, "images of 0 x 4 are too small or too large"),
         ({"indices": torch.zeros(2)}, "indices must be a contiguous int64 vector"),
-        ({"indices": torch.tensor([0, 5])}, r"index 5 at place 1 is outside 0\.\.4"),
-        ({"indices": torch.tensor([-1, 0])}, r"index -1 at place 0 is outside 0\.\.4"),
-        ({"indices": torch.tensor([0])}, "a batch of 2 from place 0 is outside the 1 indices"),
-        ({"first": 1}, "a batch of 2 from place 1 is outside the 2 indices"),
-        ({"first": -1}, "a batch of 2 from place -1 is outside the 2 indices"),
+        ({"indices": torch.tensor([0, 5])}, r"index 5 at position 1 is outside 0\.\.4"),
+        ({"indices": torch.tensor([-1, 0])}, r"index -1 at position 0 is outside 0\.\.4"),
+        ({"indices": torch.tensor([0])}, "a batch of 2 from position 0 is outside the 1 indices"),
+        ({"first": 1}, "a batch of 2 from position 1 is outside the 2 indices"),
+        ({"first": -1}, "a batch of 2 from position -1 is outside the 2 indices"),
         ({"table": torch.zeros(1, 256)}, r"table must be contiguous float32 \[3, 256\], got \[1, 256\]"),
         ({"padding": -1}, "padding must be 0 to 1048576, got -1"),
         ({"targets": torch.zeros(5, dtype=torch.int64)}, "targets and targets_out go together"),
@@ -307,8 +307,8 @@ def test_whole_rows_first_and_cursor() -> None:
         ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens must be \[N, L\]"),
         ({"tokens": torch.zeros(5, 4, dtype=torch.int64).t()}, "with the tokens of a row side by side"),
         ({"tokens": torch.zeros(4, 0, dtype=torch.int64)}, "rows of 0 have none"),
-        ({"indices": torch.tensor([0, 4])}, r"index 4 at place 1 is outside 0\.\.3"),
-        ({"first": 1}, "a batch of 2 from place 1 is outside the 2 indices"),
+        ({"indices": torch.tensor([0, 4])}, r"index 4 at position 1 is outside 0\.\.3"),
+        ({"first": 1}, "a batch of 2 from position 1 is outside the 2 indices"),
         ({"out": torch.zeros(2, 5, dtype=torch.int64)}, r"out must be contiguous int64 \[B, 4\]"),
         ({"out": torch.zeros(2, 4, dtype=torch.int32)}, r"out must be contiguous int64 \[B, 4\]"),
         ({"targets_out": torch.zeros(3, 4, dtype=torch.int64)}, r"targets_out must be contiguous int64 \[B, 4\]"),

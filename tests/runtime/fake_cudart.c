@@ -1,5 +1,5 @@
 /* A CUDA runtime without a device, for tests of what calls one. It writes down its calls and fails where it is told to.
-   Graphs are any numbers; streams and events are numbered from 1. Built without cudaGraphLaunch by -DOLD. */
+   Graphs are any numbers; streams are numbered from 1. Built without cudaGraphLaunch by -DOLD. */
 #include <stdint.h>
 #include <unistd.h>
 
@@ -76,33 +76,6 @@ int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     fake_context_bits |= 1 << device;
     note('S', handles, flags);
     return SUCCESS;
-}
-
-int cudaStreamDestroy(void *stream) {
-    note('s', (intptr_t)stream, 0);
-    return SUCCESS;
-}
-
-int cudaEventCreateWithFlags(void **event, unsigned flags) {
-    *event = (void *)(intptr_t)++handles;
-    fake_context_bits |= 1 << device;
-    note('E', handles, flags);
-    return SUCCESS;
-}
-
-int cudaEventDestroy(void *event) {
-    note('e', (intptr_t)event, 0);
-    return SUCCESS;
-}
-
-int cudaEventRecord(void *event, void *stream) {
-    note('r', (intptr_t)event, (intptr_t)stream);
-    return SUCCESS;
-}
-
-int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    note('w', (intptr_t)stream, (intptr_t)event);
-    return remember(flags == 0 ? SUCCESS : INVALID_VALUE);
 }
 
 int cudaStreamQuery(void *stream) {

@@ -86,6 +86,6 @@ class Fake:
 
     @property
     def calls(self) -> list[tuple[str, int, int, int]]:
-        """(letter, device, first argument, second argument) of calls about streams and events."""
+        """(letter, device, first argument, second argument) of calls that create streams."""
         array = (Call * self.call_count).in_dll(self.library, "fake_calls")
         return [(chr(call.name), call.device, call.first, call.second) for call in array]

@@ -232,7 +232,7 @@ def test_run_in_a_task_of_the_same_pool_is_refused_and_of_another_is_not() -> No
     with pool_of() as pool, pool_of() as other:
         outcomes = pool.run([lambda: pool.run([nothing], [0]), pool.close, lambda: other.run([nothing], [0])], [0] * 3)
     assert [type(error) for error, _ in outcomes] == [RuntimeError, RuntimeError, type(None)]
-    assert "a task may not call run of the pool that it runs on" in str(outcomes[0][0])
+    assert "a task must not call run() of its own pool" in str(outcomes[0][0])
 
 
 def test_close_is_final_and_may_be_repeated() -> None:
@@ -290,9 +290,9 @@ def test_nothing_is_kept_of_tasks_and_errors() -> None:
 @pytest.mark.parametrize(
     ("tasks", "costs", "error", "words"),
     [
-        ([nothing], [], ValueError, "there are 1 tasks and 0 costs"),
-        ([nothing, nothing], [0, nan], ValueError, "the cost of task 1 is not a number"),
-        ([nothing, 3], [0, 0], TypeError, "task 1 cannot be called: 3"),
+        ([nothing], [], ValueError, "expected one cost per task, got 1 tasks and 0 costs"),
+        ([nothing, nothing], [0, nan], ValueError, "the cost of task 1 is NaN"),
+        ([nothing, 3], [0, 0], TypeError, "task 1 is not callable: 3"),
     ],
 )
 def test_bad_arguments_are_named(
@@ -303,5 +303,5 @@ def test_bad_arguments_are_named(
 
 
 def test_a_pool_has_workers() -> None:
-    with pytest.raises(ValueError, match="1 or more workers, or 0 for one on each physical core"):
+    with pytest.raises(ValueError, match=r"count must be 0 \(one worker per physical core\) or more, got -1"):
         WorkerPool(-1)

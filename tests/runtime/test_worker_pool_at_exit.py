@@ -191,5 +191,5 @@ def test_a_forked_child_has_no_workers_and_ends() -> None:
             sys.exit(3)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pool.run([lambda: None], [0])[0][0])"""
     assert output(body) == (
-        "this worker pool was made before the process forked; its workers are in the parent\nNone\n3 None\n"
+        "this worker pool belongs to the parent process: it was created before the fork\nNone\n3 None\n"
     )

@@ -7,20 +7,17 @@
 // nothing needs to be aligned.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "simd.h"
 
-#include "clones.h"
-
-namespace esper::lanes {
+namespace esper::groups {
 
 constexpr int64_t kHalf = 8;    // floats in a vector
 constexpr int64_t kGroup = 16;  // elements in a group
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef int32_t Ints __attribute__((vector_size(32)));
-typedef uint32_t Bits __attribute__((vector_size(32)));
-typedef uint16_t Halves __attribute__((vector_size(16)));
+using Floats = Vectors<32>::Floats;
+using Ints = Vectors<32>::Ints;
+using Bits = Vectors<32>::Bits;
+using Halves = Vectors<32>::Halves;
 typedef uint64_t Words __attribute__((vector_size(32)));
 typedef uint64_t WordPair __attribute__((vector_size(16)));
 
@@ -34,15 +31,7 @@ struct IntGroup {
     Ints b;
 };
 
-template <typename To, typename From>
-ESPER_INLINE To bits_as(const From& from) {
-    static_assert(sizeof(To) == sizeof(From));
-    To to;
-    std::memcpy(&to, &from, sizeof(to));
-    return to;
-}
-
-// How many elements of a group are in memory: all, the first eight, or some other number. The rest are zero.
+// The elements of a group that are in memory: all, the first eight, or another number. The others are zero.
 struct Whole {};
 struct First8 {};
 struct Some {
@@ -251,4 +240,4 @@ struct BFloat16Lanes {
     }
 };
 
-}  // namespace esper::lanes
+}  // namespace esper::groups
