@@ -37,7 +37,8 @@ def test_the_id_is_known_once_both_are_imported(first: str, name: str, tmp_path:
 
 
 def test_the_name_of_the_room_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
-    script = f"import esper, gymnasium\nprint(gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted').num_envs)"
+    make = f"gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted')"
+    script = f"import esper, gymnasium\nprint({make}.num_envs)"
     assert run_python(script, tmp_path) == "2"
 
 
