@@ -8,6 +8,7 @@ are checked when an env or an experiment is made, where their registries are kno
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -316,7 +317,7 @@ class TrainingConfig(Section):
         return self
 
     @classmethod
-    def parse(cls, tables: dict[str, Any]) -> TrainingConfig:
+    def parse(cls, tables: dict[str, Any]) -> Self:
         """Validates nested dicts. Raises ConfigError that lists wrong keys and values with what would be right."""
         try:
             return cls.model_validate(tables)
@@ -325,12 +326,14 @@ class TrainingConfig(Section):
             more = [f"and {len(wrong) - MAX_PROBLEMS} problems more"] if len(wrong) > MAX_PROBLEMS else []
             raise ConfigError("\n".join(wrong[:MAX_PROBLEMS] + more)) from None
 
-    def with_values(self, **sections: dict[str, Any]) -> TrainingConfig:
+    def with_values(self, **sections: dict[str, Any]) -> Self:
         """Returns a copy with some values replaced: ``config.with_values(run={"seed": 3})``. Raises ConfigError."""
+        return self.parse(self.tables_with(sections))
+
+    def tables_with(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the config as nested tables, with the values of ``sections`` replaced."""
         tables = self.model_dump()
-        for name, values in sections.items():
-            tables[name] = {**tables[name], **values}
-        return TrainingConfig.parse(tables)
+        return {name: {**table, **sections.get(name, {})} for name, table in tables.items()}
 
     def to_toml(self) -> str:
         """Returns the config as TOML that :func:`read_toml` can read; values that are None are omitted."""

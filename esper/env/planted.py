@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
 from esper.env import lifecycle
 from esper.env.fleet import IS_BLENDED, Bools, Fleet, Floats, Rules
 from esper.env.lifecycle import STYLE_IS_GATED, SeedSlots
@@ -30,12 +31,16 @@ ROUNDS, LEARNING_ROUNDS = 1, 60
 _TEMPOS, _TARGETS, _SPEEDS = np.array(TEMPOS), np.array(ALPHA_TARGETS), np.array(ALPHA_SPEEDS)
 
 
-def resolve(config: TrainingConfig) -> TrainingConfig:
-    """The config with the numbers of the planted task in place of None."""
+def resolve(config: TrainingConfig) -> ResolvedConfig:
+    """Returns the config with the planted task's sizes in place of None."""
     env, run = config.env, config.run
-    return config.with_values(
-        env={"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH},
-        run={"rounds": run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)},
+    return ResolvedConfig.parse(
+        config.tables_with(
+            {
+                "env": {"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH},
+                "run": {"rounds": run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)},
+            }
+        )
     )
 
 

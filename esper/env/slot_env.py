@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config import Durations, TrainingConfig
+from esper.config_resolved import ResolvedConfig
 from esper.env.baseline import Baseline
 from esper.env.fleet import Bools, Fleet, Floats, Rules, reward_state
 from esper.env.info import final_entries
@@ -87,13 +87,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # noqa: RUF012  Gymnasium's declaration
 
     def __init__(
-        self, config: TrainingConfig, spec: ActionSpec, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED
+        self, config: ResolvedConfig, spec: ActionSpec, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED
     ) -> None:
-        """``config`` must have numbers for ``env.n_envs`` and ``env.episode_length``."""
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
         self.config = config
-        self.num_envs = int(config.env.n_envs or 1)
-        self.horizon = int(config.env.episode_length or 1)
+        self.num_envs = config.env.n_envs
+        self.horizon = config.env.episode_length
         self.action_spec = spec
         self.layout = ObservationLayout(spec.slots, self.horizon)
         self.single_observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (self.layout.size,), np.float32)
@@ -106,7 +105,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
         """Set from the first reset on."""
-        self.reward = Reward(config.reward, Durations.of(config, self.horizon).dwell, self.num_envs)
+        self.reward = Reward(config.reward, config.durations.dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.done = np.ones(self.num_envs, dtype=np.bool_)
         self.truncated = np.zeros(self.num_envs, dtype=np.bool_)
