@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 import esper
+from benchmarks.planted_score import Scale, planted_scale
 from esper.control.heuristic import HeuristicController
 from esper.env.planted import PlantedVectorEnv
 from esper.files.checkpoint import load_policy
 from esper.files.system_info import describe_environment
-from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round
 from esper.telemetry.sinks.jsonl import read_events
 

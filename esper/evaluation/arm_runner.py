@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from esper.control.controller import Controller
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter
 from esper.hosts.grown import KeptSeed
-from esper.rollout.rollout import Played, Player, play_round
+from esper.rollout.rollout import EpisodeStats, play_round
 from esper.seeds.blend import STYLES
 from esper.telemetry.event import ArmPlayed
 
-MakePlayer = Callable[[SlotVectorEnv], Player]
+MakePlayer = Callable[[SlotVectorEnv], Controller]
 
 HELD_OUT = 2**31
 """Offset added to a run's seed for held-out hosts, which no agent learned on."""
@@ -125,7 +126,7 @@ class GrowingSide(Side):
         accuracy = self.env.test_accuracy()
         return [self._result(env, played, float(accuracy[env])) for env in range(self.env.num_envs)]
 
-    def _result(self, env: int, played: Played, accuracy: float) -> HostResult:
+    def _result(self, env: int, played: EpisodeStats, accuracy: float) -> HostResult:
         return HostResult(
             accuracy=accuracy,
             loss=float(self.env.fleet.committed_loss[env]),

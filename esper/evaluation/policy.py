@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.controller import Controller
 from esper.data.task import Task
 from esper.data.user_task import is_user_task, refuse_untrusted, same_task
 from esper.env.make import EnvMaker
@@ -22,7 +23,6 @@ from esper.files.policy_source import Learned, find_learned
 from esper.files.system_info import check_devices, describe_environment
 from esper.hosts.sizes import at_width
 from esper.rollout.policies import make_player
-from esper.rollout.rollout import Player
 from esper.telemetry.event import ArmPlayed
 from esper.training.rng import seeded
 
@@ -138,7 +138,7 @@ def evaluate_controller(
         maker = widened(maker, width)
     seed = maker.config.run.seed + HELD_OUT
 
-    def plays(greedy: bool) -> Callable[[SlotVectorEnv], Player]:
+    def plays(greedy: bool) -> Callable[[SlotVectorEnv], Controller]:
         return lambda env: policy_from(learned.policy, learned.name, env, seed, greedy)
 
     players = {

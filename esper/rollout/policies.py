@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.controller import Controller
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.checkpoint import load_policy
 from esper.files.policy_file import PRETRAINED
-from esper.rollout.rollout import Player
 
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
-def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Player:
+def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Controller:
     """Returns the player called ``name`` for ``env``; a learned policy plays greedily.
 
     Raises:

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from benchmarks.planted_score import Scale, planted_scale
 from esper.config import TrainingConfig
 from esper.control.heuristic import HeuristicController
 from esper.env.fleet import Floats
@@ -17,7 +18,6 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_best import Best, Schedule, best_return, edits, play
 from esper.env.planted_law import Law
 from esper.rewards.modes import MODES
-from esper.rollout.planted_score import Scale, planted_scale
 from esper.rollout.rollout import play_round
 from esper.spaces.action import Op
 
