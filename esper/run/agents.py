@@ -119,7 +119,7 @@ class LearningAgent:
         return stats
 
     def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[Arm]:
-        """Plays the greedy agent and each baseline on ``run.evaluation_pairs`` hosts, and returns the agent's arm first.
+        """Plays the greedy agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
 
         ``save`` is called after each measurement that has become part of the state.
         """
