@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.training.execution.multi_gpu import AnyLanes, device_index
 from esper.training.execution.tiers import prepare_hosts
@@ -54,14 +54,13 @@ class Baseline:
 
 
 def measure_baseline(
-    tasks: Sequence[Task], config: TrainingConfig, lanes: AnyLanes, run_seed: int, parts: Parts | None = None
+    tasks: Sequence[Task], config: HostTrainingConfig, lanes: AnyLanes, run_seed: int, parts: Parts | None = None
 ) -> Baseline:
     """Train ``env.baseline_episodes`` hosts alone and validate them after every epoch.
 
     ``tasks`` is the task on each of the devices of ``lanes``; ``parts`` see HostTrainer.
     """
     count, horizon = config.env.baseline_episodes, config.env.episode_length
-    assert horizon is not None
     indices = range(FIRST_INDEX, FIRST_INDEX + count)
     places = {index: tasks[device_index(index, len(tasks))] for index in indices}
     envs = [HostTraining(i, task, config, make_metrics(1, task.device)[0]) for i, task in places.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
 from esper.env.baseline import Baseline
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.spaces.action import ActionSpec
@@ -17,7 +17,7 @@ from esper.training.placement import HostCopy
 class RunContext:
     """Read-only objects shared by all envs."""
 
-    config: TrainingConfig
+    config: ResolvedConfig
     spec: ActionSpec
     blueprints: BlueprintRegistry
     baseline: Baseline

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config import Durations, TrainingConfig
+from esper.config import Durations
+from esper.config_resolved import ResolvedConfig
 from esper.env.baseline import Baseline
 from esper.rewards.terms import RewardState, SlotState
 from esper.seeds.stage import BLENDED, COOLDOWN, LIVING, SeedStage
@@ -162,7 +163,7 @@ class Fleet(Arrays):
 class Rules:
     """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
 
-    config: TrainingConfig
+    config: ResolvedConfig
     spec: ActionSpec
     baseline: Baseline
     horizon: int
@@ -172,7 +173,7 @@ class Rules:
 
     @cached_property
     def durations(self) -> Durations:
-        return Durations.of(self.config, self.horizon)
+        return self.config.durations
 
     @property
     def budget(self) -> float:

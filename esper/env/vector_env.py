@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import max_configurations
 from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline, measure_baseline
@@ -44,7 +45,7 @@ def ignore(_event: object) -> None:
     pass
 
 
-def _hosts(tasks: Sequence[Task], config: TrainingConfig, count: int, configurations: int) -> list[HostTraining]:
+def _hosts(tasks: Sequence[Task], config: HostTrainingConfig, count: int, configurations: int) -> list[HostTraining]:
     """So many, on the devices of ``tasks`` in turn; each device has one block of totals for all of its hosts."""
     blocks = [
         make_metrics(
@@ -80,6 +81,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         ValueError: another autoreset mode.
     """
 
+    config: HostTrainingConfig
+
     def __init__(
         self,
         task: Task,
@@ -92,8 +95,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         elsewhere: Sequence[Task] = (),
     ) -> None:
         config = resolve(config, task)
-        n_envs = int(config.env.n_envs or 1)
-        precision = concrete(config.task.precision or task.precision, task.device)
+        n_envs = config.env.n_envs
+        precision = concrete(config.task.precision, task.device)
         config = config.with_values(task={"precision": precision})
         with seeded(0), casting(precision, task.device):
             sites = check_hosts(task, image_dtype(precision)).sites

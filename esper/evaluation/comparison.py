@@ -177,7 +177,7 @@ class Comparison:
         first = EnvMaker.of(arms[0].config, task)
         makers = {arm.name: _maker(arm, first.task) for arm in arms}
         self.arms = tuple(replace(arm, config=makers[arm.name].config) for arm in arms)
-        n_envs = first.config.env.n_envs or 1
+        n_envs = first.config.env.n_envs
         self.rounds = -(-pairs // n_envs)
         # Fewest hosts per round that reach the pairs in this number of rounds, to play few surplus hosts.
         self.hosts_a_round = -(-pairs // self.rounds)

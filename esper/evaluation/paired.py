@@ -120,7 +120,7 @@ def play_arms(
             ``progress`` is called.
     """
     # Each side below gets the fewest envs that play the pairs in this number of rounds, so that few hosts are surplus.
-    rounds = -(-pairs // (maker.config.env.n_envs or 1))
+    rounds = -(-pairs // maker.config.env.n_envs)
     sides: dict[str, GrowingSide] = {}
     if played is None:
         played = {name: {} for name in players}

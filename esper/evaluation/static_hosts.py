@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.attribution.counterfactual import max_configurations
-from esper.config import TrainingConfig
-from esper.data.task import Task
+from esper.config_resolved import ResolvedConfig
+from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
 from esper.env.context import RunContext
 from esper.env.episode import Episode, transfer
@@ -31,7 +31,7 @@ class FixedHost:
     """A host to train: the task says how it is built, the config how long it trains."""
 
     task: Task
-    config: TrainingConfig
+    config: ResolvedConfig
 
 
 def train_fixed(
@@ -53,7 +53,7 @@ def train_fixed(
         samples=len(task.validation),
         language=task.validation.y.dim() == 2,
     )
-    training = [HostTraining(i, host.task, host.config, totals[i]) for i, host in enumerate(hosts)]
+    training = [HostTraining(i, host.task, resolve(host.config, host.task), totals[i]) for i, host in enumerate(hosts)]
     unknown = Baseline((), (), 1.0, 0)  # not used here: there are no rewards and no reports
     pinned = copies_to_pin(config.run, training)
     episodes = [

@@ -53,8 +53,6 @@ class HostTrainer:
         self.batches: SharedBatchIterator | None = None
         if not isinstance(task.train, Split):
             config = self.envs[0].config.task
-            assert config.samples_per_epoch is not None
-            assert config.batch_size is not None
             streams = [_OrderOf(training, task.samples) for training in self.envs]
             steps = config.samples_per_epoch // config.batch_size
             expected = Expected.like(task.sample, task.validation.y, task.classes)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper.config import Durations, TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Split, Task
 from esper.ops import SGD
 from esper.seeds.blend import BlendStyle, Seed
@@ -38,16 +38,16 @@ class HostTraining:
     Storage is allocated once; :meth:`reset` refills it in place.
     """
 
-    def __init__(self, index: int, task: Task, config: TrainingConfig, totals: EpochMetrics) -> None:
+    def __init__(self, index: int, task: Task, config: HostTrainingConfig, totals: EpochMetrics) -> None:
         self.index = index
         self.task = task
         self.config = config
-        self.horizon = _number(config.env.episode_length)
-        self.durations = Durations.of(config, self.horizon)
+        self.horizon = config.env.episode_length
+        self.durations = config.durations
         self.device = task.device
         self.totals = totals
         """Sums of this env's passes."""
-        self.arithmetic = Arithmetic(concrete(config.task.precision or task.precision, self.device), self.device)
+        self.arithmetic = Arithmetic(concrete(config.task.precision, self.device), self.device)
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
         """Learning rate of host and seeds, a float64 scalar that their steps read on the device."""
         self.changes: list[StageChange] = []
@@ -278,7 +278,7 @@ class HostTraining:
         task, sizes = self.task, self.config.task
         if not isinstance(task.train, Split):
             return None
-        batch, samples = _number(sizes.batch_size), _number(sizes.samples_per_epoch)
+        batch, samples = sizes.batch_size, sizes.samples_per_epoch
         return BatchLoader(task.train, batch, samples, task.augmentation, self.arithmetic.image_dtype)
 
     def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD:
@@ -293,9 +293,3 @@ class HostTraining:
 def do(_key: Hashable, work: Callable[[], None]) -> None:
     """Runs ``work`` directly."""
     work()
-
-
-def _number(value: int | None) -> int:
-    if value is None:
-        raise ValueError("the config has sizes left to the task; call esper.data.task.resolve first")
-    return value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training.execution.workers import LaneError
 
@@ -64,12 +64,9 @@ class Parts:
 
     They are doubled once, the first time that memory runs out: a host that has less room by the hour would otherwise
     slow down without end. What is evaluated at once is halved with them.
-
-    Args:
-        config: with the task's numbers in place of None.
     """
 
-    def __init__(self, config: TrainingConfig) -> None:
+    def __init__(self, config: HostTrainingConfig) -> None:
         self.config = config
         self.count = config.task.micro_batches
         self.doubled = False
@@ -79,7 +76,7 @@ class Parts:
     @property
     def may_double(self) -> bool:
         """Whether there is anything left to try."""
-        return not self.doubled and 2 * self.count <= (self.config.task.batch_size or 1)
+        return not self.doubled and 2 * self.count <= self.config.task.batch_size
 
     def double(self, found: Shortage) -> None:
         """Twice as many parts from now on, and tell so."""

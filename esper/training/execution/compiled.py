@@ -174,7 +174,6 @@ def compile_hosts(envs: Sequence[HostTraining], lanes: OneDevice) -> str | None:
 def _compile_for(training: HostTraining) -> str | None:
     """Compiles the env's host for the inputs of its training and validation passes; returns why not, or None."""
     task, sizes, dtype = training.task, training.config.task, training.arithmetic.image_dtype
-    assert sizes.batch_size is not None
 
     def trained(count: int) -> Tensor:
         if isinstance(task.train, Split):
