@@ -25,7 +25,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.config import Durations, TrainingConfig
+from esper.config import TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.lifecycle.slots import Floats
@@ -133,7 +133,7 @@ def _polish(schedule: Schedule, env: PlantedVectorEnv) -> Best:
 
 def _planned(env: PlantedVectorEnv) -> Iterator[Schedule]:
     """Yields schedules for every order of every subset of slots and every useful choice of blueprints and pace."""
-    law, least = env.law, Durations.of(env.config, env.horizon).min_training_epochs
+    law, least = env.law, env.config.durations.min_training_epochs
     useful = [[b for b, worth in enumerate(row) if worth > 0] for row in law.worth]
     for count in range(len(law.slots) + 1):
         for chosen in combinations(range(len(law.slots)), count):

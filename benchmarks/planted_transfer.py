@@ -57,7 +57,7 @@ def learned(seed: int, rounds: int) -> PPOAgent:
     agent = PPOAgent(env.action_spec, env.layout, env.num_envs, PPOConfig(), run_seed=seed)
     for number in range(rounds):
         agent.progress = number / rounds
-        agent.learn(play_round(env, agent, seed=None if number else seed, learner=agent).observation)
+        agent.update(play_round(env, agent, seed=None if number else seed, learner=agent).observation)
     return agent
 
 

@@ -1,13 +1,14 @@
 """All parameters of a run, in a frozen tree of sections; the docstring under each field is its manual.
 
-``None`` means "from the task" (sizes and rates) or "scaled with the horizon" (durations);
-``esper.data.task.resolve`` and :class:`Durations` turn it into a number. Names of tasks, controllers and blueprints
-are checked when an env or an experiment is made, where their registries are known.
+A size or rate that is None is the task's default: :mod:`esper.config_resolved` has the type without None. A duration
+that is None scales with the horizon, see :class:`Durations`. Names of tasks, controllers and blueprints are checked
+when an env or an experiment is made, where their registries are known.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -173,7 +174,8 @@ class RewardConfig(Section):
     """Accuracy gain over the no-growth baseline that is worth 1, pp."""
     loss_benefit_scale: Positive = 5.0
     """Modes `loss_*`: decrease of the validation loss below the no-growth baseline that is worth 1, in standard
-    deviations of the baseline's final loss. On `digits` a grown host gains 2.6 of them and 3.8 pp: 0.5 and 0.4."""
+    deviations of the baseline's final loss. On `digits` a grown host gains 2.6 of them, worth 0.5, and 3.8 pp, worth
+    0.4."""
     rent_rate: NonNegative = 0.2
     """Weight of the rent on alpha-weighted added parameters."""
     rent_cap: NonNegative = 0.6
@@ -306,16 +308,16 @@ class TrainingConfig(Section):
     anomaly: AnomalyConfig = AnomalyConfig()
 
     @model_validator(mode="after")
-    def _loss_is_measured_in_something(self) -> Self:
+    def _loss_has_a_unit(self) -> Self:
         if self.reward.mode.startswith("loss_") and self.env.baseline_episodes < 2:
             raise ValueError(
-                f"reward.mode = {self.reward.mode!r} measures losses in the standard deviation over the no-growth "
-                f"hosts: env.baseline_episodes must be 2 or more, not {self.env.baseline_episodes}"
+                f"reward.mode = {self.reward.mode!r} divides losses by the standard deviation of the baseline's final "
+                f"loss over its hosts: env.baseline_episodes must be 2 or more, not {self.env.baseline_episodes}"
             )
         return self
 
     @classmethod
-    def parse(cls, tables: dict[str, Any]) -> TrainingConfig:
+    def parse(cls, tables: dict[str, Any]) -> Self:
         """Validates nested dicts. Raises ConfigError that lists wrong keys and values with what would be right."""
         try:
             return cls.model_validate(tables)
@@ -324,12 +326,14 @@ class TrainingConfig(Section):
             more = [f"and {len(wrong) - MAX_PROBLEMS} problems more"] if len(wrong) > MAX_PROBLEMS else []
             raise ConfigError("\n".join(wrong[:MAX_PROBLEMS] + more)) from None
 
-    def with_values(self, **sections: dict[str, Any]) -> TrainingConfig:
+    def with_values(self, **sections: dict[str, Any]) -> Self:
         """Returns a copy with some values replaced: ``config.with_values(run={"seed": 3})``. Raises ConfigError."""
+        return self.parse(self.tables_with(sections))
+
+    def tables_with(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the config as nested tables, with the values of ``sections`` replaced."""
         tables = self.model_dump()
-        for name, values in sections.items():
-            tables[name] = {**tables[name], **values}
-        return TrainingConfig.parse(tables)
+        return {name: {**table, **sections.get(name, {})} for name, table in tables.items()}
 
     def to_toml(self) -> str:
         """Returns the config as TOML that :func:`read_toml` can read; values that are None are omitted."""

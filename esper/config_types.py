@@ -33,12 +33,11 @@ class Section(BaseModel):
 
 
 def describe_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
-    """(dotted name, default, docstring) of every value in the config, for people."""
+    """Returns the dotted name, default and docstring of every value in the config; the docstring explains None."""
     rows: list[tuple[str, str, str]] = []
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             rows += describe_fields(field.annotation, f"{prefix}{name}.")
         else:
-            default = "from the task or the horizon" if field.default is None else str(field.default)
-            rows.append((f"{prefix}{name}", default, (field.description or "").replace("\n", " ")))
+            rows.append((f"{prefix}{name}", str(field.default), (field.description or "").replace("\n", " ")))
     return rows

@@ -80,7 +80,7 @@ def own_update(env: SlotVectorEnv, config: TrainingConfig, device: torch.device)
 
     def update() -> None:
         agent.buffer.load_state_dict(rollout, agent.device)
-        stats = agent.learn(played.observation)
+        stats = agent.update(played.observation)
         assert not stats.stopped_early
 
     return update

@@ -1,11 +1,11 @@
-"""The controller interface: observations and masks in, actions out."""
+"""What acts in envs: observations and masks in, actions out."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,32 @@ Float32s = NDArray[np.float32]
 Masks = Mapping[str, NDArray[np.bool_]]
 
 
-class Controller(ABC):
-    """Chooses actions for E envs at once; it sees only what the Gymnasium interface passes."""
+class Controller(Protocol):
+    """Acts for E envs: a rule, a trained policy or an agent that learns.
 
-    REMEMBERED: tuple[str, ...] = ()
+    It sees only what the Gymnasium interface passes.
+    """
+
+    episode: NDArray[np.int64]
+    """[E]: number of the episode that each env plays."""
+
+    def begin(self) -> None:
+        """Starts a new episode in every env."""
+
+    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
+        """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
+
+    def memory_state(self) -> dict[str, Any]:
+        """Returns a copy of the state in the running episodes, as tensors and plain values."""
+
+    def load_memory_state(self, state: Mapping[str, Any]) -> None:
+        """Continues the episodes in which ``state`` was taken."""
+
+
+class PerEnvController(ABC):
+    """Base class of controllers that choose for one env at a time and do not learn."""
+
+    EPISODE_STATE: tuple[str, ...] = ()
     """Names of the attributes that hold a controller's state in running episodes: lists of plain values, one per
     env."""
 
@@ -52,13 +74,13 @@ class Controller(ABC):
 
     def memory_state(self) -> dict[str, Any]:
         """Returns a copy of the controller's state in the running episodes, as plain values."""
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.REMEMBERED}
+        own = {name: copy.deepcopy(getattr(self, name)) for name in self.EPISODE_STATE}
         return {"episode": self.episode.tolist(), "steps": self.steps.tolist(), "own": own}
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
         """Continues the episodes in which ``state`` was taken."""
         self.episode[:], self.steps[:] = state["episode"], state["steps"]
-        for name in self.REMEMBERED:
+        for name in self.EPISODE_STATE:
             setattr(self, name, copy.deepcopy(state["own"][name]))
 
     def begin_episode(self, env: int) -> None:  # noqa: B027  most controllers have no state
@@ -81,7 +103,7 @@ class EnvView:
     def value(self, name: str) -> float:
         return float(self.layout.read(self.observation, name))
 
-    def of(self, slot: str, name: str) -> float:
+    def slot(self, slot: str, name: str) -> float:
         return self.value(f"{slot}/{name}")
 
     @property
@@ -91,13 +113,13 @@ class EnvView:
 
     def age(self, slot: str) -> int:
         """Epochs since the slot's seed germinated."""
-        return round(self.of(slot, "age") * self.layout.horizon)
+        return round(self.slot(slot, "age") * self.layout.horizon)
 
     def stage(self, slot: str) -> SeedStage:
-        return next(stage for stage in STAGES if self.of(slot, f"stage_{stage.name.lower()}") > 0)
+        return next(stage for stage in STAGES if self.slot(slot, f"stage_{stage.name.lower()}") > 0)
 
     def blueprint(self, slot: str) -> str | None:
-        index = round(self.of(slot, "blueprint"))
+        index = round(self.slot(slot, "blueprint"))
         return self.spec.blueprints[index - 1] if index else None
 
     def legal(self, op: Op, slot: str, blueprint: str | None = None) -> bool:
@@ -107,7 +129,7 @@ class EnvView:
         return blueprint is None or bool(self.masks["slot_blueprint"][place, self.spec.blueprints.index(blueprint)])
 
 
-class NoGrowth(Controller):
+class NoGrowth(PerEnvController):
     """Always WAITs, so that the host trains without growing."""
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:

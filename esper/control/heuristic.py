@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.controller import Controller, EnvView
+from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
 from esper.spaces.observation import HISTORY, ObservationLayout
@@ -26,7 +26,7 @@ WORTH_KEEPING = 0.05
 PRUNE_PENALTY, PENALTY_DECAY, PENALTY_LIMIT = 2.0, 0.5, 1.0
 
 
-class HeuristicController(Controller):
+class HeuristicController(PerEnvController):
     """Fossilizes seeds that contribute, prunes seeds that harm, advances seeds whose gate would open, and plants a seed
     in the next free slot once the host has reached a plateau.
 
@@ -34,7 +34,7 @@ class HeuristicController(Controller):
     germination halves all penalties, and a blueprint with a penalty of 1 or more is skipped.
     """
 
-    REMEMBERED = ("penalty", "turn", "accuracy_at_birth")
+    EPISODE_STATE = ("penalty", "turn", "accuracy_at_birth")
 
     def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
@@ -61,15 +61,15 @@ class HeuristicController(Controller):
                 self.penalty[env][view.blueprint(slot) or ""] += PRUNE_PENALTY
                 return self.spec.encode(Op.PRUNE, slot)
         for slot in self.spec.slots:
-            if view.legal(Op.ADVANCE, slot) and view.of(slot, "gate_passed"):
+            if view.legal(Op.ADVANCE, slot) and view.slot(slot, "gate_passed"):
                 return self.spec.encode(Op.ADVANCE, slot)
         if self._settled(view):
             return self._germinate(env, view)
         return self.spec.encode(Op.WAIT)
 
     def _worth_keeping(self, slot: str, view: EnvView) -> bool:
-        contribution, error = view.of(slot, "contribution"), view.of(slot, "contribution_error")
-        return bool(view.of(slot, "gate_passed")) and contribution > WORTH_KEEPING and contribution > error
+        contribution, error = view.slot(slot, "contribution"), view.slot(slot, "contribution_error")
+        return bool(view.slot(slot, "gate_passed")) and contribution > WORTH_KEEPING and contribution > error
 
     def _harmful(self, env: int, slot: str, view: EnvView) -> bool:
         """True if accuracy fell by more than 2 pp since germination, or a held seed's contribution is below −1 SE.
@@ -81,7 +81,7 @@ class HeuristicController(Controller):
             return False
         fallen = view.value("validation_accuracy") < self.accuracy_at_birth[env].get(slot, 0.0) - DROP
         return fallen or (
-            stage is SeedStage.HOLDING and view.of(slot, "contribution") < -view.of(slot, "contribution_error")
+            stage is SeedStage.HOLDING and view.slot(slot, "contribution") < -view.slot(slot, "contribution_error")
         )
 
     def _settled(self, view: EnvView) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.control.controller import Controller, EnvView
+from esper.control.controller import EnvView, PerEnvController
 from esper.spaces.action import HEADS, RELEVANT, Op
 
 
-class RandomController(Controller):
+class RandomController(PerEnvController):
     """Acts at random, keyed by (run seed, env, episode, step), so that envs' draws are independent of one another."""
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:

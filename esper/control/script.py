@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esper.config import ConfigError, read_toml
-from esper.control.controller import Controller, EnvView
+from esper.control.controller import EnvView, PerEnvController
 from esper.spaces.action import RELEVANT, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
 
@@ -34,14 +34,14 @@ class Entry(BaseModel):
     alpha_curve: str = "linear"
 
 
-class ScriptedController(Controller):
+class ScriptedController(PerEnvController):
     """Follows a schedule in each env.
 
     An entry is executed at its epoch, or as soon afterwards as it is legal and, for ADVANCE and FOSSILIZE, its gate
     would open. Entries of one slot keep their order. One action is executed per step.
     """
 
-    REMEMBERED = ("pending",)
+    EPISODE_STATE = ("pending",)
 
     def __init__(
         self, schedule: list[Entry], spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0
@@ -68,7 +68,7 @@ class ScriptedController(Controller):
 
     def _ready(self, entry: Entry, view: EnvView) -> bool:
         op = Op[entry.op]
-        if op in (Op.ADVANCE, Op.FOSSILIZE) and not view.of(entry.slot, "gate_passed"):
+        if op in (Op.ADVANCE, Op.FOSSILIZE) and not view.slot(entry.slot, "gate_passed"):
             return False
         return view.legal(op, entry.slot, entry.blueprint if op is Op.GERMINATE else None)
 
@@ -77,7 +77,7 @@ def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
     """Encodes an entry as an action int64 [8]. Raises ConfigError for a value unknown to this host or registry."""
     known = [op.name for op in Op if op is not Op.WAIT]
     if entry.op not in known:
-        raise ConfigError(f"schedule, epoch {entry.epoch}: op {entry.op!r} is not one of: {', '.join(known)}")
+        raise ConfigError(f"schedule, epoch {entry.epoch}: unknown op {entry.op!r}; known: {', '.join(known)}")
     heads: dict[str, Any] = {head: getattr(entry, head) for head in RELEVANT[Op[entry.op]]}
     try:
         return spec.encode(Op[entry.op], **heads)
@@ -89,14 +89,14 @@ def read_schedule(path: Path) -> list[Entry]:
     """Reads the ``[[action]]`` tables of a TOML file. Raises ConfigError with the file and the expected format."""
     tables = read_toml(path, "schedule")
     if set(tables) != {"action"} or not isinstance(tables["action"], list):
-        raise ConfigError(f"{path}: a schedule is a list of [[action]] tables with epoch, op, slot, ...")
+        raise ConfigError(f"{path}: a schedule consists of [[action]] tables with epoch, op, slot, ...")
     try:
         return [Entry.model_validate(table) for table in tables["action"]]
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"])) or "an [[action]]"
         known = ", ".join(Entry.model_fields)
-        raise ConfigError(f"{path}: {place}: {problem['msg']}; keys are: {known}") from None
+        raise ConfigError(f"{path}: {place}: {problem['msg']}; known keys: {known}") from None
 
 
 def schedule_ships(task: str) -> bool:
@@ -109,5 +109,5 @@ def shipped_schedule(task: str) -> Path:
     path = SCHEDULES / f"{task}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in SCHEDULES.glob("*.toml")))
-        raise ConfigError(f"no schedule ships for task {task!r} (only for: {known}); give one: schedule:FILE.toml")
+        raise ConfigError(f"no schedule ships for task {task!r} (only for: {known}); name a file: schedule:FILE.toml")
     return path

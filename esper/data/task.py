@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Precision, TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.hosts.host import Host
 from esper.ops import stage_images
 
@@ -218,7 +219,7 @@ class Task:
         return self.validation.inputs(0, SAMPLE)
 
 
-def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
+def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
     """Returns the config with the task's defaults in place of None.
 
     Raises ConfigError for a batch or an epoch that the data cannot fill, or for more micro-batches than samples.
@@ -232,16 +233,20 @@ def resolve(config: TrainingConfig, task: Task) -> TrainingConfig:
         raise ConfigError(f"task.micro_batches is {chosen.micro_batches}, more than the {batch} samples of a batch")
     if batch > samples:
         raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
-    return config.with_values(
-        task={
-            "samples_per_epoch": samples,
-            "batch_size": batch,
-            "learning_rate": chosen.learning_rate or task.learning_rate,
-            "precision": chosen.precision or task.precision,
-        },
-        env={
-            "n_envs": config.env.n_envs or task.n_envs,
-            "episode_length": config.env.episode_length or task.episode_length,
-        },
-        run={"rounds": config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)},
+    return HostTrainingConfig.parse(
+        config.tables_with(
+            {
+                "task": {
+                    "samples_per_epoch": samples,
+                    "batch_size": batch,
+                    "learning_rate": chosen.learning_rate or task.learning_rate,
+                    "precision": chosen.precision or task.precision,
+                },
+                "env": {
+                    "n_envs": config.env.n_envs or task.n_envs,
+                    "episode_length": config.env.episode_length or task.episode_length,
+                },
+                "run": {"rounds": config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)},
+            }
+        )
     )

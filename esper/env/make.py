@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
 from esper.data.registry import DataOptions
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
@@ -26,8 +27,8 @@ from esper.training.micro_batching import MicroBatchPolicy
 class EnvMaker:
     """Makes the envs of one run, which share its data."""
 
-    config: TrainingConfig
-    """The configuration, with the task's defaults in place of None."""
+    config: ResolvedConfig
+    """The config; its type is HostTrainingConfig unless hosts are simulated."""
     task: Task | None
     """The task; None for simulated hosts."""
     parts: MicroBatchPolicy | None = field(default=None, compare=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.baseline import SMALLEST_STD, Baseline
 from esper.env.epoch_loop import EpochLoop
@@ -38,7 +38,11 @@ def no_growth_loop(
 
 
 def measure_baseline(
-    tasks: Sequence[Task], config: TrainingConfig, lanes: Lanes, run_seed: int, policy: MicroBatchPolicy | None = None
+    tasks: Sequence[Task],
+    config: HostTrainingConfig,
+    lanes: Lanes,
+    run_seed: int,
+    policy: MicroBatchPolicy | None = None,
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
 from esper.env.planted_law import Accuracies, Growth, Law
 from esper.env.slot_env import SlotVectorEnv, copied
 from esper.env.state import EnvState, Rules
@@ -30,12 +31,16 @@ N_ENVS, EPISODE_LENGTH = 64, 50
 ROUNDS, LEARNING_ROUNDS = 1, 60
 
 
-def resolve(config: TrainingConfig) -> TrainingConfig:
-    """The config with the numbers of the planted task in place of None."""
+def resolve(config: TrainingConfig) -> ResolvedConfig:
+    """Returns the config with the planted task's sizes in place of None."""
     env, run = config.env, config.run
-    return config.with_values(
-        env={"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH},
-        run={"rounds": run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)},
+    return ResolvedConfig.parse(
+        config.tables_with(
+            {
+                "env": {"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH},
+                "run": {"rounds": run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)},
+            }
+        )
     )
 
 
@@ -166,7 +171,7 @@ class PlantedVectorEnv(SlotVectorEnv):
     ) -> None:
         config, law = resolve(config or TrainingConfig()), law or Law()
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
-        n_envs, horizon = int(config.env.n_envs or 1), int(config.env.episode_length or 1)
+        n_envs, horizon = config.env.n_envs, config.env.episode_length
         self.law = law
         self.simulated = SimulatedHosts(law, n_envs, horizon, config.env.counterfactual_every)
         spans = Spans(marks=config.run.mark_phases)

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config import TrainingConfig
+from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Hosts
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop
@@ -96,18 +96,17 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def __init__(
         self,
-        config: TrainingConfig,
+        config: ResolvedConfig,
         spec: ActionSpec,
         hosts: Hosts,
         spans: Spans,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,
     ) -> None:
-        """``config`` must have numbers for ``env.n_envs`` and ``env.episode_length``."""
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
         self.config, self.action_spec, self.hosts, self.reporter, self.spans = config, spec, hosts, reporter, spans
-        self.num_envs = int(config.env.n_envs or 1)
-        self.horizon = int(config.env.episode_length or 1)
+        self.num_envs = config.env.n_envs
+        self.horizon = config.env.episode_length
         self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
         self.state = self.loop.state
         self.done = self.state.done

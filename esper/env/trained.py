@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import max_configurations
-from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.device_time import TrainingTime
 from esper.env.reporting import Occupancy, Reporter
@@ -37,7 +37,7 @@ from esper.training.validate import committed_configuration, evaluate
 
 
 def make_trainings(
-    tasks: Sequence[Task], configs: Sequence[TrainingConfig], indices: Sequence[int], devices: int = 1
+    tasks: Sequence[Task], configs: Sequence[HostTrainingConfig], indices: Sequence[int], devices: int = 1
 ) -> list[HostTraining]:
     """Makes one host for each task, config and index; those of one device share one block of totals.
 

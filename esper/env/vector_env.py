@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
@@ -57,6 +58,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         ValueError: another autoreset mode.
     """
 
+    config: HostTrainingConfig
+
     def __init__(
         self,
         task: Task,
@@ -69,8 +72,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         elsewhere: Sequence[Task] = (),
     ) -> None:
         config = resolve(config, task)
-        n_envs = int(config.env.n_envs or 1)
-        precision = concrete(config.task.precision or task.precision, task.device)
+        n_envs = config.env.n_envs
+        precision = concrete(config.task.precision, task.device)
         config = config.with_values(task={"precision": precision})
         with seeded(0), casting(precision, task.device):
             check_hosts(task, image_dtype(precision))

@@ -17,8 +17,8 @@ from functools import lru_cache
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.config import TrainingConfig
-from esper.data.task import SAMPLE, Split, Task
+from esper.config_resolved import ResolvedConfig
+from esper.data.task import SAMPLE, Split, Task, resolve
 from esper.env.trained_host import TrainedHost
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
@@ -106,12 +106,9 @@ class _PassCounter(FlopCounterMode):
 class ComputeMeter:
     """Counts the floating-point operations of one task's hosts, as the config trains them."""
 
-    def __init__(self, task: Task, config: TrainingConfig, blueprints: BlueprintRegistry) -> None:
-        self.task, self.config, self.blueprints = task, config, blueprints
-        sizes = config.task
-        assert sizes.samples_per_epoch is not None
-        assert sizes.batch_size is not None
-        self._trained = sizes.samples_per_epoch // sizes.batch_size * sizes.batch_size
+    def __init__(self, task: Task, config: ResolvedConfig, blueprints: BlueprintRegistry) -> None:
+        self.task, self.config, self.blueprints = task, resolve(config, task), blueprints
+        self._trained = self.config.trained_samples
         self._epochs: dict[int, Counter[Kind]] = {}
         self._first: dict[int, Kind] = {}
         # Bounded by the number of ways to fill the slots; an entry is two numbers.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.control.controller import Controller
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -16,10 +17,10 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter
 from esper.files.grown_host import kept_seed
 from esper.hosts.grown import KeptSeed
-from esper.rollout.rollout import Played, Player, play_round
+from esper.rollout.rollout import EpisodeStats, play_round
 from esper.telemetry.event import ArmPlayed
 
-MakePlayer = Callable[[SlotVectorEnv], Player]
+MakePlayer = Callable[[SlotVectorEnv], Controller]
 Progress = Callable[[ArmPlayed], None]
 """Called after each arm's round."""
 
@@ -131,7 +132,7 @@ class GrowingRunner(ArmRunner):
         accuracy = self.env.test_accuracy()
         return [self._result(index, played, float(accuracy[index])) for index in range(self.env.num_envs)]
 
-    def _result(self, index: int, played: Played, accuracy: float) -> HostResult:
+    def _result(self, index: int, played: EpisodeStats, accuracy: float) -> HostResult:
         return HostResult(
             accuracy=accuracy,
             loss=float(self.env.state.committed_loss[index]),

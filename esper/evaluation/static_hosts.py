@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.config import TrainingConfig
-from esper.data.task import Task
+from esper.config_resolved import ResolvedConfig
+from esper.data.task import Task, resolve
 from esper.env.no_growth import no_growth_loop
 from esper.env.trained import make_trainings
 from esper.evaluation.compute import ComputeMeter
@@ -22,7 +22,7 @@ class FixedHost:
     """A host to train: the task says how it is built, the config how long it trains."""
 
     task: Task
-    config: TrainingConfig
+    config: ResolvedConfig
 
 
 def train_fixed(
@@ -35,7 +35,8 @@ def train_fixed(
     was trained.
     """
     task, config = hosts[0].task, hosts[0].config
-    training = make_trainings([host.task for host in hosts], [host.config for host in hosts], range(len(hosts)))
+    configs = [resolve(host.config, host.task) for host in hosts]
+    training = make_trainings([host.task for host in hosts], configs, range(len(hosts)))
     meters = [ComputeMeter(host.task, host.config, blueprints) for host in hosts]
     with make_lanes(config.run, task.device) as lanes:
         pinned = copies_to_pin(config.run, training)

@@ -19,7 +19,7 @@ from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 from esper.ppo.policy import Policy
 
-FORMAT = 3
+FORMAT = 4
 MARK = b"Esper checkpoint, format "
 NAME, PREVIOUS, CONFIG = "checkpoint.pt", "checkpoint.previous.pt", "config.toml"
 KEYS: dict[str, tuple[type, ...]] = {
@@ -30,7 +30,10 @@ KEYS: dict[str, tuple[type, ...]] = {
     "seconds": (float,),
     "baseline": (dict,),
     "logs": (dict,),
-    "rounds": (dict,),
+    "env_steps": (int,),
+    "micro_batches": (int, type(None)),
+    "collector": (dict,),
+    "agent": (dict,),
     "policy": (dict, type(None)),
 }
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.ppo.advantage import gae
-from esper.ppo.buffer import RolloutBuffer, broken_steps, legal_options
+from esper.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
 from esper.ppo.network import RELEVANCE
 from esper.ppo.normalization import RewardNormalizer
 from esper.ppo.policy import Masks, Policy
-from esper.ppo.update import Evaluated, UpdateStats, mean_over, update
+from esper.ppo.update import PolicyOutput, UpdateStats, mean_over, update_policy
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
@@ -66,12 +65,12 @@ class PPOAgent(Policy):
         )
         return decision.action.cpu().numpy()
 
-    def inherit(self, other: PPOAgent) -> None:
+    def load_from(self, other: PPOAgent) -> None:
         """Copies another agent's network weights and its observation and reward statistics."""
         self.load_policy_state(other.policy_state())
         self.rewards.load_state_dict(other.rewards.state_dict())
 
-    def player(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
+    def clone_policy(self, n_envs: int, run_seed: int, greedy: bool) -> Policy:
         """Returns a copy of the current policy for ``n_envs`` other envs; it does not learn."""
         policy = Policy(self.spec, self.layout, n_envs, self.config, run_seed, self.device, greedy)
         policy.load_policy_state(self.policy_state())
@@ -96,7 +95,7 @@ class PPOAgent(Policy):
         values = torch.zeros(self.n_envs, device=device)
         if truncated.any():
             if final_observation is None:
-                raise ValueError("a truncated episode needs the observation that it stopped in")
+                raise ValueError("final_observation is required if an episode was truncated")
             values = self.value_of(final_observation)
         self.buffer.amend(
             reward=torch.from_numpy(rewards - unscaled).float().to(device),
@@ -107,7 +106,7 @@ class PPOAgent(Policy):
             final_value=values,
         )
 
-    def learn(self, last_observation: NDArray[np.float32]) -> UpdateStats:
+    def update(self, last_observation: NDArray[np.float32]) -> UpdateStats:
         """Updates the policy on the stored steps, then the observation statistics, and clears the buffer.
 
         ``last_observation`` [E, size] follows the last stored step; its value is bootstrapped. If a stored number is
@@ -117,18 +116,15 @@ class PPOAgent(Policy):
         rollout, masks = self.buffer.stack()
         state = self.buffer.initial_state
         assert state is not None
+        self.buffer.clear()
+        rate = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
+            group["lr"] = rate
         broken = int((broken_steps(rollout) & rollout["valid"]).sum())
         if broken:  # must reach neither the weights nor the running statistics
-            self.buffer.clear()
-            return UpdateStats.of_nothing(broken, self.optimizer.param_groups[0]["lr"], self.entropy_coefficient)
-        ends = rollout["terminated"] | rollout["truncated"]
-        self.rewards.update(rollout["reward"], ends, rollout["valid"])
-        limit = self.config.reward_clip
-        scaled = (rollout["reward"] / self.rewards.scale + rollout["unscaled"]).clamp(-limit, limit)
+            return UpdateStats.skipped(broken, rate, self.entropy_coefficient)
         advantage, target = gae(
-            scaled,
+            self._scaled(rollout),
             rollout["value"],
             last_value,
             rollout["terminated"],
@@ -139,35 +135,29 @@ class PPOAgent(Policy):
         )
         rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
 
-        def evaluate(envs: Tensor) -> Evaluated:
+        def evaluate(envs: Tensor) -> PolicyOutput:
             return self._evaluate(rollout, masks, state, envs)
 
         numbers = {name: rollout[name] for name in ("log_prob", "value", "advantage", "target", "valid", "free")}
-        stats = update(
+        stats = update_policy(
             self.parameters, self.optimizer, evaluate, numbers, self.config, self.entropy_coefficient, self.generator
         )
-        with torch.no_grad():
-            entropies = self._evaluate(rollout, masks, state, torch.arange(self.n_envs)).entropies
         stats.reward_scale = self.rewards.scale
-        mattered = (rollout["valid"] & rollout["free"])[..., None] & RELEVANCE.to(self.device)[
-            rollout["action"][..., 0]
-        ]
+        with torch.no_grad():
+            entropies = evaluate(torch.arange(self.n_envs)).entropies
+        relevant = RELEVANCE.to(self.device)[rollout["action"][..., 0]]
+        mattered = (rollout["valid"] & rollout["free"])[..., None] & relevant
         choices = mattered & (legal_options(rollout["action"], masks) > 1)
-        _tell_heads(stats, entropies, mattered, choices)
+        log_head_entropies(stats, entropies, mattered, choices)
         self.observations.update(rollout["raw"][rollout["valid"]])
-        self.buffer.clear()
         return stats
 
-    def replayed_log_probs(self) -> tuple[Tensor, Tensor]:
-        """Returns the stored and the replayed joint log-probabilities [T, E] of the round in the buffer.
-
-        They agree up to rounding.
-        """
-        rollout, masks = self.buffer.stack()
-        assert self.buffer.initial_state is not None
-        with torch.no_grad():
-            now = self._evaluate(rollout, masks, self.buffer.initial_state, torch.arange(self.n_envs))
-        return rollout["log_prob"], now.log_prob
+    def _scaled(self, rollout: Mapping[str, Tensor]) -> Tensor:
+        """Adds the rollout to the reward statistics and returns its rewards in their unit, clipped, [T, E]."""
+        ends = rollout["terminated"] | rollout["truncated"]
+        self.rewards.update(rollout["reward"], ends, rollout["valid"])
+        limit = self.config.reward_clip
+        return (rollout["reward"] / self.rewards.scale + rollout["unscaled"]).clamp(-limit, limit)
 
     @property
     def entropy_coefficient(self) -> float:
@@ -176,7 +166,7 @@ class PPOAgent(Policy):
 
     def _evaluate(
         self, rollout: Mapping[str, Tensor], masks: Mapping[str, Tensor], state: tuple[Tensor, Tensor], envs: Tensor
-    ) -> Evaluated:
+    ) -> PolicyOutput:
         """Evaluates the current network on the whole sequences of ``envs``."""
         initial = (state[0][envs], state[1][envs])
         context, slots, _ = self.network.encode(rollout["observation"][:, envs], initial, rollout["start"][:, envs])
@@ -184,7 +174,7 @@ class PPOAgent(Policy):
         action = rollout["action"][:, envs].flatten(0, 1)
         decision = self.network.decide(context.flatten(0, 1), slots.flatten(0, 1), legal, action=action)
         shape = context.shape[:2]
-        return Evaluated(
+        return PolicyOutput(
             self.network.value(context), decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
         )
 
@@ -206,7 +196,7 @@ class PPOAgent(Policy):
         """Restores :meth:`state_dict`. Raises ValueError if the blueprints differ: the optimizer would not fit."""
         known, here = state["blueprints"], self.spec.blueprints
         if tuple(known) != here:
-            raise ValueError(f"it learned the blueprints {', '.join(known)}; here are {', '.join(here)}")
+            raise ValueError(f"it was trained with the blueprints {', '.join(known)}; this host has {', '.join(here)}")
         self.load_policy_state(state)
         # Adam keeps the given tensors and updates them in place.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
@@ -216,7 +206,7 @@ class PPOAgent(Policy):
         self.progress = float(state["progress"])
 
 
-def _tell_heads(stats: UpdateStats, entropies: Tensor, mattered: Tensor, choices: Tensor) -> None:
+def log_head_entropies(stats: UpdateStats, entropies: Tensor, mattered: Tensor, choices: Tensor) -> None:
     """Sets the mean entropy of each head: over the steps in which it ``mattered``, and over those with ``choices``.
 
     All tensors are [T, E, heads]. The results are transferred once.

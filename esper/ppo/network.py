@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from esper.ppo.distribution import MaskedCategorical
-from esper.ppo.recurrent import SequenceLSTM, State
 from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.observation import BASE, PER_SLOT
 
 Masks = Mapping[str, Tensor]
+State = tuple[Tensor, Tensor]
+"""Hidden and cell state of the LSTM, each [E, H]."""
 FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
@@ -31,12 +33,11 @@ RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEAD
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions int64 [N, 8] with their joint log-probability [N], and log-probabilities and normalised entropies per
-    head, each [N, 8] and 0 for a head that does not matter for the op."""
+    """Actions int64 [N, 8] with their joint log-probability [N], and the normalised entropies of the heads, [N, 8] and
+    0 for a head that does not matter for the op."""
 
     action: Tensor
     log_prob: Tensor
-    head_log_probs: Tensor
     entropies: Tensor
 
 
@@ -62,6 +63,38 @@ def fourier(waves: Tensor) -> Tensor:
     weights = waves.T / len(waves)
     weights[1:] *= 2
     return weights.contiguous()
+
+
+class SequenceLSTM(nn.Module):
+    """A one-layer LSTM whose state is reset at the start of an episode.
+
+    Sequences are split at the steps in which any env starts an episode, and each piece runs through the fused kernel.
+    Without such steps it is as fast as a plain LSTM.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.lstm = nn.LSTM(size, size)
+
+    def forward(self, x: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """Maps x [T, E, H] to outputs [T, E, H] and the state after the last step.
+
+        ``state`` is the state before the first step; ``starts`` bool [T, E] marks the first steps of episodes.
+        """
+        cuts = [0, *(int(t) for t in starts.any(dim=1).nonzero().flatten() if t > 0), len(x)]
+        outputs = []
+        for begin, end in pairwise(cuts):
+            fresh = starts[begin][:, None]
+            state = (torch.where(fresh, 0.0, state[0]), torch.where(fresh, 0.0, state[1]))
+            out, (h, c) = self.lstm(x[begin:end], (state[0][None].contiguous(), state[1][None].contiguous()))
+            outputs.append(out)
+            state = (h[0], c[0])
+        return torch.cat(outputs), state
+
+    def initial_state(self, envs: int, device: torch.device) -> State:
+        zeros = torch.zeros(envs, self.size, device=device)
+        return zeros, zeros.clone()
 
 
 class PolicyNetwork(nn.Module):
@@ -186,10 +219,8 @@ class PolicyNetwork(nn.Module):
         given = torch.cat((given, self.blueprints[blueprint]), dim=-1)
         for head, logits in zip(FREE_HEADS, self.free_heads(given).split(self.free_sizes, dim=-1), strict=True):
             choose(head, logits, masks[head])
-        head_log_probs = torch.stack(log_probs, dim=-1)
-        return Decision(
-            torch.stack(chosen, dim=-1), head_log_probs.sum(dim=-1), head_log_probs, torch.stack(entropies, dim=-1)
-        )
+        log_prob = torch.stack(log_probs, dim=-1).sum(dim=-1)
+        return Decision(torch.stack(chosen, dim=-1), log_prob, torch.stack(entropies, dim=-1))
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:

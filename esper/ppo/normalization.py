@@ -21,12 +21,13 @@ class RunningMeanStd:
     var ← m·var + (1−m)·var_b + m(1−m)(mean − mean_b)².
     """
 
-    def __init__(self, size: int, device: torch.device, warm_updates: int, decay: float, clip: float) -> None:
+    def __init__(self, size: int, device: torch.device, config: PPOConfig) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.var = torch.ones(size, dtype=torch.float64, device=device)
         self.count = 0.0
         self.updates = 0
-        self.warm_updates, self.decay, self.clip = warm_updates, decay, clip
+        self.warm_updates, self.decay = config.observation_warm_updates, config.observation_decay
+        self.clip = config.observation_clip
 
     def update(self, batch: Tensor) -> None:
         """Adds rows [N, D] to the statistics; N = 0 changes nothing."""
@@ -73,9 +74,7 @@ class ObservationStatistics(RunningMeanStd):
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         kinds = [entry.kind for entry in (*BASE, *PER_SLOT)]
-        super().__init__(
-            len(kinds), device, config.observation_warm_updates, config.observation_decay, config.observation_clip
-        )
+        super().__init__(len(kinds), device, config)
         self.continuous = torch.tensor([kind is Kind.CONTINUOUS for kind in kinds], device=device)
 
     def update(self, batch: Tensor) -> None:
@@ -103,20 +102,13 @@ def moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     return values.mean(dim=0), values.var(dim=0, unbiased=False)
 
 
-def statistics(size: int, device: torch.device, config: PPOConfig) -> RunningMeanStd:
-    """Makes running statistics of vectors [size] with the constants of the config."""
-    return RunningMeanStd(
-        size, device, config.observation_warm_updates, config.observation_decay, config.observation_clip
-    )
-
-
 class RewardNormalizer:
     """Divides rewards by the running standard deviation of discounted returns (at least ``floor``), without a shift."""
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         self.gamma = config.gamma
         self.floor = config.reward_std_floor
-        self.returns = statistics(1, device, config)
+        self.returns = RunningMeanStd(1, device, config)
 
     @property
     def scale(self) -> float:

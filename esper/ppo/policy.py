@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
+from esper.ppo.distribution import counter_uniforms
 from esper.ppo.network import Decision, PolicyNetwork
 from esper.ppo.normalization import ObservationStatistics
-from esper.ppo.sampling import counter_uniforms
-from esper.ppo.transfer import for_blueprints
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
 Masks = Mapping[str, NDArray[np.bool_]]
+
+PER_BLUEPRINT = {"blueprints": 0, "seed_kinds.weight": 1}
+"""Weights with one row per blueprint, and the number of rows before the first blueprint's."""
 
 
 class Policy:
@@ -70,7 +72,7 @@ class Policy:
     def decide(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
         """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
         recurrent state by one step."""
-        seen = self.normalize(raw)
+        seen = self.observations.normalize(raw)
         context, slots, after = self.network.encode(seen[None], self.state, self.starts[None])
         draws = None
         if not self.greedy:
@@ -88,13 +90,9 @@ class Policy:
 
         The recurrent state is read, not advanced.
         """
-        seen = self.normalize(torch.from_numpy(observation).to(self.device))
+        seen = self.observations.normalize(torch.from_numpy(observation).to(self.device))
         context, _, _ = self.network.encode(seen[None], self.state, self.starts[None])
         return self.network.value(context[0])
-
-    def normalize(self, raw: Tensor) -> Tensor:
-        """Normalises continuous entries by the running statistics; flags and indices stay as they are."""
-        return self.observations.normalize(raw)
 
     def memory_state(self) -> dict[str, Any]:
         """Returns a copy of the counters and recurrent state of the running episodes."""
@@ -123,7 +121,7 @@ class Policy:
     def load_policy_state(self, state: Mapping[str, Any]) -> None:
         """Loads a saved policy; on hosts like its own, the policy then acts identically, bit for bit.
 
-        The number of slots may differ, and so may the blueprints; see :func:`~esper.ppo.transfer.for_blueprints`.
+        The number of slots may differ, and so may the blueprints; see :func:`for_blueprints`.
 
         Raises:
             ValueError: the saved policy knows none of the blueprints here; lists both.
@@ -131,3 +129,23 @@ class Policy:
         """
         self.network.load_state_dict(for_blueprints(state["network"], state["blueprints"], self.spec.blueprints))
         self.observations.load_state_dict(state["observations"])
+
+
+def for_blueprints(weights: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]) -> dict[str, Tensor]:
+    """Converts weights of a network that learned the blueprints ``known`` to hosts with the blueprints ``wanted``.
+
+    A known name keeps its rows. An unknown one gets the mean of all known rows: its score is then the mean of the known
+    scores, and it is planted if that beats the alternatives.
+
+    Raises:
+        ValueError: ``known`` and ``wanted`` share no name; lists both.
+    """
+    if not set(known) & set(wanted):
+        raise ValueError(f"it knows the blueprints {', '.join(known)}; this host has {', '.join(wanted)}")
+    moved = dict(weights)
+    for name, before in PER_BLUEPRINT.items():
+        rows = weights[name]
+        learned = dict(zip(known, rows[before:], strict=True))
+        typical = rows[before:].mean(dim=0)
+        moved[name] = torch.cat((rows[:before], torch.stack([learned.get(wish, typical) for wish in wanted])))
+    return moved

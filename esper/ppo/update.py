@@ -14,7 +14,7 @@ from esper.ppo.buffer import env_minibatches
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class PolicyOutput:
     """The current policy on part of the rollout: values and joint log-probabilities [T, E], entropies [T, E, heads]."""
 
     value: Tensor
@@ -51,7 +51,7 @@ class UpdateStats:
     head_choices: dict[str, int] = field(default_factory=dict)
 
     def add(self, measured: Mapping[str, float]) -> None:
-        """Adds one minibatch; :func:`finish` turns the sums into means."""
+        """Adds one minibatch; :func:`reduce` turns the sums into means."""
         for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
             setattr(self, name, getattr(self, name) + measured[name])
         self.approx_kl = measured["approx_kl"]
@@ -59,7 +59,7 @@ class UpdateStats:
         self.ratio_min = min(self.ratio_min, measured["ratio_min"])
 
     @classmethod
-    def of_nothing(cls, broken_steps: int, learning_rate: float, entropy_coefficient: float) -> UpdateStats:
+    def skipped(cls, broken_steps: int, learning_rate: float, entropy_coefficient: float) -> UpdateStats:
         """Returns the statistics of a skipped update: everything it would have measured is NaN."""
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
         stats = cls(learning_rate=learning_rate, entropy_coefficient=entropy_coefficient, broken_steps=broken_steps)
@@ -68,10 +68,10 @@ class UpdateStats:
         return stats
 
 
-Evaluate = Callable[[Tensor], Evaluated]
+Evaluate = Callable[[Tensor], PolicyOutput]
 
 
-def update(
+def update_policy(
     parameters: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     evaluate: Evaluate,
@@ -102,7 +102,7 @@ def update(
             part = {name: values[:, chosen] for name, values in rollout.items()}
             part["advantage"] = advantage[:, chosen]
             now = evaluate(chosen)
-            loss, measured = loss_of(now, part, config, entropy_coefficient)
+            loss, measured = ppo_loss(now, part, config, entropy_coefficient)
             stops = measured["approx_kl"] > config.kl_stop * config.target_kl
             if not stops and not math.isfinite(measured["loss"]):
                 stats.skipped_minibatches += 1
@@ -110,7 +110,7 @@ def update(
             if stops:
                 stats.add(measured)
                 stats.stopped_early = True
-                return finish(stats, rollout)
+                return reduce(stats, rollout)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
@@ -122,14 +122,14 @@ def update(
             stats.minibatches += 1
             stats.gradient_norm += norm
             stats.clipped_gradients += norm > config.max_grad_norm
-    return finish(stats, rollout)
+    return reduce(stats, rollout)
 
 
 MEASURED = ("loss", "approx_kl", "clip_fraction", "policy_loss", "value_loss", "entropy", "ratio_max", "ratio_min")
 
 
-def loss_of(
-    now: Evaluated, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
+def ppo_loss(
+    now: PolicyOutput, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
 ) -> tuple[Tensor, dict[str, float]]:
     """Returns the loss of one minibatch and its ``MEASURED`` numbers, which are transferred in one copy.
 
@@ -157,7 +157,7 @@ def loss_of(
     return loss, dict(zip(MEASURED, measured, strict=True))
 
 
-def finish(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
+def reduce(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
     """Turns sums into means and adds the explained variance of the targets by the values before the update."""
     done, measured = max(stats.minibatches, 1), stats.minibatches + stats.stopped_early
     for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from esper.config import ConfigError, TrainingConfig
+from esper.control.controller import Controller
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.policy import find_policy
-from esper.rollout.rollout import Player
 
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
-def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Player:
+def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Controller:
     """Makes the player called ``name`` for ``env``; a trained agent plays greedily.
 
     Raises:

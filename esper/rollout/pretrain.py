@@ -66,7 +66,7 @@ def practice_rounds(config: PPOConfig, horizon: int) -> list[int]:
     return rounds
 
 
-def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
+def pretrain(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, int, float], None]) -> PPOAgent:
     """Returns an agent that has practised for ``ppo.practice_steps`` env steps on hosts like those of ``env``.
 
     After each round, ``report`` is called with its number (from 1), the number of rounds, and a mean return. Returns
@@ -81,7 +81,7 @@ def practise(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, 
         agent.progress = number / len(rounds)
         first = None if horizon in returns else seed + (len(returns) << 32)  # different draws for each length
         played = play_round(simulated[horizon], agent, seed=first, learner=agent)
-        agent.learn(played.observation)
+        agent.update(played.observation)
         returns[horizon] = float(np.mean(played.returns))
         report(number + 1, len(rounds), float(np.mean(list(returns.values()))))
     return agent

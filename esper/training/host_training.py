@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper.config import Durations, TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Split, Task
 from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD
@@ -36,12 +36,12 @@ class HostTraining:
     Storage is allocated once; :meth:`reset` refills it in place.
     """
 
-    def __init__(self, index: int, task: Task, config: TrainingConfig, totals: EpochMetrics) -> None:
+    def __init__(self, index: int, task: Task, config: HostTrainingConfig, totals: EpochMetrics) -> None:
         self.index = index
         self.task = task
         self.config = config
-        self.horizon = _number(config.env.episode_length)
-        self.durations = Durations.of(config, self.horizon)
+        self.horizon = config.env.episode_length
+        self.durations = config.durations
         self.device = task.device
         self.totals = totals
         """Sums of this env's passes."""
@@ -240,12 +240,6 @@ def do(_key: Hashable, work: Callable[[], None]) -> None:
     work()
 
 
-def _number(value: int | None) -> int:
-    if value is None:
-        raise ValueError("the config has sizes left to the task; call esper.data.task.resolve first")
-    return value
-
-
 def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
     """Returns the features of inputs ``x`` at ``site``, in eval mode so that no buffer of the host changes."""
     host, place, found = training.host, training.sites.index(site), list[Tensor]()
@@ -263,8 +257,8 @@ def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
     return found[0]
 
 
-def _make_feed(task: Task, config: TrainingConfig, dtype: torch.dtype) -> BatchLoader | None:
+def _make_feed(task: Task, config: HostTrainingConfig, dtype: torch.dtype) -> BatchLoader | None:
     if not isinstance(task.train, Split):
         return None
-    batch, samples = _number(config.task.batch_size), _number(config.task.samples_per_epoch)
+    batch, samples = config.task.batch_size, config.task.samples_per_epoch
     return BatchLoader(task.train, batch, samples, task.augmentation, dtype)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from esper.config import TrainingConfig
+from esper.config_resolved import HostTrainingConfig
 from esper.telemetry.event import Event, MicroBatchHalved
 from esper.training.epoch_start import EpochStart
 from esper.training.execution.lanes import LaneError, Lanes
@@ -71,7 +71,7 @@ class MicroBatchPolicy:
         config: with the task's sizes in place of None.
     """
 
-    def __init__(self, config: TrainingConfig) -> None:
+    def __init__(self, config: HostTrainingConfig) -> None:
         self.config = config
         self.count = config.task.micro_batches
         """Micro-batches per batch."""
@@ -86,7 +86,7 @@ class MicroBatchPolicy:
     @property
     def can_split(self) -> bool:
         """True if batches can be split once more."""
-        return not self.was_split and 2 * self.count <= (self.config.task.batch_size or 1)
+        return not self.was_split and 2 * self.count <= self.config.task.batch_size
 
     def split(self, error: LaneError) -> None:
         """Doubles the number of micro-batches because of ``error``, and reports it."""

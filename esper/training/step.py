@@ -64,7 +64,7 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
 
 def learning_rate(training: HostTraining) -> float:
     """Returns lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant."""
-    rate = float(training.config.task.learning_rate or 0.0)
+    rate = training.config.task.learning_rate
     if training.config.task.schedule == "cosine":
         rate *= (1 + math.cos(math.pi * training.epoch / training.horizon)) / 2
     return rate

@@ -112,7 +112,7 @@ def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, mon
     assert re.search(r"out of memory: host 1, epoch 0: batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
     assert kinds(Path("r")).count("MicroBatchHalved") == 1
     assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
-    assert checkpoint.read(Path("r"))["rounds"]["micro_batches"] == 2
+    assert checkpoint.read(Path("r"))["micro_batches"] == 2
     assert esper("report", "r").code == 0
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatch: pytest.Mo
     again = esper("run", "--resume", "r")
     plain(again, 0)
     assert "out of memory" not in again.out
-    assert checkpoint.read(Path("r"))["rounds"]["micro_batches"] == 2
+    assert checkpoint.read(Path("r"))["micro_batches"] == 2
 
 
 @pytest.mark.finding("M12")

@@ -86,7 +86,7 @@ def test_info_prints_every_parameter_with_its_meaning(esper: Esper) -> None:
     assert sorted(name for name, _, _ in fields) == sorted(leaves(TrainingConfig().model_dump()))
     sections = {"run", "task", "env", "reward", "governor", "ppo", "track", "anomaly"}
     assert {line.partition(".")[0] for line in lines[::2]} == sections
-    assert "ppo.episodes_per_update = from the task or the horizon" in lines
+    assert "ppo.episodes_per_update = None" in lines
     for (name, default, meaning), head, text in zip(fields, lines[::2], lines[1::2], strict=True):
         assert head == f"{name} = {default}"
         assert meaning, f"{name} has no manual"

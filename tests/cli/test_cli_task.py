@@ -96,20 +96,20 @@ def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
 
 
 def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.run.trainer import PairedRounds
+    from esper.rollout.collector import Collector
 
     Path("mine.py").write_text(MINE)
     arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TINY)
-    play, calls = PairedRounds.play, []
+    play, calls = Collector.play, []
 
-    def interrupted(self: PairedRounds, between_steps: Any) -> Any:
+    def interrupted(self: Collector) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise OSError("the power went")
-        return play(self, between_steps)
+        return play(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PairedRounds, "play", interrupted)
+        patch.setattr(Collector, "play", interrupted)
         found = esper(*arguments)
     assert found.code == 1
     assert f"esper run --resume out --task {TASK}" in found.err

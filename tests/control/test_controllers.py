@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from esper.config import ConfigError, TrainingConfig
-from esper.control.controller import Controller, EnvView, NoGrowth
+from esper.control.controller import Controller, EnvView, NoGrowth, PerEnvController
 from esper.control.heuristic import HeuristicController
 from esper.control.names import make_controller
 from esper.control.random import RandomController
@@ -85,7 +85,7 @@ def test_a_view_reads_the_observation_by_name() -> None:
     view = EnvView(SPEC, LAYOUT, LAYOUT.vector(world.base, world.slots), masks)
     assert (view.epoch, view.age("r0c1"), view.stage("r0c1")) == (10, 37, S.HOLDING)
     assert (view.blueprint("r0c1"), view.blueprint("r0c0")) == ("conv_light", None)
-    assert view.of("r0c1", "contribution") == pytest.approx(0.3)
+    assert view.slot("r0c1", "contribution") == pytest.approx(0.3)
     assert view.legal(Op.FOSSILIZE, "r0c1")
     assert not view.legal(Op.FOSSILIZE, "r0c0")
     assert view.legal(Op.GERMINATE, "r0c0", "norm")
@@ -272,7 +272,7 @@ def test_a_schedule_for_another_host_is_refused_before_it_runs(entry: dict[str, 
 
 def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() -> None:
     for name in ("heuristic", "random", "none"):
-        assert isinstance(make_controller(name, "digits", SPEC, LAYOUT, 1, 0), Controller)
+        assert isinstance(make_controller(name, "digits", SPEC, LAYOUT, 1, 0), PerEnvController)
     for name in ("schedule:", "ppo", "Random"):
         with pytest.raises(ConfigError, match="heuristic, random, none, schedule"):
             make_controller(name, "digits", SPEC, LAYOUT, 1, 0)

@@ -278,5 +278,5 @@ def test_the_agent_bootstraps_what_was_cut_short() -> None:
         (value,) = [values[e] for fresh, values in seen if fresh[e]]
         assert rollout["final_value"][last, e] == pytest.approx(value)
         assert value != 0
-    stats = agent.learn(played.observation)
+    stats = agent.update(played.observation)
     assert np.isfinite(stats.value_loss)

@@ -342,7 +342,7 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
 def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(agent: Path) -> None:
     """The message has what it knows and what is here."""
     strange = planted(blueprints=("a", "b", "c", "d"))
-    with pytest.raises(ConfigError, match="knows the blueprints moss, fern, oak, ivy; here are a, b, c, d") as found:
+    with pytest.raises(ConfigError, match="blueprints moss, fern, oak, ivy; this host has a, b, c, d") as found:
         make_player(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
     assert str(agent) in str(found.value)
 
@@ -363,7 +363,7 @@ def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
     """What was learned is in it, with the statistics that observations are normalised by."""
     state = checkpoint.read(agent)
     player: Any = make_player(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
-    assert flat(player.network.state_dict()) == flat(state["rounds"]["agent"]["network"])
+    assert flat(player.network.state_dict()) == flat(state["agent"]["ppo"]["network"])
     assert player.observations.updates == 2
     assert player.config.width == 16
 
@@ -373,7 +373,7 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
     config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{agent}")
     experiment = Experiment(config, tmp_path / "r")
     summary = experiment.run()
-    seeds = [env.run_seed for env in experiment.rounds.envs]
+    seeds = [env.run_seed for env in experiment.trainer.collector.envs]
     assert seeds == [7 + 2**31] * 2
     assert make_env(config).run_seed == 7
     assert summary.controller == f"checkpoint:{agent}"

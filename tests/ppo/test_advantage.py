@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.ppo.advantage import gae
+from esper.ppo.buffer import gae
 
 GAMMA, LAM = 0.9, 0.8
 

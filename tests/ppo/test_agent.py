@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.ppo.advantage import gae
+from esper.ppo.buffer import gae
 from esper.spaces.action import HEADS, RELEVANT, Op
-from tests.ppo.toy import NOTHING, Toy, make_agent, play
+from tests.ppo.toy import NOTHING, Toy, make_agent, play, replayed_log_probs
 
 
 @pytest.mark.finding("C3")
@@ -14,19 +14,19 @@ def test_replay_reproduces_log_probabilities() -> None:
     agent, toy = make_agent(), Toy(4)
     for _ in range(2):  # the second round acts under statistics that have moved
         _, last = play(agent, toy, steps=15)  # episode starts inside the sequences
-        then, now = agent.replayed_log_probs()
+        then, now = replayed_log_probs(agent)
         torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
-        agent.learn(last)
+        agent.update(last)
 
 
 @pytest.mark.trap(17)
 def test_what_is_stored_is_what_was_acted_on() -> None:
     agent, toy = make_agent(), Toy(4)
     _, last = play(agent, toy, steps=6)
-    agent.learn(last)
+    agent.update(last)
     play(agent, toy, steps=6)
     rollout, _ = agent.buffer.stack()
-    assert torch.equal(rollout["observation"], agent.normalize(rollout["raw"]))
+    assert torch.equal(rollout["observation"], agent.observations.normalize(rollout["raw"]))
     assert not torch.equal(rollout["observation"], rollout["raw"])
 
 
@@ -34,7 +34,7 @@ def test_what_is_stored_is_what_was_acted_on() -> None:
 def test_an_update_takes_several_steps_and_the_ratio_moves() -> None:
     agent, toy = make_agent(learning_rate=1e-2, target_kl=100.0), Toy(4)
     _, last = play(agent, toy, steps=12)
-    stats = agent.learn(last)
+    stats = agent.update(last)
     assert stats.minibatches == 16
     assert stats.clip_fraction > 0
     assert stats.approx_kl > 0
@@ -44,7 +44,7 @@ def test_an_update_takes_several_steps_and_the_ratio_moves() -> None:
 def test_a_large_step_stops_at_the_kl_target() -> None:
     agent, toy = make_agent(learning_rate=3e-2), Toy(4)
     _, last = play(agent, toy, steps=12)
-    stats = agent.learn(last)
+    stats = agent.update(last)
     assert stats.stopped_early
     assert stats.minibatches < 16
     assert stats.approx_kl > 1.5 * 0.02
@@ -66,7 +66,7 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
         _, last = play(agent, toy, steps=12)
         agent.value_of(last / 2)  # as for an episode that was truncated
         assert all(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
-        agent.learn(last)  # 16 minibatches
+        agent.update(last)  # 16 minibatches
         assert not any(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
         assert agent.observations.updates == agent.rewards.returns.updates == number
         assert agent.observations.count == number * 12 * 4
@@ -113,7 +113,7 @@ def test_rewards_are_divided_and_never_shifted(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("esper.ppo.agent.gae", lambda rewards, *rest: seen.append(rewards) or gae(rewards, *rest))
     _, last = play(agent, toy, steps=12)
     earned = agent.buffer.stack()[0]["reward"]
-    agent.learn(last)
+    agent.update(last)
     assert agent.rewards.scale != 1
     torch.testing.assert_close(seen[0], earned / agent.rewards.scale)
 
@@ -152,7 +152,7 @@ def test_the_blueprint_knows_the_slot_and_learning_pays() -> None:
     agent, toy = make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01), Toy(32)
     first, last = play(agent, toy, steps=12)
     for _ in range(60):
-        agent.learn(last)
+        agent.update(last)
         reached, last = play(agent, toy, steps=12)
     # About 80 % of the steps allow more than WAIT; chance pays 1/6 · 1/3 · 1/3 of these.
     assert first < 0.1
@@ -188,7 +188,7 @@ def test_idle_envs_leave_no_trace_in_the_update() -> None:
             action = agent.act(observation, masks)
             rewards = np.where(idle, junk, toy.reward(action))
             agent.record(rewards, np.zeros(4), np.full(4, step == 5) | idle, NOTHING, idle)
-        agent.learn(observation)
+        agent.update(observation)
         results.append([p.detach().clone() for p in agent.parameters])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -196,10 +196,10 @@ def test_idle_envs_leave_no_trace_in_the_update() -> None:
 def test_state_round_trip_goes_on_with_the_same_bits() -> None:
     agent, toy = make_agent(), Toy(4)
     _, last = play(agent, toy, steps=6)
-    agent.learn(last)
+    agent.update(last)
     copy = make_agent()
     copy.load_state_dict(agent.state_dict())
     for one in (agent, copy):
         _, last = play(one, Toy(4, seed=9), steps=6)
-        one.learn(last)
+        one.update(last)
     assert all(torch.equal(a, b) for a, b in zip(agent.parameters, copy.parameters, strict=True))

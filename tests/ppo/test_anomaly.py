@@ -36,7 +36,7 @@ def look(stats: UpdateStats, round_: int = 4) -> dict[str, list[AnomalyDetected]
 
 def learned(agent: PPOAgent, steps: int = 12) -> UpdateStats:
     _, last = play(agent, Toy(agent.n_envs), steps)
-    return agent.learn(last)
+    return agent.update(last)
 
 
 def bits(agent: PPOAgent) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ def test_an_agent_that_learns_well_gives_no_warning() -> None:
     agent, toy = make_agent(32, learning_rate=3e-3, anneal=False, entropy_start=0.01), Toy(32)
     _, last = play(agent, toy, steps=12)
     for round_ in range(1, 31):
-        assert look(agent.learn(last), round_) == {}
+        assert look(agent.update(last), round_) == {}
         reached, last = play(agent, toy, steps=12)
     assert reached > 0.3  # it did learn
 
@@ -126,7 +126,7 @@ def test_a_head_without_a_choice_has_not_collapsed() -> None:
 
     agent = make_agent(32, prior=0.0)
     _, last = play(agent, OneSlot(32), 12)
-    stats = agent.learn(last)
+    stats = agent.update(last)
     assert stats.head_entropies["slot"] == 0
     assert "slot" not in stats.choice_entropies
     assert "slot" not in stats.head_choices
@@ -188,7 +188,7 @@ def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
     _, last = play(agent, Pays(16, 0.0), 12)
-    stats = agent.learn(last)
+    stats = agent.update(last)
     assert stats.gradient_health == 0
     assert "gradient_vanished" in look(stats)
 
@@ -212,7 +212,7 @@ def spoiled(agent: PPOAgent, name: str, value: float) -> UpdateStats:
     _, last = play(agent, Toy(agent.n_envs), 12)
     step = agent.buffer._steps[5][name]
     step[(0,) * step.ndim] = value
-    return agent.learn(last)
+    return agent.update(last)
 
 
 @pytest.mark.trap(2)
@@ -245,7 +245,7 @@ def test_numbers_of_an_idle_env_are_no_concern() -> None:
         junk = agent.buffer._steps[-1]["raw"].clone()
         junk[3] = np.nan
         agent.buffer._steps[-1]["raw"] = junk
-    stats = agent.learn(observation)
+    stats = agent.update(observation)
     assert stats.broken_steps == 0
     assert stats.minibatches > 0
 
@@ -297,7 +297,7 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
     agent.buffer._steps[3]["truncated"][0] = True
     agent.buffer._steps[3]["final_value"][0] = np.nan
     before = [p.detach().clone() for p in agent.parameters]
-    stats = agent.learn(last)
+    stats = agent.update(last)
     assert stats.broken_steps == 0
     assert stats.minibatches == 0
     assert stats.skipped_minibatches == 16

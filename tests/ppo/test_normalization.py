@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
-from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, statistics
+from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
 from esper.spaces.observation import BASE, PER_SLOT, Kind, ObservationLayout
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
     draw = np.random.default_rng(0)
     batches = [torch.from_numpy(draw.normal(3, 2, size=(n, 4))) for n in (5, 1, 40, 17)]
-    running = statistics(4, CPU, PPOConfig())
+    running = RunningMeanStd(4, CPU, PPOConfig())
     for batch in batches:
         running.update(batch)
     rows = torch.cat(batches)
@@ -61,7 +61,7 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
 
 
 def test_moving_average_includes_the_shift_of_the_mean() -> None:
-    running = statistics(1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75))
+    running = RunningMeanStd(1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75))
     running.update(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
     running.update(torch.tensor([[5.0], [5.0]]))  # mean 5, variance 0
     # mean 0.75·1 + 0.25·5 = 2; variance 0.75·1 + 0.25·0 + 0.75·0.25·(5 − 1)² = 3.75
@@ -71,7 +71,7 @@ def test_moving_average_includes_the_shift_of_the_mean() -> None:
 
 @pytest.mark.finding("H4")
 def test_statistics_change_only_in_update() -> None:
-    running = statistics(2, CPU, PPOConfig())
+    running = RunningMeanStd(2, CPU, PPOConfig())
     running.update(torch.randn(10, 2, generator=torch.Generator().manual_seed(1)))
     before = running.normalize(torch.tensor([[1.0, 2.0]]))
     running.normalize(torch.full((100, 2), 50.0))
@@ -99,13 +99,13 @@ def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
 
 
 def test_normalised_values_are_clipped() -> None:
-    running = statistics(1, CPU, PPOConfig())
+    running = RunningMeanStd(1, CPU, PPOConfig())
     running.update(torch.tensor([[0.0], [1.0]]))
     assert running.normalize(torch.tensor([[1e9], [-1e9]])).flatten().tolist() == [10.0, -10.0]
 
 
 def test_state_round_trip() -> None:
-    running, copy = statistics(3, CPU, PPOConfig()), statistics(3, CPU, PPOConfig())
+    running, copy = RunningMeanStd(3, CPU, PPOConfig()), RunningMeanStd(3, CPU, PPOConfig())
     running.update(torch.randn(10, 3, generator=torch.Generator().manual_seed(2)))
     copy.load_state_dict(running.state_dict())
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))

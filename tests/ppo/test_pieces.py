@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from esper.config import PPOConfig
-from esper.ppo.distribution import MASKED_LOGIT, MaskedCategorical
-from esper.ppo.recurrent import SequenceLSTM
-from esper.ppo.sampling import counter_uniforms
-from esper.ppo.update import Evaluated, UpdateStats, finish, gradient_health, loss_of, update
+from esper.ppo.distribution import MASKED_LOGIT, MaskedCategorical, counter_uniforms
+from esper.ppo.network import SequenceLSTM
+from esper.ppo.update import PolicyOutput, UpdateStats, gradient_health, ppo_loss, reduce, update_policy
 
 
 def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
@@ -114,7 +113,7 @@ def test_an_episode_start_forgets_what_came_before() -> None:
 
 def loss_at(ratio: float, advantage: float, free: bool = True) -> float:
     one = torch.ones(1, 1)
-    now = Evaluated(value=one, log_prob=math.log(ratio) * one, entropies=torch.zeros(1, 1, 8))
+    now = PolicyOutput(value=one, log_prob=math.log(ratio) * one, entropies=torch.zeros(1, 1, 8))
     part = {
         "log_prob": 0 * one,
         "value": one,
@@ -123,7 +122,7 @@ def loss_at(ratio: float, advantage: float, free: bool = True) -> float:
         "valid": one.bool(),
         "free": torch.tensor([[free]]),
     }
-    return float(loss_of(now, part, PPOConfig(clip=0.2), 0.0)[0])
+    return float(ppo_loss(now, part, PPOConfig(clip=0.2), 0.0)[0])
 
 
 @pytest.mark.parametrize(
@@ -151,17 +150,17 @@ def test_an_update_passes_over_whole_sequences_several_times(envs: int, minibatc
     steps, seen = 6, list[list[int]]()
     value = torch.nn.Parameter(torch.zeros(()))
 
-    def evaluate(chosen: torch.Tensor) -> Evaluated:
+    def evaluate(chosen: torch.Tensor) -> PolicyOutput:
         seen.append(chosen.tolist())
         now = value.expand(steps, len(chosen))
-        return Evaluated(now, 0 * now, torch.zeros(steps, len(chosen), 8))
+        return PolicyOutput(now, 0 * now, torch.zeros(steps, len(chosen), 8))
 
     numbers = {name: torch.rand(steps, envs) for name in ("value", "advantage", "target")}
     flags = {name: torch.ones(steps, envs, dtype=torch.bool) for name in ("valid", "free")}
     rollout = {**numbers, **flags, "log_prob": torch.zeros(steps, envs)}
     config = PPOConfig(update_epochs=3, n_minibatches=minibatches)
     optimizer = torch.optim.SGD([value], lr=0.1)
-    stats = update([value], optimizer, evaluate, rollout, config, 0.0, torch.Generator().manual_seed(0))
+    stats = update_policy([value], optimizer, evaluate, rollout, config, 0.0, torch.Generator().manual_seed(0))
     assert stats.minibatches == len(seen) == 3 * parts
     passes = [seen[first : first + parts] for first in range(0, 3 * parts, parts)]
     for one in passes:
@@ -200,5 +199,5 @@ def test_gradient_health_of_a_broken_gradient_is_zero() -> None:
 def test_the_means_of_an_update_are_over_what_was_measured(minibatches: int, stopped: bool, mean: float) -> None:
     """Also where the first minibatch stops it, and where all were left out."""
     told = {"valid": torch.ones(2, 2, dtype=torch.bool), "target": torch.rand(2, 2), "value": torch.rand(2, 2)}
-    stats = finish(UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), told)
+    stats = reduce(UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), told)
     assert [stats.policy_loss, stats.entropy] == pytest.approx([mean, mean], nan_ok=True)

@@ -18,13 +18,13 @@ def train(env_steps: int, seed: int) -> tuple[PlantedVectorEnv, PPOAgent]:
     rounds = env_steps // (env.num_envs * env.horizon)
     for number in range(rounds):
         agent.progress = number / rounds
-        agent.learn(play_round(env, agent, seed=None if number else seed, learner=agent).observation)
+        agent.update(play_round(env, agent, seed=None if number else seed, learner=agent).observation)
     return env, agent
 
 
 def score(env: PlantedVectorEnv, agent: PPOAgent) -> float:
     """Of the likeliest actions, on a run seed that was not trained on."""
-    reached = play_round(env, agent.player(env.num_envs, HELD_OUT, greedy=True), HELD_OUT).returns.mean()
+    reached = play_round(env, agent.clone_policy(env.num_envs, HELD_OUT, greedy=True), HELD_OUT).returns.mean()
     return planted_scale().score(float(reached))
 
 

@@ -131,7 +131,7 @@ def test_raw_observations_are_kept_in_the_rollout_and_go_with_it() -> None:
             nothing = np.zeros(4, dtype=np.bool_)
             agent.record(np.ones(4), np.zeros(4), np.full(4, step == 4), nothing, nothing)
         sizes.append(len(agent.buffer))
-        agent.learn(np.zeros((4, LAYOUT.size), dtype=np.float32))
+        agent.update(np.zeros((4, LAYOUT.size), dtype=np.float32))
         assert len(agent.buffer) == 0
     assert sizes == [5, 5, 5]
     assert agent.observations.count == 3 * 5 * 4
@@ -153,7 +153,7 @@ def test_windows_and_limits_are_configuration(name: str, value: float) -> None:
                 agent.act(observations(draw.normal(0, 3, (4, LAYOUT.size))), masks(4))
                 nothing = np.zeros(4, dtype=np.bool_)
                 agent.record(draw.normal(size=4), np.zeros(4), np.full(4, step == 3), nothing, nothing)
-            agent.learn(np.zeros((4, LAYOUT.size), dtype=np.float32))
+            agent.update(np.zeros((4, LAYOUT.size), dtype=np.float32))
         return torch.cat([p.detach().flatten() for p in agent.parameters])
 
     usual = PPOConfig(width=32, observation_warm_updates=1)

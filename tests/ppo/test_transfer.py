@@ -11,10 +11,10 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.ppo.agent import PPOAgent
 from esper.ppo.network import WAVES, fourier, place_waves
-from esper.ppo.policy import Policy
-from esper.ppo.transfer import for_blueprints
-from esper.rollout.rollout import Played, play_round
+from esper.ppo.policy import Policy, for_blueprints
+from esper.rollout.rollout import EpisodeStats, play_round
 from esper.spaces.action import Op
+from tests.ppo.toy import replayed_log_probs
 
 FOUR = ("moss", "fern", "oak", "ivy")
 SETTINGS = PPOConfig(width=32)
@@ -42,7 +42,7 @@ def trained() -> PPOAgent:
     env = planted(4)
     agent = make_agent(env)
     for number in range(3):
-        agent.learn(play_round(env, agent, seed=None if number else 1, learner=agent).observation)
+        agent.update(play_round(env, agent, seed=None if number else 1, learner=agent).observation)
     return agent
 
 
@@ -66,7 +66,7 @@ OTHERS = [
 def test_a_policy_plays_hosts_with_other_slots_and_blueprints(
     slots: int, blueprints: Sequence[str], greedy: bool, trained: PPOAgent
 ) -> None:
-    def play() -> Played:
+    def play() -> EpisodeStats:
         env = planted(slots, blueprints)
         return play_round(env, moved(trained, env, greedy), seed=9)
 
@@ -88,13 +88,13 @@ def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPO
 
 
 def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgent) -> None:
-    """Played by itself, and by an agent that inherited it."""
+    """EpisodeStats by itself, and by an agent that inherited it."""
     env = planted(4)
     observation, info = env.reset(seed=2)
     heir = make_agent(env, run_seed=7)
-    heir.inherit(trained)
+    heir.load_from(trained)
     decisions = []
-    for policy in (trained.player(8, 7, greedy=True), heir.player(8, 7, greedy=True)):
+    for policy in (trained.clone_policy(8, 7, greedy=True), heir.clone_policy(8, 7, greedy=True)):
         policy.begin()
         seen, context, decision = policy.decide(torch.from_numpy(observation), policy.legal(info["action_mask"]))
         decisions.append((seen, context, decision.action, decision.log_prob))
@@ -105,13 +105,13 @@ def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
     """And there, too, replay reproduces what was acted on."""
     env = planted(6, (*FOUR, "reed"))
     agent = make_agent(env)
-    agent.inherit(trained)
+    agent.load_from(trained)
     for _ in range(2):
         played = play_round(env, agent, seed=4, learner=agent)
-        then, now = agent.replayed_log_probs()
+        then, now = replayed_log_probs(agent)
         torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
         before = agent.network.blueprints.detach().clone()
-        agent.learn(played.observation)
+        agent.update(played.observation)
     assert not torch.equal(before, agent.network.blueprints)
 
 
@@ -130,12 +130,12 @@ def test_embeddings_follow_the_names() -> None:
 
 
 def test_where_no_blueprint_is_known_nothing_is_played(trained: PPOAgent) -> None:
-    with pytest.raises(ValueError, match="knows the blueprints moss, fern, oak, ivy; here are reed, rush"):
+    with pytest.raises(ValueError, match="knows the blueprints moss, fern, oak, ivy; this host has reed, rush"):
         moved(trained, planted(4, ("reed", "rush")))
 
 
 def test_an_agent_with_other_blueprints_is_not_resumed(trained: PPOAgent) -> None:
-    with pytest.raises(ValueError, match="learned the blueprints moss, fern, oak, ivy; here are moss, fern"):
+    with pytest.raises(ValueError, match="trained with the blueprints moss, fern, oak, ivy; this host has moss, fern"):
         make_agent(planted(4, ("moss", "fern"))).load_state_dict(trained.state_dict())
 
 

@@ -1,6 +1,7 @@
 """A toy env behind the same spaces as the real ones, and an agent that plays it."""
 
 import numpy as np
+import torch
 
 from esper.config import PPOConfig
 from esper.ppo.agent import PPOAgent
@@ -60,3 +61,12 @@ def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
 
 def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
     return PPOAgent(SPEC, LAYOUT, envs, PPOConfig(width=32, **settings), run_seed=3)
+
+
+def replayed_log_probs(agent: PPOAgent) -> tuple[torch.Tensor, torch.Tensor]:
+    """The stored and the replayed joint log-probabilities [T, E] of the steps in the agent's buffer."""
+    rollout, masks = agent.buffer.stack()
+    assert agent.buffer.initial_state is not None
+    with torch.no_grad():
+        now = agent._evaluate(rollout, masks, agent.buffer.initial_state, torch.arange(agent.n_envs))
+    return rollout["log_prob"], now.log_prob

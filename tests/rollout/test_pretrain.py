@@ -15,8 +15,8 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.ppo.agent import PPOAgent
 from esper.rollout import pretrain as practice
-from esper.rollout.pretrain import practice_env, practice_rounds, practise
-from esper.rollout.rollout import Played, play_round
+from esper.rollout.pretrain import practice_env, practice_rounds, pretrain
+from esper.rollout.rollout import EpisodeStats, play_round
 
 N_ENVS = 64
 QUIET = Law(noise=0.0, paired_noise=0.0)
@@ -94,13 +94,13 @@ def test_hosts_of_each_length_have_draws_of_their_own(
     env, config = real
     worths: dict[int, list[np.ndarray]] = {}
 
-    def played(simulated: PlantedVectorEnv, agent: PPOAgent, **rest: Any) -> Played:
+    def played(simulated: PlantedVectorEnv, agent: PPOAgent, **rest: Any) -> EpisodeStats:
         found = play_round(simulated, agent, **rest)
         worths.setdefault(simulated.horizon, []).append(simulated.simulated.growth.worth.copy())
         return found
 
     monkeypatch.setattr(practice, "play_round", played)
-    practise(
+    pretrain(
         env,
         config.with_values(ppo={"practice_lengths": (0.5, 1.0), "practice_steps": N_ENVS * 2 * (4 + 8)}),
         lambda *_: None,
@@ -164,7 +164,7 @@ def test_practice_is_repeatable_and_touches_no_generator_of_the_process(
     env, config = real
     before = torch.get_rng_state()
     reports: list[tuple[int, int, float]] = []
-    agents = [practise(env, config, lambda *report: reports.append(report)) for _ in range(2)]
+    agents = [pretrain(env, config, lambda *report: reports.append(report)) for _ in range(2)]
     assert torch.equal(before, torch.get_rng_state())
     assert [report[:2] for report in reports] == [(1, 2), (2, 2)] * 2
     assert reports[:2] == reports[2:]
@@ -173,11 +173,11 @@ def test_practice_is_repeatable_and_touches_no_generator_of_the_process(
 
 def test_an_heir_acts_as_the_one_that_practised(real: tuple[SlotVectorEnv, TrainingConfig]) -> None:
     env, config = real
-    practised = practise(env, config, lambda *_: None)
+    practised = pretrain(env, config, lambda *_: None)
     heir = PPOAgent(env.action_spec, env.layout, 2, config.ppo, run_seed=9)
-    heir.inherit(practised)
+    heir.load_from(practised)
     assert heir.rewards.scale == practised.rewards.scale
-    played = [play_round(env, agent.player(2, 5, greedy=True), 5) for agent in (practised, heir)]
+    played = [play_round(env, agent.clone_policy(2, 5, greedy=True), 5) for agent in (practised, heir)]
     np.testing.assert_array_equal(played[0].returns, played[1].returns)
 
 
@@ -188,9 +188,9 @@ def test_practice_teaches_what_pays_on_simulated_hosts_that_were_not_practised_o
     env.prepare()
     exam = practice_env(env, maker.config)
     fresh = PPOAgent(exam.action_spec, exam.layout, exam.num_envs, maker.config.ppo)
-    practised = practise(env, maker.config, lambda *_: None)
+    practised = pretrain(env, maker.config, lambda *_: None)
     before, after = (
-        float(play_round(exam, agent.player(N_ENVS, 999, greedy=False), 999).returns.mean())
+        float(play_round(exam, agent.clone_policy(N_ENVS, 999, greedy=False), 999).returns.mean())
         for agent in (fresh, practised)
     )
     print(f"return {before:.3f} before, {after:.3f} after")

@@ -169,7 +169,22 @@ def assert_same_bits(one: list[Any], other: list[Any]) -> None:
 def learned_state(folder: Path) -> dict[str, Any]:
     """All bits that the rounds to come would depend on, the agent's among them."""
     state = checkpoint.read(folder)
-    return flat({name: state[name] for name in ("round", "finished", "best", "baseline", "rounds", "policy")})
+    return flat(
+        {
+            name: state[name]
+            for name in (
+                "round",
+                "finished",
+                "best",
+                "baseline",
+                "collector",
+                "agent",
+                "policy",
+                "env_steps",
+                "micro_batches",
+            )
+        }
+    )
 
 
 def same_results(one: RunSummary, other: RunSummary) -> None:

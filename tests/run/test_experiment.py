@@ -258,7 +258,7 @@ def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
     def run(name: str) -> list[weakref.ref[Any]]:
         experiment = Experiment(tiny(), tmp_path / name)
         experiment.run()
-        env = experiment.env
+        env = experiment.trainer.env
         assert isinstance(env, GrowthVectorEnv)
         held = [experiment, env, env.lanes, env.training[0].host, env.task.train.x, env.training[0].totals.training]
         return [weakref.ref(thing) for thing in held]

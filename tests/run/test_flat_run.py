@@ -44,7 +44,7 @@ class Measures:
     def handle(self, event: Event) -> None:
         assert self.experiment is not None
         if isinstance(event, EpochCompleted) and event.epoch == HORIZON - 1:
-            DAMAGE["NaN weight"](self.experiment.env.training[event.env])  # type: ignore[attr-defined]
+            DAMAGE["NaN weight"](self.experiment.trainer.env.training[event.env])  # type: ignore[attr-defined]
         elif isinstance(event, GovernorRollback):
             self.seen["rollbacks"] += 1
         elif isinstance(event, StageChanged):

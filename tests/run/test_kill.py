@@ -44,7 +44,7 @@ def killed_again_and_again(config: TrainingConfig, kills: int, seed: int, folder
         command = ("run", "--config", "run.toml", "--out", "r") if place == 0 else ("run", "--resume", "r")
         if not killed_at(size, *command, folder=folder):
             return within  # it came to its end in the moment before
-        within += bool(checkpoint.read(folder / "r")["rounds"]["games"])
+        within += bool(checkpoint.read(folder / "r")["collector"]["rollouts"])
     last = start("run", "--resume", "r", folder=folder)
     _, err = last.communicate(timeout=600)
     assert last.returncode == 0, err

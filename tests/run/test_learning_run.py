@@ -21,9 +21,9 @@ from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.rollout.rollout import play_round
+from esper.run.agents import LearningAgent
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
-from esper.run.trainer import LearningRounds
 from esper.telemetry.event import (
     ArmPlayed,
     EpochCompleted,
@@ -109,7 +109,7 @@ def test_the_run_is_compared_with_every_baseline_in_a_fixed_order(learned: Learn
 
 
 def test_a_task_without_a_schedule_is_compared_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.run.trainer.schedule_ships", lambda _task: False)
+    monkeypatch.setattr("esper.run.agents.schedule_ships", lambda _task: False)
     summary, recorder = play(learning("planted", n_envs=4, rounds=1), tmp_path / "r")
     assert [c.pair.name_b for c in summary.comparisons] == BASELINES[:3]
     assert {event.controller for event in of_kind(recorder, ArmPlayed)} == {"ppo", *BASELINES[:3]}
@@ -134,11 +134,12 @@ def test_arms_meet_the_same_hosts_and_none_of_them_was_trained_on(
 
 def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> None:
     config = learning(evaluation_pairs=2)
-    rounds = LearningRounds(EnvMaker.of(config), lambda _event: None)
-    rounds.prepare(None)
+    maker = EnvMaker.of(config)
+    env = maker.make()
+    env.prepare()
     told: list[Event] = []
-    arms = {arm.controller: arm for arm in rounds.conclude(told.append, lambda: None)}
-    rounds.close()
+    arms = {arm.controller: arm for arm in LearningAgent(maker, env).evaluate(told.append, lambda: None)}
+    env.close()
     env = make_env(config)
     play_round(env, NoGrowth(env.action_spec, env.layout, env.num_envs), seed=7 + HELD_OUT)
     np.testing.assert_array_equal(arms["none"].accuracy, env.test_accuracy())
@@ -166,11 +167,12 @@ def test_the_comparison_teaches_the_agent_nothing(tmp_path: Path) -> None:
     play(learning(), tmp_path / "r", sink)
     before, after = (checkpoint.read(folder) for folder in (copy, tmp_path / "r"))
     assert (before["finished"], after["finished"]) == (False, True)
-    played = after["rounds"].pop("compared")
+    played = after["agent"].pop("compared")
     assert sum(len(rounds) for rounds in played.values()) > sum(
-        len(rounds) for rounds in before["rounds"].pop("compared").values()
+        len(rounds) for rounds in before["agent"].pop("compared").values()
     )
-    assert flat(before["rounds"]) == flat(after["rounds"])
+    assert flat(before["collector"]) == flat(after["collector"])
+    assert flat(before["agent"]) == flat(after["agent"])
 
 
 @pytest.mark.trap(24)

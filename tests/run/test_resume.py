@@ -157,11 +157,11 @@ def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
     from esper.ppo import agent, update
 
     def breaks(parameters: Any, *rest: Any) -> Any:
-        update.update(parameters, *rest)
+        update.update_policy(parameters, *rest)
         raise ArithmeticError("lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent, "update", breaks)
+        patch.setattr(agent, "update_policy", breaks)
         with pytest.raises(ArithmeticError):
             Experiment(learning(), tmp_path / "r").run()
     Experiment.resume(tmp_path / "r").run()
@@ -311,7 +311,7 @@ def test_a_torn_checkpoint_does_not_take_the_place_of_the_sound_one_before_it(tm
             [Does(lambda e: isinstance(e, EpochCompleted), functools.partial(signal.raise_signal, signal.SIGTERM))],
         ).run()
     assert previous.read_bytes() == sound
-    assert checkpoint.read_file(newest)["rounds"]["games"]
+    assert checkpoint.read_file(newest)["collector"]["rollouts"]
     Experiment.resume(tmp_path / "r").run()
     assert checkpoint.read_file(previous)["finished"] is False
 

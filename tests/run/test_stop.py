@@ -69,7 +69,7 @@ def sends(number: int) -> Callable[[], None]:
 
 
 def state_of(folder: Path) -> Any:
-    return checkpoint.read(folder)["rounds"]["games"]
+    return checkpoint.read(folder)["collector"]["rollouts"]
 
 
 @pytest.mark.trap(30)
@@ -120,13 +120,13 @@ def test_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.trap(30)
-def test_stopped_while_the_twins_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_while_the_hosts_left_alone_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller's hosts have played their round, and are what the best host is taken from."""
     config = CONFIGS["random"]()
     whole, _ = play(config, tmp_path / "whole")
     experiment = Experiment(config, tmp_path / "r")
-    twins: Any = experiment.rounds.envs[1]
-    step, steps = twins.step, []
+    controls: Any = experiment.trainer.collector.envs[1]
+    step, steps = controls.step, []
 
     def stopping(actions: Any) -> Any:
         steps.append(1)
@@ -134,7 +134,7 @@ def test_stopped_while_the_twins_play(tmp_path: Path, monkeypatch: pytest.Monkey
             signal.raise_signal(signal.SIGINT)
         return step(actions)
 
-    monkeypatch.setattr(twins, "step", stopping)
+    monkeypatch.setattr(controls, "step", stopping)
     assert experiment.run().interrupted
     assert len(state_of(tmp_path / "r")) == 2
     same_results(Experiment.resume(tmp_path / "r").run(), whole)
@@ -187,7 +187,7 @@ def test_what_was_played_of_the_comparison_is_not_played_again(tmp_path: Path) -
     )
     sink.what = lambda: signal.raise_signal(signal.SIGINT)
     Experiment(config, tmp_path / "r", [sink]).run()
-    played = checkpoint.read(tmp_path / "r")["rounds"]["compared"]
+    played = checkpoint.read(tmp_path / "r")["agent"]["compared"]
     assert sum(len(rounds) for rounds in played.values()) == 2
     again = Does(lambda _e: False, lambda: None)
     summary = Experiment.resume(tmp_path / "r", [again]).run()
@@ -267,7 +267,7 @@ def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
         log.write(b'{"event": "Epoch')
     before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
     target = {
-        "play": "esper.rollout.rollout.Game.load_state_dict",
+        "play": "esper.rollout.rollout.Rollout.load_state_dict",
         "cut_logs": "esper.files.run_folder.RunFolder.cut_logs",
     }
     with monkeypatch.context() as patch:

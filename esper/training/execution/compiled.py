@@ -175,7 +175,6 @@ def _compile_on_lane(training: HostTraining, lanes: Lanes) -> str | None:
 def _compile_for_run(training: HostTraining) -> str | None:
     """Compiles a host for the inputs of its training and validation passes; returns why not, or None."""
     task, sizes, dtype = training.task, training.config.task, training.arithmetic.image_dtype
-    assert sizes.batch_size is not None
 
     def trained(count: int) -> Tensor:
         if isinstance(task.train, Split):

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from esper.seeds.stage import SeedStage
+from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import LaneError
 from esper.training.host_training import HostTraining
 from tests.training.execution.test_streams import growing

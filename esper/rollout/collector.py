@@ -1,0 +1,97 @@
+"""Collecting the rounds of a run: rollouts that can be interrupted, saved and resumed between any two steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from esper.env.slot_env import SlotVectorEnv
+from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.rollout import EpisodeStats, Floats, Rollout
+
+
+@dataclass(frozen=True)
+class Round:
+    """Result of one round; test accuracies [E] of the committed networks in pp, None without control envs."""
+
+    stats: EpisodeStats
+    test: Floats | None
+    control_test: Floats | None
+    began: float
+    """``time.perf_counter()`` at the start of the round, or of its rest after resuming."""
+    phases_before: dict[str, float]
+    """The env's seconds by phase at that moment."""
+
+
+class Collector:
+    """Plays the rounds of a run.
+
+    Args:
+        rollout: what the run's controller plays.
+        control: the same hosts left alone, played after ``rollout`` in each round; None to play no controls.
+        between_steps: called before each step.
+    """
+
+    def __init__(self, rollout: Rollout, control: Rollout | None, between_steps: Callable[[], None]) -> None:
+        self.rollouts = (rollout,) if control is None else (rollout, control)
+        self.between_steps = between_steps
+        self.consistent = True
+        """Whether the state may be saved: no step or load is in progress."""
+
+    @property
+    def envs(self) -> list[SlotVectorEnv]:
+        return [rollout.env for rollout in self.rollouts]
+
+    @property
+    def running(self) -> list[Rollout]:
+        """Rollouts of the current round that have begun, in playing order."""
+        return [rollout for rollout in self.rollouts if rollout.begun]
+
+    def play(self) -> Round:
+        """Plays the next episode of every env, or the rest of the current one; call :meth:`finish` once it is used.
+
+        A first interrupt takes effect at the end of a step, a second one at once.
+        """
+        began, phases = time.perf_counter(), self.rollouts[0].env.phase_seconds
+        for rollout in self.rollouts:
+            if not rollout.begun:
+                with self._atomic():
+                    rollout.begin()
+            while not rollout.over:
+                self.between_steps()
+                with self._atomic():
+                    rollout.step()
+        tests = [env.test_accuracy() for env in self.envs] if len(self.rollouts) > 1 else [None, None]
+        return Round(self.rollouts[0].stats(), tests[0], tests[1], began, phases)
+
+    @contextmanager
+    def _atomic(self) -> Iterator[None]:
+        with interrupts_wait(again=True):
+            self.consistent = False
+            yield
+            self.consistent = True
+
+    def finish(self) -> None:
+        """Ends the round: the next call of :meth:`play` begins another one."""
+        for rollout in self.rollouts:
+            rollout.begun = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the episode numbers of all envs and the state of the running rollouts."""
+        return {
+            "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
+            "rollouts": [rollout.state_dict() for rollout in self.running],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the result of :meth:`state_dict`."""
+        for env, numbers in zip(self.envs, state["episodes"], strict=True):
+            env.episode_numbers[:] = numbers.numpy()
+        saved = state["rollouts"]
+        for rollout, rest in zip(self.rollouts[: len(saved)], saved, strict=True):
+            rollout.load_state_dict(rest)

@@ -1,0 +1,33 @@
+"""The best host of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from esper.env.slot_env import SlotVectorEnv
+from esper.env.vector_env import GrowthVectorEnv
+from esper.files.grown_host import save_host
+from esper.rollout.collector import Round
+
+
+class BestHost:
+    """Saves the host with the best committed validation accuracy so far, without regard to the test split."""
+
+    def __init__(self, folder: Path, env: SlotVectorEnv) -> None:
+        self.folder, self.env = folder, env
+        self.accuracy = -np.inf
+
+    def offer(self, played: Round) -> None:
+        """Saves the best host of the round if it is better than all before; simulated hosts are not saved."""
+        committed = played.stats.committed
+        winner = int(committed.argmax())
+        if not isinstance(self.env, GrowthVectorEnv) or committed[winner] <= self.accuracy:
+            return
+        self.accuracy = float(committed[winner])
+        training = self.env.training[winner]
+        test = self.env.test_accuracy() if played.test is None else played.test
+        facts = {"env": winner, "episode": training.episode, "seed": self.env.config.run.seed}
+        accuracies = {"validation_accuracy": self.accuracy, "test_accuracy": float(test[winner])}
+        save_host(training, self.folder / "best_host", {**facts, **accuracies})

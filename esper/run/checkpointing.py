@@ -1,0 +1,57 @@
+"""When a run saves its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from esper.config import RunConfig
+from esper.files import checkpoint
+from esper.files.run_folder import RunFolder
+from esper.rollout.interrupt import interrupts_wait
+
+
+class Checkpoints:
+    """Saves the state of a run after its rounds and, within a long round, by the clock.
+
+    Args:
+        state: returns the state of the run, see ``checkpoint.KEYS``.
+        last_is_intact: whether the newest checkpoint in the folder may be kept as the previous one.
+    """
+
+    def __init__(
+        self, files: RunFolder, config: RunConfig, state: Callable[[], checkpoint.State], last_is_intact: bool
+    ) -> None:
+        self.files, self.config, self.state = files, config, state
+        self._last_is_intact = last_is_intact
+        self._unwritten: bytes | None = None
+        """An encoded state that is not on disk yet."""
+        self._written_at = time.perf_counter()
+
+    def save(self, finished: bool = False) -> None:
+        """Writes the current state."""
+        with interrupts_wait():
+            self._encode(finished)
+            self.write()
+
+    def save_round(self, number: int) -> None:
+        """Encodes the state after round ``number`` and writes it every ``run.checkpoint_every`` rounds."""
+        self._encode()
+        if number % self.config.checkpoint_every == 0:
+            self.write()
+
+    def save_by_the_clock(self) -> None:
+        """Writes the state every ``run.checkpoint_minutes``, so that a kill does not lose a long round."""
+        if time.perf_counter() - self._written_at > 60 * self.config.checkpoint_minutes:
+            self.save()
+
+    def write(self) -> None:
+        """Writes the encoded state, if there is one that is not on disk yet."""
+        with interrupts_wait():
+            if self._unwritten is not None:
+                self.files.write_checkpoint(self._unwritten, keep=self._last_is_intact)
+                self._unwritten, self._written_at, self._last_is_intact = None, time.perf_counter(), True
+
+    def _encode(self, finished: bool = False) -> None:
+        written_by = {"config": checkpoint.config_digest(self.files.path), "logs": self.files.log_sizes()}
+        self._unwritten = checkpoint.encode({**written_by, "finished": finished, **self.state()})

@@ -1,0 +1,161 @@
+"""What a run reports: the events of its start, its rounds and its end, to its log, table and trackers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from esper.config_resolved import ResolvedConfig
+from esper.env.slot_env import SlotVectorEnv
+from esper.files.run_folder import RunFolder
+from esper.ppo.update import UpdateStats
+from esper.rollout.collector import Round
+from esper.run.summary import RunSummary, as_reported
+from esper.run.tracking import tracking_sinks
+from esper.telemetry.anomaly import AnomalyDetector
+from esper.telemetry.event import (
+    BaselineMeasured,
+    Event,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+    RunResumed,
+    RunStarted,
+)
+from esper.telemetry.hub import Sink, TelemetryHub
+from esper.telemetry.memory import memory_used
+from esper.telemetry.span import Spans
+from esper.training.execution import workspaces
+from esper.training.execution.multi_gpu import devices_of
+
+
+class RunTelemetry:
+    """Emits the events of a run.
+
+    Args:
+        callbacks: sinks in addition to the files of the run folder and the trackers.
+        resumed: whether the run continues from a checkpoint.
+    """
+
+    def __init__(self, config: ResolvedConfig, files: RunFolder, callbacks: Sequence[Sink], resumed: bool) -> None:
+        self.config, self.files, self.callbacks, self.resumed = config, files, callbacks, resumed
+        self.hub: TelemetryHub | None = None
+        """Passes events on to the sinks; None until :meth:`open`."""
+        self.spans = Spans(marks=False)
+        """Times the reports; the run replaces it with that of its env."""
+        self.detector = AnomalyDetector(config.anomaly, config.ppo.max_grad_norm, config.run.rounds)
+
+    def open(self) -> None:
+        """Opens the files and the trackers; when resuming, the logs must have been cut to the checkpoint before."""
+        trackers = tracking_sinks(self.config, self.files.path, self.resumed)
+        self.hub = TelemetryHub([*self.files.sinks(), *trackers, *self.callbacks])
+
+    def emit(self, event: Event) -> None:
+        with self.spans("telemetry"):
+            if isinstance(event, BaselineMeasured):
+                if self.resumed:
+                    return  # it was reported when the run first started
+                self.files.keep_baseline(event)
+            assert self.hub is not None
+            self.hub.emit(event)
+
+    def start(self, env: SlotVectorEnv) -> None:
+        """Reports the start of a new run."""
+        config, spec = self.config, env.action_spec
+        tier, refused = _tier(env)
+        self.emit(
+            RunStarted(
+                task=config.task.name,
+                controller=config.run.controller,
+                seed=config.run.seed,
+                rounds=config.run.rounds,
+                n_envs=env.num_envs,
+                episode_length=env.horizon,
+                host_parameters=env.host_parameters,
+                slots=spec.slots,
+                blueprints=spec.blueprints,
+                tier=tier,
+                precision=None if tier is None else env.config.task.precision,
+                micro_batches=config.task.micro_batches,
+                tier_refused=refused,
+                time=time.time(),
+                folder=str(self.files.path),
+                cublas_workspace=workspaces.of_run(config.run.device),
+                pinned_copies=tuple(copy.value for copy in env.pinned),
+            )
+        )
+
+    def resume(self, env: SlotVectorEnv, done: int, epochs: int, warnings: Sequence[str]) -> None:
+        """Reports that the run continues after ``done`` rounds and ``epochs`` of the next one."""
+        workspace = workspaces.of_run(self.config.run.device)
+        sizes = (done, self.config.run.rounds, env.num_envs, env.horizon)
+        self.emit(RunResumed(*sizes, *_tier(env), time.time(), tuple(warnings), epochs, workspace))
+
+    def round(
+        self, number: int, envs: Sequence[SlotVectorEnv], played: Round, update: UpdateStats | None, env_steps: int
+    ) -> None:
+        """Reports round ``number``, from 1, then the agent's update and any warnings about it.
+
+        Args:
+            envs: all envs of the run, its controller's first.
+            env_steps: env steps of all rounds so far.
+        """
+        env, stats, config = envs[0], played.stats, self.config
+        epochs = int(stats.epochs.sum())
+        samples = epochs * config.trained_samples
+        copies = [host for env in envs for host in env.hosts.copies_held()]  # of hosts left alone, too
+        before = played.phases_before
+        self.emit(
+            RoundCompleted(
+                round=number,
+                rounds=config.run.rounds,
+                episodes=env.num_envs,
+                mean_return=float(stats.returns.mean()),
+                committed_accuracy=float(stats.committed.mean()),
+                baseline_accuracy=float(stats.baseline.mean()),
+                test_accuracy=None if played.test is None else float(played.test.mean()),
+                alone_test_accuracy=None if played.control_test is None else float(played.control_test.mean()),
+                fossils=float(stats.fossils.mean()),
+                rollbacks=int(stats.rollbacks.sum()),
+                illegal_actions=int(stats.illegal_actions.sum()),
+                epochs=epochs,
+                samples=samples,
+                seconds=time.perf_counter() - played.began,
+                epochs_per_second=epochs / stats.seconds,
+                images_per_second=samples / stats.seconds,
+                phase_seconds={name: after - before.get(name, 0.0) for name, after in env.phase_seconds.items()},
+                memory=memory_used(copies, devices_of(config.run.device)),
+            )
+        )
+        if update is not None:
+            updated = PolicyUpdated(round=number, env_steps=env_steps, **vars(update))
+            for event in (updated, *self.detector.look(updated)):
+                self.emit(event)
+
+    def end(self, summary: RunSummary) -> None:
+        """Reports the comparisons at the end of the run, if any."""
+        if summary.comparisons:
+            self.emit(
+                RunCompleted(
+                    controller=summary.controller,
+                    pairs=summary.comparison.pairs,
+                    comparisons=tuple(as_reported(c) for c in summary.comparisons),
+                    host_parameters=summary.host_parameters,
+                    parameters=summary.grown_parameters,
+                    fossils=summary.fossils,
+                    seconds=summary.seconds,
+                )
+            )
+
+    def dropped_sinks(self) -> dict[str, str]:
+        """Returns why sinks were dropped, by name."""
+        return {} if self.hub is None else {name: sink.words() for name, sink in self.hub.dropped.items()}
+
+    def close(self) -> None:
+        if self.hub is not None:
+            self.hub.close()
+
+
+def _tier(env: SlotVectorEnv) -> tuple[str | None, str | None]:
+    """Name of the execution tier, and why the configured one was refused (None if it was not)."""
+    return (None, None) if env.tier is None else (env.tier.name, env.tier.refused)
