@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.lifecycle.stage import SeedStage
-from esper.training.execution.workers import LaneError
+from esper.training.execution.lanes import LaneError
 from esper.training.host_training import HostTraining
 from tests.training.execution.test_streams import growing
 from tests.training.fake_gpu import FakeGpu
