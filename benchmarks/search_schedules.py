@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.config import TrainingConfig
-from esper.control.script import Entry, ScriptedController
+from esper.control.script import ScheduleEntry, ScriptedController
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.rollout.rollout import play_round
@@ -40,12 +40,14 @@ def candidates(
     return [*pure, *sorted(others)]
 
 
-def schedule(plan: Plan) -> list[Entry]:
+def schedule(plan: Plan) -> list[ScheduleEntry]:
     """The plan as a schedule: what is due at epoch 0 is done as soon as it is legal and its gate would open."""
-    entries: list[Entry] = []
+    entries: list[ScheduleEntry] = []
     for slot, blueprint in plan:
-        entries.append(Entry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint, tempo=3, alpha_target=1.0))
-        entries += [Entry(epoch=0, op=op, slot=slot) for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")]
+        entries.append(
+            ScheduleEntry(epoch=0, op="GERMINATE", slot=slot, blueprint=blueprint, tempo=3, alpha_target=1.0)
+        )
+        entries += [ScheduleEntry(epoch=0, op=op, slot=slot) for op in ("ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")]
     return entries
 
 

@@ -66,7 +66,18 @@ __all__ = [
 ]
 
 
+_FORMER = {
+    "CounterfactualHelper": ("esper.attribution.counterfactual", "CounterfactualHelper"),
+    "ParallelEnvState": ("esper.training.host_training", "HostTraining"),
+    "SeedGradientCollector": ("esper.training.gradient_stats", "SeedGradientCollector"),
+}
+"""Module and present name of classes that are known by these names."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        module, present = _FORMER[name]
+        return getattr(importlib.import_module(module), present)
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has: {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -63,9 +63,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 LIBRARY = tuple(ALLOWED)
 # runs, and what is made of them
 ALLOWED["files"] = (*LIBRARY, "root")
+ALLOWED["report.chart_style"] = ()
 ALLOWED["report"] = (*LIBRARY, "files")
 ALLOWED["rollout"] = (*LIBRARY, "files")
-ALLOWED["evaluation"] = (*LIBRARY, "files", "rollout", "root")
+ALLOWED["evaluation"] = (*LIBRARY, "report.chart_style", "files", "rollout", "root")
 ALLOWED["run"] = (*LIBRARY, "files", "report", "rollout", "evaluation", "root")
 ROOMS = ("files", "report", "rollout", "evaluation", "run")
 ALLOWED["cli"] = (*LIBRARY, *ROOMS, "root")

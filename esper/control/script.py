@@ -17,7 +17,7 @@ from esper.spaces.observation import ObservationLayout
 SCHEDULES = Path(__file__).parent / "schedules"
 
 
-class Entry(BaseModel):
+class ScheduleEntry(BaseModel):
     """One action of a schedule; heads that do not matter for ``op`` may be omitted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,7 +44,7 @@ class ScriptedController(PerEnvController):
     EPISODE_STATE = ("pending",)
 
     def __init__(
-        self, schedule: list[Entry], spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0
+        self, schedule: list[ScheduleEntry], spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0
     ) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
         self.schedule = sorted(schedule, key=lambda entry: entry.epoch)
@@ -66,14 +66,14 @@ class ScriptedController(PerEnvController):
             held.add(entry.slot)
         return self.spec.encode(Op.WAIT)
 
-    def _ready(self, entry: Entry, view: EnvView) -> bool:
+    def _ready(self, entry: ScheduleEntry, view: EnvView) -> bool:
         op = Op[entry.op]
         if op in (Op.ADVANCE, Op.FOSSILIZE) and not view.slot(entry.slot, "gate_passed"):
             return False
         return view.legal(op, entry.slot, entry.blueprint if op is Op.GERMINATE else None)
 
 
-def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
+def encode(entry: ScheduleEntry, spec: ActionSpec) -> NDArray[np.int64]:
     """Encodes an entry as an action int64 [8]. Raises ConfigError for a value unknown to this host or registry."""
     known = [op.name for op in Op if op is not Op.WAIT]
     if entry.op not in known:
@@ -85,17 +85,17 @@ def encode(entry: Entry, spec: ActionSpec) -> NDArray[np.int64]:
         raise ConfigError(f"schedule, epoch {entry.epoch}: {error}") from None
 
 
-def read_schedule(path: Path) -> list[Entry]:
+def read_schedule(path: Path) -> list[ScheduleEntry]:
     """Reads the ``[[action]]`` tables of a TOML file. Raises ConfigError with the file and the expected format."""
     tables = read_toml(path, "schedule")
     if set(tables) != {"action"} or not isinstance(tables["action"], list):
         raise ConfigError(f"{path}: a schedule consists of [[action]] tables with epoch, op, slot, ...")
     try:
-        return [Entry.model_validate(table) for table in tables["action"]]
+        return [ScheduleEntry.model_validate(table) for table in tables["action"]]
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"])) or "an [[action]]"
-        known = ", ".join(Entry.model_fields)
+        known = ", ".join(ScheduleEntry.model_fields)
         raise ConfigError(f"{path}: {place}: {problem['msg']}; known keys: {known}") from None
 
 

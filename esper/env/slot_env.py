@@ -53,7 +53,7 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
 
 
 @dataclass(frozen=True)
-class Grown:
+class HostGrowth:
     """Growth of each env in its episode so far, [E]."""
 
     parameters: Floats
@@ -152,12 +152,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         return self.hosts.test_accuracy(self.state)
 
-    def grown(self) -> Grown:
+    def grown(self) -> HostGrowth:
         """Returns the growth of each env so far."""
         assert self.rules is not None
         slots = self.state.slots
         fossil_parameters = np.where(slots.fossil, slots.parameters, 0).sum(axis=1)
-        return Grown(
+        return HostGrowth(
             parameters=self.rules.host_parameters + fossil_parameters.astype(np.float64),
             fossils=slots.fossil.sum(axis=1).astype(np.float64),
             epochs=self.state.epoch.astype(np.float64),

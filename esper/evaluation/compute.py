@@ -41,7 +41,7 @@ class Occupant:
 
 
 @dataclass(frozen=True)
-class Kind:
+class EpochKind:
     """All that determines the cost of an epoch."""
 
     occupants: tuple[Occupant | None, ...]
@@ -50,13 +50,13 @@ class Kind:
     """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
 
     @classmethod
-    def of(cls, host: TrainedHost) -> Kind:
+    def of(cls, host: TrainedHost) -> EpochKind:
         """Returns the kind of the epoch that was just validated; call it before the host changes again."""
         occupants = tuple(_occupant(site) for site in host.training.sites)
         return cls(occupants, _branching(host.counterfactual.configurations))
 
     @classmethod
-    def alone(cls, sites: int) -> Kind:
+    def alone(cls, sites: int) -> EpochKind:
         """Returns the kind of a host without seeds."""
         return cls((None,) * sites, ((0.0,) * sites,))
 
@@ -109,14 +109,14 @@ class ComputeMeter:
     def __init__(self, task: Task, config: ResolvedConfig, blueprints: BlueprintRegistry) -> None:
         self.task, self.config, self.blueprints = task, resolve(config, task), blueprints
         self._trained = self.config.trained_samples
-        self._epochs: dict[int, Counter[Kind]] = {}
-        self._first: dict[int, Kind] = {}
+        self._epochs: dict[int, Counter[EpochKind]] = {}
+        self._first: dict[int, EpochKind] = {}
         # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
     def watch(self, host: TrainedHost) -> None:
         """Records the epoch that was just validated. Epoch 0, the untrained host's validation, starts a new episode."""
-        kind = Kind.of(host)
+        kind = EpochKind.of(host)
         if host.epoch == 0:
             self._epochs[host.row], self._first[host.row] = Counter(), kind
         else:
@@ -127,12 +127,12 @@ class ComputeMeter:
         epochs = sum(times * sum(self.of_epoch(kind)) for kind, times in self._epochs[env].items())
         return epochs + self.of_epoch(self._first[env])[1]
 
-    def of_epoch(self, kind: Kind) -> tuple[float, float]:
+    def of_epoch(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of one epoch of this kind: (training, validation after it)."""
         training, validation = self.a_sample(kind)
         return training * self._trained, validation * len(self.task.validation)
 
-    def _a_sample(self, kind: Kind) -> tuple[float, float]:
+    def _a_sample(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of this kind per sample: (training, validation)."""
         env = self._stand_in(kind)
         task, x = self.task, self.task.sample
@@ -149,7 +149,7 @@ class ComputeMeter:
             a_sample *= (1 + len(env.calibration) / len(task.validation)) / 2
         return training.get_total_flops() / len(x), a_sample
 
-    def _stand_in(self, kind: Kind) -> HostTraining:
+    def _stand_in(self, kind: EpochKind) -> HostTraining:
         """Returns a throwaway host whose slots are filled like this kind, for counting on a few samples."""
         env = HostTraining(0, self.task, self.config, make_metrics(1, self.task.device)[0])
         env.reset(0, 0)

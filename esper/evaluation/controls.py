@@ -13,7 +13,7 @@ from typing import Any
 
 from esper.config import ConfigError
 from esper.env.make import EnvMaker
-from esper.evaluation.compute import ComputeMeter, Kind
+from esper.evaluation.compute import ComputeMeter, EpochKind
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.evaluation.static_hosts import FixedHost, train_fixed
 from esper.files.grown_host import assemble
@@ -106,7 +106,7 @@ class SameComputeRunner(ControlRunner):
     def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
         super().__init__(maker, control_of, run_seed)
         meter = ComputeMeter(self.task, self.config, self.blueprints)
-        training, validation = meter.of_epoch(Kind.alone(len(self.host.sites)))
+        training, validation = meter.of_epoch(EpochKind.alone(len(self.host.sites)))
         self.first, self.each = validation, training + validation
         """Operations before the first epoch (``first``) and per epoch (``each``)."""
         if not self.each:

@@ -9,15 +9,16 @@ import numpy as np
 
 from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.statistics import ConfidenceInterval
+from esper.report.chart_style import MARKERS, chart_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 GREY, DARK = "0.75", "0.2"
-MARKERS = "osD^vP*X<>"
 
 
+@chart_style()
 def save_plots(result: ComparisonResult, folder: Path) -> list[Path]:
     """Saves all plots as PNG in ``folder`` and returns their paths.
 

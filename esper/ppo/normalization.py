@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.spaces.observation import BASE, PER_SLOT, Kind
+from esper.spaces.observation import BASE, PER_SLOT, FeatureKind
 
 
 class RunningMeanStd:
@@ -75,7 +75,7 @@ class ObservationStatistics(RunningMeanStd):
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         kinds = [entry.kind for entry in (*BASE, *PER_SLOT)]
         super().__init__(len(kinds), device, config)
-        self.continuous = torch.tensor([kind is Kind.CONTINUOUS for kind in kinds], device=device)
+        self.continuous = torch.tensor([kind is FeatureKind.CONTINUOUS for kind in kinds], device=device)
 
     def update(self, batch: Tensor) -> None:
         """Adds raw observations [N, BASE + S · PER_SLOT]; N = 0 changes nothing."""

@@ -21,7 +21,7 @@ LIMIT = 1e4
 """Values are clamped to ±LIMIT and NaN becomes 0, so observations are finite even if the host is not."""
 
 
-class Kind(Enum):
+class FeatureKind(Enum):
     CONTINUOUS = "continuous"
     """Normalised by the agent."""
     FLAG = "flag"
@@ -31,83 +31,83 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Feature:
     """One entry of the observation."""
 
     name: str
-    kind: Kind
+    kind: FeatureKind
     meaning: str
 
 
 HISTORY = 5
 """Number of past epochs of validation loss and accuracy in the observation."""
 
-C, FLAG, INDEX = Kind.CONTINUOUS, Kind.FLAG, Kind.INDEX
+C, FLAG, INDEX = FeatureKind.CONTINUOUS, FeatureKind.FLAG, FeatureKind.INDEX
 
-BASE: tuple[Entry, ...] = (
-    Entry("epoch", C, "epochs done / horizon"),
+BASE: tuple[Feature, ...] = (
+    Feature("epoch", C, "epochs done / horizon"),
     # A fraction does not identify the last action if episode lengths differ.
-    Entry("epochs_left", C, "symlog of the epochs that are left"),
-    Entry("train_loss", C, "symlog of the training loss of the epoch"),
-    Entry("validation_loss", C, "symlog of the validation loss"),
-    Entry("train_accuracy", C, "training accuracy of the epoch, fraction"),
-    Entry("validation_accuracy", C, "validation accuracy, everything on, fraction"),
-    *(Entry(f"loss_{i}_ago", C, f"symlog of the validation loss {i} epochs ago") for i in range(1, HISTORY + 1)),
-    *(Entry(f"accuracy_{i}_ago", C, f"validation accuracy {i} epochs ago, fraction") for i in range(1, HISTORY + 1)),
-    Entry("best_accuracy", C, "best validation accuracy of the episode, fraction"),
-    Entry("epochs_since_best", C, "epochs since the best / horizon"),
-    *(Entry(f"count_{stage.name.lower()}", C, f"slots in {stage.name} / slots") for stage in STAGES),
-    *(Entry(f"last_op_{op.name.lower()}", FLAG, f"the last action was {op.name}") for op in Op),
-    Entry("last_op_succeeded", FLAG, "the last action was executed, not refused"),
-    Entry("rolled_back", FLAG, "the governor rolled back in the last epoch"),
-    Entry("host_parameters", C, "ln(1 + parameters of the host) / 10"),
-    Entry("added_parameters", C, "parameters of all seeds / budget"),
-    Entry("fossil_parameters", C, "parameters of fossils / budget"),
-    Entry("rent", C, "rent paid this epoch, times the horizon"),
-    Entry("seeds_left", C, "seeds left under the cap / cap"),
-    Entry("committed_accuracy", C, "validation accuracy with fossils only, fraction"),
-    Entry("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
-    Entry("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
-    Entry("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
+    Feature("epochs_left", C, "symlog of the epochs that are left"),
+    Feature("train_loss", C, "symlog of the training loss of the epoch"),
+    Feature("validation_loss", C, "symlog of the validation loss"),
+    Feature("train_accuracy", C, "training accuracy of the epoch, fraction"),
+    Feature("validation_accuracy", C, "validation accuracy, everything on, fraction"),
+    *(Feature(f"loss_{i}_ago", C, f"symlog of the validation loss {i} epochs ago") for i in range(1, HISTORY + 1)),
+    *(Feature(f"accuracy_{i}_ago", C, f"validation accuracy {i} epochs ago, fraction") for i in range(1, HISTORY + 1)),
+    Feature("best_accuracy", C, "best validation accuracy of the episode, fraction"),
+    Feature("epochs_since_best", C, "epochs since the best / horizon"),
+    *(Feature(f"count_{stage.name.lower()}", C, f"slots in {stage.name} / slots") for stage in STAGES),
+    *(Feature(f"last_op_{op.name.lower()}", FLAG, f"the last action was {op.name}") for op in Op),
+    Feature("last_op_succeeded", FLAG, "the last action was executed, not refused"),
+    Feature("rolled_back", FLAG, "the governor rolled back in the last epoch"),
+    Feature("host_parameters", C, "ln(1 + parameters of the host) / 10"),
+    Feature("added_parameters", C, "parameters of all seeds / budget"),
+    Feature("fossil_parameters", C, "parameters of fossils / budget"),
+    Feature("rent", C, "rent paid this epoch, times the horizon"),
+    Feature("seeds_left", C, "seeds left under the cap / cap"),
+    Feature("committed_accuracy", C, "validation accuracy with fossils only, fraction"),
+    Feature("all_off_accuracy", C, "validation accuracy with every seed off, fraction"),
+    Feature("baseline_accuracy", C, "no-growth baseline at this epoch, fraction"),
+    Feature("baseline_next", C, "no-growth baseline at the next epoch, fraction"),
     # Losses in the unit of the rewards: standard deviations (sd) of the no-growth baseline's final loss.
-    Entry("loss_lead", C, "symlog of no-growth loss minus validation loss, everything on, sd"),
-    Entry("committed_loss_lead", C, "symlog of no-growth loss minus validation loss with fossils only, sd"),
-    Entry("all_off_loss_lead", C, "symlog of no-growth loss minus validation loss with every seed off, sd"),
-    Entry("baseline_loss", C, "symlog of the no-growth loss at this epoch, sd"),
-    Entry("baseline_loss_next", C, "symlog of the no-growth loss at the next epoch, sd"),
-    Entry("rollbacks", C, "rollbacks used / allowed"),
-    Entry("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
-    Entry("potential", C, "stored potential of the reward"),
+    Feature("loss_lead", C, "symlog of no-growth loss minus validation loss, everything on, sd"),
+    Feature("committed_loss_lead", C, "symlog of no-growth loss minus validation loss with fossils only, sd"),
+    Feature("all_off_loss_lead", C, "symlog of no-growth loss minus validation loss with every seed off, sd"),
+    Feature("baseline_loss", C, "symlog of the no-growth loss at this epoch, sd"),
+    Feature("baseline_loss_next", C, "symlog of the no-growth loss at the next epoch, sd"),
+    Feature("rollbacks", C, "rollbacks used / allowed"),
+    Feature("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
+    Feature("potential", C, "stored potential of the reward"),
 )
 
-PER_SLOT: tuple[Entry, ...] = (
-    *(Entry(f"stage_{stage.name.lower()}", FLAG, f"the slot is {stage.name}") for stage in STAGES),
-    Entry("alpha", C, "alpha now"),
-    Entry("alpha_target", C, "where alpha is going"),
-    Entry("alpha_mode", C, "-1 falling, 0 holding, 1 rising"),
-    Entry("alpha_progress", C, "how much of the ramp is done, fraction"),
-    Entry("alpha_velocity", C, "change of alpha in the last epoch"),
-    Entry("incubation_target", C, "target alpha of the trial and of the first ramp"),
-    Entry("trial", C, "trial accuracy of an incubating seed minus without it, clamped to 10 pp, / 10"),
-    Entry("trial_error", C, "paired standard error of the trial, pp / 10"),
-    Entry("contribution", C, "accuracy with the seed minus without it, clamped to 10 pp, / 10"),
-    Entry("contribution_change", C, "change of the contribution since it was last measured, pp / 10"),
-    Entry("contribution_error", C, "paired standard error of the contribution, pp / 10"),
-    Entry("contribution_measured", FLAG, "the contribution was measured for this seed"),
-    Entry("epochs_since_measured", C, "epochs since the contribution was measured / horizon"),
-    Entry("interaction", C, "summed interaction with the other blended seeds, clamped to 10 pp, / 10"),
-    Entry("gradient_norm", C, "symlog of the seed's gradient norm"),
-    Entry("gradient_ratio", C, "symlog of the seed's to the host's gradient, per element"),
-    Entry("gradient_health", C, "0 to 1"),
-    Entry("vanishing", C, "fraction of vanishing gradient tensors"),
-    Entry("exploding", C, "fraction of exploding gradient tensors"),
-    Entry("epochs_in_stage", C, "epochs in this stage / horizon"),
-    Entry("age", C, "epochs since germination / horizon"),
-    Entry("parameters", C, "ln(1 + parameters of the seed) / 10"),
-    Entry("gate_score", C, "fraction of the next gate's checks that hold"),
-    Entry("gate_passed", FLAG, "the next gate would open"),
-    Entry("fading", FLAG, "the seed is being removed"),
-    Entry("blueprint", INDEX, "0 for none, else 1 + the blueprint's index"),
+PER_SLOT: tuple[Feature, ...] = (
+    *(Feature(f"stage_{stage.name.lower()}", FLAG, f"the slot is {stage.name}") for stage in STAGES),
+    Feature("alpha", C, "alpha now"),
+    Feature("alpha_target", C, "where alpha is going"),
+    Feature("alpha_mode", C, "-1 falling, 0 holding, 1 rising"),
+    Feature("alpha_progress", C, "how much of the ramp is done, fraction"),
+    Feature("alpha_velocity", C, "change of alpha in the last epoch"),
+    Feature("incubation_target", C, "target alpha of the trial and of the first ramp"),
+    Feature("trial", C, "trial accuracy of an incubating seed minus without it, clamped to 10 pp, / 10"),
+    Feature("trial_error", C, "paired standard error of the trial, pp / 10"),
+    Feature("contribution", C, "accuracy with the seed minus without it, clamped to 10 pp, / 10"),
+    Feature("contribution_change", C, "change of the contribution since it was last measured, pp / 10"),
+    Feature("contribution_error", C, "paired standard error of the contribution, pp / 10"),
+    Feature("contribution_measured", FLAG, "the contribution was measured for this seed"),
+    Feature("epochs_since_measured", C, "epochs since the contribution was measured / horizon"),
+    Feature("interaction", C, "summed interaction with the other blended seeds, clamped to 10 pp, / 10"),
+    Feature("gradient_norm", C, "symlog of the seed's gradient norm"),
+    Feature("gradient_ratio", C, "symlog of the seed's to the host's gradient, per element"),
+    Feature("gradient_health", C, "0 to 1"),
+    Feature("vanishing", C, "fraction of vanishing gradient tensors"),
+    Feature("exploding", C, "fraction of exploding gradient tensors"),
+    Feature("epochs_in_stage", C, "epochs in this stage / horizon"),
+    Feature("age", C, "epochs since germination / horizon"),
+    Feature("parameters", C, "ln(1 + parameters of the seed) / 10"),
+    Feature("gate_score", C, "fraction of the next gate's checks that hold"),
+    Feature("gate_passed", FLAG, "the next gate would open"),
+    Feature("fading", FLAG, "the seed is being removed"),
+    Feature("blueprint", INDEX, "0 for none, else 1 + the blueprint's index"),
 )
 
 
@@ -130,8 +130,8 @@ class ObservationLayout:
     horizon: int
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
-        per_slot = (Entry(f"{slot}/{e.name}", e.kind, e.meaning) for slot in self.slots for e in PER_SLOT)
+    def entries(self) -> tuple[Feature, ...]:
+        per_slot = (Feature(f"{slot}/{e.name}", e.kind, e.meaning) for slot in self.slots for e in PER_SLOT)
         return (*BASE, *per_slot)
 
     @cached_property

@@ -98,11 +98,7 @@ class HostTraining:
         """Makes a new host for ``episode`` in the storage of the last one."""
         self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
         with seeded(self._seed(RngStream.HOST)):
-            fresh = self.task.build_host().to(self.device)
-            fresh.probe(self.sample)  # lazy layers get their weights here
-        self.host.load_state_dict(fresh.state_dict())
-        for own, first in zip(self.host.buffers(), fresh.buffers(), strict=True):
-            own.copy_(first)  # including non-persistent buffers
+            _copy_fresh_host(self)
         named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
         self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
         """Names of buffers that are finite at first, so that only a bad host makes them non-finite (no −inf masks)."""
@@ -262,3 +258,12 @@ def _make_feed(task: Task, config: HostTrainingConfig, dtype: torch.dtype) -> Ba
         return None
     batch, samples = config.task.batch_size, config.task.samples_per_epoch
     return BatchLoader(task.train, batch, samples, task.augmentation, dtype)
+
+
+def _copy_fresh_host(training: HostTraining) -> None:
+    """Overwrites the host with a new one, in its own storage."""
+    fresh = training.task.build_host().to(training.device)
+    fresh.probe(training.sample)  # lazy layers get their weights here
+    training.host.load_state_dict(fresh.state_dict())
+    for own, first in zip(training.host.buffers(), fresh.buffers(), strict=True):
+        own.copy_(first)  # including non-persistent buffers

@@ -12,7 +12,7 @@ from esper.control.controller import Controller, EnvView, NoGrowth, PerEnvContro
 from esper.control.heuristic import HeuristicController
 from esper.control.names import make_controller
 from esper.control.random import RandomController
-from esper.control.script import Entry, ScriptedController, read_schedule
+from esper.control.script import ScheduleEntry, ScriptedController, read_schedule
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import STAGES, SeedStage
@@ -191,7 +191,7 @@ def test_the_heuristic_plants_in_a_slot_wherever_it_is(free: int) -> None:
 
 
 def script(*entries: dict[str, Any]) -> ScriptedController:
-    made = ScriptedController([Entry(**entry) for entry in entries], SPEC, LAYOUT, 1)
+    made = ScriptedController([ScheduleEntry(**entry) for entry in entries], SPEC, LAYOUT, 1)
     made.begin()
     return made
 

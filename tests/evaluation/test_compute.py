@@ -15,7 +15,7 @@ from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation import compute
-from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, Kind, Occupant
+from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, Occupant
 from esper.lifecycle.ramps import STYLES
 from esper.rollout.rollout import play_round
 from esper.seeds.blueprints import BLUEPRINTS
@@ -39,14 +39,14 @@ def meter(**env: Any) -> ComputeMeter:
     return ComputeMeter(task, resolve(config, task), BLUEPRINTS.copy())
 
 
-def kind(occupant: Occupant | None, *alphas: float) -> Kind:
+def kind(occupant: Occupant | None, *alphas: float) -> EpochKind:
     rest = (0.0,) * 2
-    return Kind((occupant, None, None), tuple((alpha, *rest) for alpha in alphas))
+    return EpochKind((occupant, None, None), tuple((alpha, *rest) for alpha in alphas))
 
 
 def test_a_host_alone_by_hand() -> None:
     """Two operations a multiply-accumulate; of 150 samples an epoch trains on two full batches."""
-    training, validation = meter().of_epoch(Kind.alone(3))
+    training, validation = meter().of_epoch(EpochKind.alone(3))
     assert training == 2 * (FORWARD + BACKWARD) * SAMPLES
     assert validation == 2 * FORWARD * VALIDATED
 
@@ -54,7 +54,7 @@ def test_a_host_alone_by_hand() -> None:
 def test_a_transformer_counts_attention_too() -> None:
     task = load_task("chars")
     config = resolve(TrainingConfig(), task)
-    training, validation = ComputeMeter(task, config, BLUEPRINTS.copy())._a_sample(Kind.alone(2))
+    training, validation = ComputeMeter(task, config, BLUEPRINTS.copy())._a_sample(EpochKind.alone(2))
     width, length = 64, 64
     layer = 12 * length * width**2 + 2 * length**2 * width  # projections and MLP; scores and mixing
     head = length * width * task.classes
@@ -64,7 +64,7 @@ def test_a_transformer_counts_attention_too() -> None:
 
 def test_an_incubating_seed_costs_a_pass_of_the_rest_of_the_host() -> None:
     """On its own parameters and through what comes behind it, whose weights get no gradient from it."""
-    alone, _ = meter().of_epoch(Kind.alone(3))
+    alone, _ = meter().of_epoch(EpochKind.alone(3))
     incubating = Occupant("norm", STYLES["LINEAR_ADD"], INCUBATING)  # of no counted operation itself
     training, _ = meter().of_epoch(kind(incubating, 0.0, 1.0))
     rest = SECOND + HEAD
@@ -72,13 +72,13 @@ def test_an_incubating_seed_costs_a_pass_of_the_rest_of_the_host() -> None:
 
 
 def test_straight_through_a_seed_costs_itself_only() -> None:
-    alone, _ = meter().of_epoch(Kind.alone(3))
+    alone, _ = meter().of_epoch(EpochKind.alone(3))
     incubating = Occupant("norm", STYLES["LINEAR_ADD"], INCUBATING)
     assert meter(incubation="ste").of_epoch(kind(incubating, 0.0, 1.0))[0] == alone
 
 
 def test_a_blended_seed_costs_itself_and_a_frozen_one_less() -> None:
-    alone, _ = meter().of_epoch(Kind.alone(3))
+    alone, _ = meter().of_epoch(EpochKind.alone(3))
     learning = meter().of_epoch(kind(CONV, 1.0))[0] - alone
     frozen = meter().of_epoch(kind(Occupant("conv_light", CONV.style, FROZEN), 1.0))[0] - alone
     assert 0 < frozen < learning
@@ -87,7 +87,7 @@ def test_a_blended_seed_costs_itself_and_a_frozen_one_less() -> None:
 
 def test_validation_counts_what_configurations_do_not_share() -> None:
     """Seed on and seed off part behind the first convolution, which both have in common."""
-    _, alone = meter().of_epoch(Kind.alone(3))
+    _, alone = meter().of_epoch(EpochKind.alone(3))
     _, both = meter().of_epoch(kind(NORM, 1.0, 0.0))
     assert both - alone == 2 * (SECOND + HEAD) * VALIDATED
 

@@ -6,7 +6,7 @@ import torch
 
 from esper.config import PPOConfig
 from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
-from esper.spaces.observation import BASE, PER_SLOT, Kind, ObservationLayout
+from esper.spaces.observation import BASE, PER_SLOT, FeatureKind, ObservationLayout
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def observations(slots: int, rows: int = 40) -> torch.Tensor:
     layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), horizon=6)
     values = draw.normal(3, 2, size=(rows, layout.size))
     for place, entry in enumerate(layout.entries):
-        if entry.kind is not Kind.CONTINUOUS:
+        if entry.kind is not FeatureKind.CONTINUOUS:
             values[:, place] = draw.integers(0, 2, size=rows)
     return torch.from_numpy(values.astype(np.float32))
 
@@ -55,7 +55,7 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
     for place, entry in enumerate(layout.entries):
         own = names.index(entry.name.rpartition("/")[2])
         expected = raw[:, place]
-        if entry.kind is Kind.CONTINUOUS:
+        if entry.kind is FeatureKind.CONTINUOUS:
             expected = ((expected - running.mean[own]) / (running.var[own] + 1e-8).sqrt()).float()
         torch.testing.assert_close(seen[:, place], expected, atol=1e-5, rtol=1e-5)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from esper.spaces.action import HEADS, RELEVANT, Action, ActionSpec, Op
 from esper.spaces.mask import ActionMask
-from esper.spaces.observation import BASE, LIMIT, PER_SLOT, Kind, ObservationLayout, clamp_pp, symlog
+from esper.spaces.observation import BASE, LIMIT, PER_SLOT, FeatureKind, ObservationLayout, clamp_pp, symlog
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light"))
 
@@ -125,7 +125,7 @@ def layout() -> ObservationLayout:
 def test_the_layout_names_every_place_once() -> None:
     names = [entry.name for entry in layout().entries]
     assert len(names) == len(set(names)) == layout().size == len(BASE) + 2 * len(PER_SLOT)
-    assert all(entry.meaning and isinstance(entry.kind, Kind) for entry in layout().entries)
+    assert all(entry.meaning and isinstance(entry.kind, FeatureKind) for entry in layout().entries)
     assert [layout().index[name] for name in names] == list(range(len(names)))
 
 
