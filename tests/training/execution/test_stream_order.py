@@ -36,7 +36,7 @@ def test_an_env_has_one_stream_for_warming_up_capturing_and_launching() -> None:
 
     with growing(gpu) as made:
         for parts in (1, 2):
-            made.trainer.parts.restore(parts)  # what was captured for another number of parts is dropped
+            made.trainer.policy.restore(parts)  # what was captured for another number of parts is dropped
             for envs in (made.envs[::-1], made.envs):
                 made.lanes.run(work, envs)
                 with gpu.watched() as seen:
@@ -60,7 +60,7 @@ def test_each_env_has_a_memory_of_its_own_also_after_a_drop() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
         for env in made.envs:
-            made.lanes._cache(env).most = 2  # type: ignore[union-attr]
+            made.lanes.captured.cache(env).limit = 2  # type: ignore[union-attr]
         made.episodes(2, 4)
         pools = {(id(one.pool), one.stream.number) for one in gpu.captured}
     assert len(pools) > 3
@@ -119,8 +119,8 @@ def test_no_two_streams_use_the_same_memory_in_no_order(kind: str) -> None:
     gpu = FakeGpu()
     with growing(gpu, kind=kind) as made:
         for env in range(2):
-            made.plant(env, made.envs[env].slots[0].name, S.HOLDING, "norm")
-            made.plant(env, made.envs[env].slots[1].name, S.TRAINING, "norm")
+            made.plant(env, made.envs[env].sites[0].name, S.HOLDING, "norm")
+            made.plant(env, made.envs[env].sites[1].name, S.TRAINING, "norm")
         made.epoch()
         with gpu.watched():
             made.epoch()
