@@ -38,19 +38,19 @@ class HostTrainer:
         Raises LaneError with env, epoch and batch; OutOfMemory if memory runs out and the epoch cannot be repeated; and
         SharedBatchError for data that cannot be read or used.
         """
-
-        def train() -> None:
-            if self.batches is None:
-                self.lanes.train(active)
-            else:
-                train_in_step(self.batches, self.hosts, active, self.lanes)
-
-        self._retry.epoch(train, active)
+        for attempt in self._retry.epoch(active):
+            with attempt:
+                if self.batches is None:
+                    self.lanes.train(active)
+                else:
+                    train_in_step(self.batches, self.hosts, active, self.lanes)
 
     def repeatable(self, work: Callable[[Env], None], envs: Sequence[Env]) -> None:
         """Runs ``work``, such as a validation, for every env, and once more if memory runs out; raises as
         :meth:`epoch` does."""
-        self._retry.run(lambda: self.lanes.run(work, envs))
+        for attempt in self._retry.repeatable():
+            with attempt:
+                self.lanes.run(work, envs)
 
     def close(self) -> None:
         """Drops what lanes captured of the hosts and ends the workers; a second call does nothing."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 
 import torch
 
@@ -116,8 +117,37 @@ class MicroBatchPolicy:
         )
 
 
+class Attempt:
+    """A block that may run out of memory; :attr:`failed` is True if it did and is to be repeated in smaller parts.
+
+    Raises OutOfMemory, from the block's error, if it did and cannot be repeated.
+    """
+
+    def __init__(self, policy: MicroBatchPolicy, repeatable: bool) -> None:
+        self.policy, self.repeatable = policy, repeatable
+        self.failed = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, LaneError) or not all(ran_out(cause) for cause in error.causes):
+            return False
+        if not (self.repeatable and self.policy.can_split):
+            raise OutOfMemory(error, self.policy.advice()) from error
+        self.policy.split(error)
+        self.failed = True
+        return True
+
+
 class OutOfMemoryRetry:
-    """Repeats work in twice as many micro-batches if memory runs out, once per run.
+    """Repeats work in twice as many micro-batches if memory runs out, once per run::
+
+        for attempt in retry.epoch(active):
+            with attempt:
+                ...  # train
 
     ``hosts`` are all hosts of a trainer, and ``policy`` is shared by the trainers of a run.
     """
@@ -126,13 +156,11 @@ class OutOfMemoryRetry:
         self.policy, self.hosts, self.lanes = policy, hosts, lanes
         self._first_epoch = True
 
-    def epoch(self, train: Callable[[], None], active: Sequence[HostTraining]) -> None:
-        """Runs ``train``, an epoch of the hosts in ``active``, and repeats it from its start if memory runs out.
+    def epoch(self, active: Sequence[HostTraining]) -> Iterator[Attempt]:
+        """Yields the attempts at an epoch of the hosts in ``active``; a second one begins where the first began.
 
         The result is that of a run that split its batches further from this epoch on, bit for bit. The hosts' state is
         copied only if memory may run out (:func:`may_run_out`), since the copies take time and are rarely needed.
-
-        Raises OutOfMemory if memory ran out and the state was not copied, or batches cannot be split again.
         """
         devices = {training.device for training in active} if self.policy.can_split else set()
         copies = any(may_run_out(device, self._first_epoch) for device in devices)
@@ -146,43 +174,33 @@ class OutOfMemoryRetry:
             if training.index in starts:  # else copying failed, and the host has not trained since
                 starts[training.index].restore(training)
 
-        def first() -> None:
+        self._apply_policy()
+        first = Attempt(self.policy, repeatable=copies)
+        with first:
             if copies:
                 self.lanes.run(copy, active)
-            train()
-
-        def again() -> None:
+        if not first.failed:
+            yield first
+        if first.failed:
+            gc.collect()  # frees tensors that the frames of the error referred to
             for training, order in zip(self.hosts, orders, strict=True):
                 training.order.set_state(order)
-            self.lanes.run(restore, active)
-            train()
-
-        self._attempt(first, again if copies else None)
+            self._apply_policy()
+            last = Attempt(self.policy, repeatable=False)
+            with last:
+                self.lanes.run(restore, active)
+            yield last
         self._first_epoch = False
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Runs ``work``, which changes no host, and repeats it if memory runs out. Raises as :meth:`epoch` does."""
-        self._attempt(work, work)
-
-    def _attempt(self, work: Callable[[], None], again: Callable[[], None] | None) -> None:
-        if not self._fits(work, again is not None):
-            gc.collect()  # frees tensors that the frames of the error refer to
-            assert again is not None
-            self._fits(again, False)
-
-    def _fits(self, work: Callable[[], None], repeatable: bool) -> bool:
-        """Runs ``work``; returns False if memory ran out and batches are now split further."""
+    def repeatable(self) -> Iterator[Attempt]:
+        """Yields the attempts at work that changes no host."""
         self._apply_policy()
-        try:
-            work()
-        except LaneError as error:
-            if not all(ran_out(cause) for cause in error.causes):
-                raise
-            if not (repeatable and self.policy.can_split):
-                raise OutOfMemory(error, self.policy.advice()) from error
-            self.policy.split(error)
-            return False
-        return True
+        first = Attempt(self.policy, repeatable=True)
+        yield first
+        if first.failed:
+            gc.collect()
+            self._apply_policy()
+            yield Attempt(self.policy, repeatable=False)
 
     def _apply_policy(self) -> None:
         """Gives the policy's sizes to all hosts; what was captured with other sizes is dropped."""

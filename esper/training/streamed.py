@@ -28,8 +28,6 @@ def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIter
     if isinstance(task.train, Split):
         return None
     config = hosts[0].config.task
-    assert config.samples_per_epoch is not None
-    assert config.batch_size is not None
     return SharedBatchIterator(
         task.train,
         [Permutations(task.samples, training.order) for training in hosts],

@@ -52,7 +52,7 @@ class WorkerLanes(Lanes):
             raise Cancelled(f"cancelled before the work was done for env {', '.join(map(str, cancelled))}")
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
-        self.run(lambda training: train_epoch(training, cancelled=lambda: self.cancelled), hosts)
+        self.run(partial(train_epoch, cancelled=lambda: self.cancelled), hosts)
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         """Does nothing, since a CPU captures nothing."""
