@@ -243,7 +243,7 @@ def test_a_script_starts_again_with_each_episode() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a schedule is a list"),
+        ("", "a schedule consists of"),
         ("[[action]]\nepoch = 1\nop = 'PRUNE'", "slot"),
         ("[[action]]\nepoch = 1\nop = 'PRUNE'\nslot = 'r0c0'\nspeed = 3", "alpha_speed"),
         ("[[action]]\nepoch = -1\nop = 'PRUNE'\nslot = 'r0c0'", "epoch"),
