@@ -113,7 +113,7 @@ def play_arms(
     """
     if results is None:
         results = {name: {} for name in players}
-    rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs or 1)
+    rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     runners: dict[str, GrowingRunner] = {}
     baselines: dict[Any, Baseline] = {}
     with ExitStack() as opened:
@@ -246,7 +246,7 @@ class ComparisonRun:
         """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
         check_devices(arms[0].config.run.device)
         first = EnvMaker.of(arms[0].config, task)
-        self.rounds, n_envs = split_pairs(pairs, first.config.env.n_envs or 1)
+        self.rounds, n_envs = split_pairs(pairs, first.config.env.n_envs)
         seed = first.config.run.seed + HELD_OUT
         self.order = np.random.default_rng([seed, len(arms), order_seed])
         baselines: dict[Any, Baseline] = {}
