@@ -19,8 +19,8 @@ from esper.config import TrainingConfig
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.baseline import Baseline
+from esper.env.governed_host import GovernedHost
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.trained_host import TrainedHost
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
 from esper.lifecycle.ramps import STYLES
@@ -141,7 +141,7 @@ class Rig:
     def do(self, op: str, slot: str | None = None, blueprint: str | None = None, env: int = 0, **heads: Any) -> None:
         self.step({env: self.action(op, slot, blueprint, **heads)})
 
-    def host(self, index: int = 0) -> TrainedHost:
+    def host(self, index: int = 0) -> GovernedHost:
         return self.env.hosts.each[index]
 
     def training(self, index: int = 0) -> HostTraining:

@@ -12,7 +12,7 @@ from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
 
 
-class Hosts(Protocol):
+class Backend(Protocol):
     """E hosts with S slots. ``active`` is bool [E]: the hosts that take part; the state of envs is changed in place."""
 
     host_parameters: int

@@ -25,8 +25,8 @@ class Baseline:
     def in_stds(self, loss: Floats) -> Floats:
         """Losses [...] in standard deviations of the final loss.
 
-        A loss counts as no worse than the baseline's worst, that of the untrained host, and one that is not finite
-        counts as that: how much worse than guessing a broken network is says nothing, and a reward stays finite.
+        Losses are clipped at the baseline's worst one, that of the untrained host; non-finite ones count as that, which
+        keeps rewards finite.
         """
         return np.asarray(np.fmin(loss, max(self.loss)) / self.final_loss_std)
 

@@ -1,7 +1,7 @@
 """The phases of one epoch, for all hosts together: act, train, measure, govern, tick, and the end of episodes.
 
 The same loop runs hosts in training and simulated ones, hosts left alone for a baseline, and hosts with a fixed
-architecture; they differ in their backend (:class:`esper.env.backend.Hosts`).
+architecture; they differ in their backend (:class:`esper.env.backend.Backend`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config import Durations, TrainingConfig
-from esper.env.backend import Hosts
+from esper.env.backend import Backend
 from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
 from esper.lifecycle import transitions
@@ -39,7 +39,7 @@ class EpochLoop:
 
     def __init__(
         self,
-        hosts: Hosts,
+        hosts: Backend,
         config: TrainingConfig,
         horizons: Sequence[int],
         slots: int,
@@ -120,7 +120,7 @@ class EpochLoop:
             self.reporter.acted(state, actions, active, gates, failures, before)
 
     def _shift_history(self, active: Bools) -> None:
-        """The epoch that has been the last one becomes the one before."""
+        """Shifts losses and accuracies by one epoch, before the new ones are measured."""
         state, here = self.state, active[:, None]
         for history, now in ((state.loss_ago, state.loss), (state.accuracy_ago, state.accuracy)):
             np.copyto(history, np.column_stack((now, history[:, :-1])), where=here)

@@ -11,7 +11,7 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.baseline import SMALLEST_STD, Baseline
 from esper.env.epoch_loop import EpochLoop
-from esper.env.trained import TrainedHosts, make_trainings
+from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.telemetry.span import Spans
@@ -28,10 +28,10 @@ FIRST_INDEX = 1_000_000
 
 def no_growth_loop(
     trainer: HostTrainer, slots: tuple[str, ...], pinned: tuple[HostCopy, ...] = (), governed: bool = True
-) -> tuple[EpochLoop, TrainedHosts]:
+) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
     spans = Spans(marks=False)
-    hosts = TrainedHosts(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, pinned, governed=governed)
+    hosts = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, pinned, governed=governed)
     training = hosts.training
     loop = EpochLoop(hosts, training[0].config, [each.horizon for each in training], len(slots), None, spans)
     return loop, hosts

@@ -44,8 +44,8 @@ def resolve(config: TrainingConfig) -> ResolvedConfig:
     )
 
 
-class SimulatedHosts:
-    """E hosts under a law; see :class:`esper.env.backend.Hosts`. No host ever goes bad.
+class SimulatedBackend:
+    """E hosts under a law; see :class:`esper.env.backend.Backend`. No host ever goes bad.
 
     A host's noise depends on (run seed, env, episode) only, so that adding hosts changes nothing for the others.
     """
@@ -173,7 +173,7 @@ class PlantedVectorEnv(SlotVectorEnv):
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
         n_envs, horizon = config.env.n_envs, config.env.episode_length
         self.law = law
-        self.simulated = SimulatedHosts(law, n_envs, horizon, config.env.counterfactual_every)
+        self.simulated = SimulatedBackend(law, n_envs, horizon, config.env.counterfactual_every)
         spans = Spans(marks=config.run.mark_phases)
         super().__init__(config, ActionSpec(law.slots, law.blueprints), self.simulated, spans, autoreset_mode)
         self.baseline = law.baseline(self.horizon, config.env.baseline_episodes)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config_resolved import ResolvedConfig
-from esper.env.backend import Hosts
+from esper.env.backend import Backend
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop
 from esper.env.info import final_entries, step_info
@@ -98,7 +98,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self,
         config: ResolvedConfig,
         spec: ActionSpec,
-        hosts: Hosts,
+        hosts: Backend,
         spans: Spans,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,

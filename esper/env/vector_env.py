@@ -18,7 +18,7 @@ from esper.env.no_growth import measure_baseline
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.state import Rules
-from esper.env.trained import TrainedHosts, largest_sizes, make_trainings
+from esper.env.training_backend import TrainingBackend, largest_sizes, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
@@ -95,7 +95,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         pinned = copies_to_pin(config.run, self.training, self._max_seed_parameters(config))
         trainer = HostTrainer(task, self.training, self.lanes, self.parts)
         reporter = Reporter(self._tell, spec, config.env) if emit is not ignore else None
-        self.hosts: TrainedHosts = TrainedHosts(trainer, spec, self.blueprints, spans, pinned, reporter)
+        self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned, reporter)
         super().__init__(config, spec, self.hosts, spans, autoreset_mode, reporter)
         self.baseline, self.tier, self.pinned = baseline, tier, pinned
         self._not_captured: set[str] = set()

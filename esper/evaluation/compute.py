@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config_resolved import ResolvedConfig
 from esper.data.task import SAMPLE, Split, Task, resolve
-from esper.env.trained_host import TrainedHost
+from esper.env.governed_host import GovernedHost
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import Role, Site
@@ -50,7 +50,7 @@ class EpochKind:
     """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
 
     @classmethod
-    def of(cls, host: TrainedHost) -> EpochKind:
+    def of(cls, host: GovernedHost) -> EpochKind:
         """Returns the kind of the epoch that was just validated; call it before the host changes again."""
         occupants = tuple(_occupant(site) for site in host.training.sites)
         return cls(occupants, _branching(host.counterfactual.configurations))
@@ -114,7 +114,7 @@ class ComputeMeter:
         # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
-    def watch(self, host: TrainedHost) -> None:
+    def watch(self, host: GovernedHost) -> None:
         """Records the epoch that was just validated. Epoch 0, the untrained host's validation, starts a new episode."""
         kind = EpochKind.of(host)
         if host.epoch == 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from esper.config_resolved import ResolvedConfig
 from esper.data.task import Task, resolve
 from esper.env.no_growth import no_growth_loop
-from esper.env.trained import make_trainings
+from esper.env.training_backend import make_trainings
 from esper.evaluation.compute import ComputeMeter
 from esper.evaluation.runner import HostResult
 from esper.seeds.blueprints import BlueprintRegistry

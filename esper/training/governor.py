@@ -1,4 +1,4 @@
-"""The governor: one watchdog an env, which rolls a host back that goes bad, before anything else looks at it.
+"""The governor watches one host and rolls it back if it goes bad, before anything else reads it.
 
 Losses are compared in units of chance, ln(classes), so that the same numbers fit every task.
 """
@@ -22,7 +22,7 @@ from esper.training.snapshot import Snapshot, ValidationRecord
 
 @dataclass(frozen=True)
 class Panic:
-    """Why the governor rolls back: the rule, the measured value and the threshold it crossed."""
+    """The reason of a rollback: the rule, the measured value and the threshold that it crossed."""
 
     reason: str
     value: float
@@ -56,16 +56,16 @@ class Governor:
         self.reset()
 
     def reset(self) -> None:
-        """The start of an episode; the snapshots' storage is kept."""
+        """Starts an episode; the storage of snapshots is kept."""
         self.losses: deque[float] = deque(maxlen=self.durations.governor_window)
         self.anomalies = 0
-        """Anomalous checks running."""
+        """Number of consecutive anomalous checks."""
         self.rollbacks = 0
         self._rolled_back_at: int | None = None
         self._captured = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Histories and snapshots of the episode under way, as plain values and CPU tensors."""
+        """Returns histories and snapshots of the episode, as plain values and CPU tensors."""
         return {
             "losses": list(self.losses),
             "anomalies": self.anomalies,
@@ -75,7 +75,7 @@ class Governor:
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Go on from ``state``, for an env on ``device``."""
+        """Resumes from ``state``, for a host on ``device``."""
         self.reset()
         self.losses.extend(state["losses"])
         self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
@@ -85,10 +85,10 @@ class Governor:
             snapshot.load_state_dict(saved, device)
 
     def start_from(self, loss: float) -> None:
-        """Losses are compared with this one from now on: that of the untrained host, or of the restored one.
+        """Starts the history of losses with that of the untrained host, or of the restored one.
 
-        Without it an explosion in the first epoch would be the first entry of the history, and be what is normal; and
-        a restored host, which has lost its living seeds, would be judged by what it reached with them.
+        Otherwise an explosion in the first epoch would become the normal loss, and a restored host, which has lost its
+        living seeds, would be compared with the losses that it had with them.
         """
         self.losses.clear()
         self.losses.append(loss)
@@ -102,7 +102,7 @@ class Governor:
         return self.rollbacks >= self.config.max_rollbacks
 
     def check(self, loss: float, not_finite: float) -> Panic | None:
-        """Judge one epoch by its validation loss and the count of non-finite values in losses, host and fossils."""
+        """Checks one epoch by its validation loss and the number of non-finite values in losses, host and fossils."""
         if not_finite > 0 or not math.isfinite(loss):
             return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
         mean = float(np.mean(self.losses)) if self.losses else None
@@ -149,7 +149,7 @@ class Governor:
         return True
 
     def _make_room(self) -> None:
-        """The newest snapshot becomes the older one, and what was the older one is given up for the next.
+        """Makes the newest snapshot the older one, whose storage is used for the next one.
 
         Where both lie in the same kind of memory, they change places. An older one in pinned memory is written over
         with the newest, before the storage of that one on the device is filled again.

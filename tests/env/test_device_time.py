@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.env import device_time, trained
+from esper.env import device_time, training_backend
 from esper.env.device_time import TrainingTime
 from esper.telemetry import span
 from esper.telemetry.span import Spans
@@ -140,7 +140,7 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     with rig(n_envs=2) as world:
         world.env.hosts.training_time = TrainingTime(world.env.spans, [FIRST])
         monkeypatch.setattr(HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch))
-        monkeypatch.setattr(trained, "_transfer", takes(8.0, "transfer", trained._transfer))
+        monkeypatch.setattr(training_backend, "_transfer", takes(8.0, "transfer", training_backend._transfer))
         yield world
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.env.trained_host import TrainedHost
+from esper.env.governed_host import GovernedHost
 from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
@@ -142,19 +142,19 @@ def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pyte
 
 def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail: the loss of every env's epoch, looked at where it lies."""
-    epoch, validate = HostTrainer.epoch, TrainedHost.validate
+    epoch, validate = HostTrainer.epoch, GovernedHost.validate
 
     def curious_training(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:
         epoch(trainer, active)
         assert all(training.totals.training[0].item() >= 0 for training in active)
 
-    def curious_validation(episode: TrainedHost) -> None:
+    def curious_validation(episode: GovernedHost) -> None:
         validate(episode)
         assert episode.packed.clone().cpu() is not None
 
     with busy(2, monkeypatch) as world:
         monkeypatch.setattr(HostTrainer, "epoch", curious_training)
-        monkeypatch.setattr(TrainedHost, "validate", curious_validation)
+        monkeypatch.setattr(GovernedHost, "validate", curious_validation)
         reads = reads_of_a_step(world)
         assert reads.reads == ["item"] * 2
         assert len(reads.transfers) == 2 + 2

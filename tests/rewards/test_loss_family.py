@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import EpochLoop
-from esper.env.planted import SimulatedHosts
+from esper.env.planted import SimulatedBackend
 from esper.env.planted_law import Law
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools
@@ -117,7 +117,7 @@ def test_a_loss_mode_is_the_accuracy_mode_with_the_negative_loss_in_place_of_acc
     }
 
 
-class ScriptedHosts(SimulatedHosts):
+class ScriptedHosts(SimulatedBackend):
     """One host whose losses are given by the number of its epochs: with everything on, and with every seed off."""
 
     def __init__(self, *losses: tuple[float, float]) -> None:

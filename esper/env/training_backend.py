@@ -14,9 +14,9 @@ from esper.attribution.counterfactual import max_configurations
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.device_time import TrainingTime
+from esper.env.governed_host import GovernedHost
 from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
-from esper.env.trained_host import TrainedHost
 from esper.lifecycle import transitions
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
@@ -73,8 +73,8 @@ def largest_sizes(training: HostTraining, spec: ActionSpec, blueprints: Blueprin
     return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in channels])
 
 
-class TrainedHosts:
-    """E hosts of one task, trained together; see :class:`esper.env.backend.Hosts`.
+class TrainingBackend:
+    """E hosts of one task, trained together; see :class:`esper.env.backend.Backend`.
 
     Args:
         trainer: trains them on its lanes.
@@ -101,7 +101,7 @@ class TrainedHosts:
         self.training = list(trainer.hosts)
         self.host_parameters = self.training[0].host_parameters
         self.each = [
-            TrainedHost(
+            GovernedHost(
                 training,
                 Governor(training.config.governor, training.durations, training.task.classes, pinned),
                 spec.slots,
@@ -110,7 +110,7 @@ class TrainedHosts:
             for row, training in enumerate(self.training)
         ]
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in self.training))
-        self.watch: Callable[[TrainedHost], None] = lambda _host: None
+        self.watch: Callable[[GovernedHost], None] = lambda _host: None
         """Called after each validation of a host, before anything changes."""
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
@@ -144,8 +144,8 @@ class TrainedHosts:
 
     def measure(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
-        self.trainer.repeatable(TrainedHost.validate, hosts)
-        blocks: dict[int, list[TrainedHost]] = {}
+        self.trainer.repeatable(GovernedHost.validate, hosts)
+        blocks: dict[int, list[GovernedHost]] = {}
         for host in hosts:
             blocks.setdefault(id(host.training.totals.accumulators), []).append(host)
         for together in blocks.values():
@@ -165,7 +165,7 @@ class TrainedHosts:
             self._govern(host, state, before)
         return before.removed(state.slots)
 
-    def _govern(self, host: TrainedHost, state: EnvState, before: Occupancy) -> None:
+    def _govern(self, host: GovernedHost, state: EnvState, before: Occupancy) -> None:
         row, slots, governor = host.row, state.slots, host.governor
         panic = governor.check(float(state.loss[row]), host.not_finite)
         state.anomaly_pending[row] = governor.anomaly_pending
@@ -194,7 +194,7 @@ class TrainedHosts:
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.each))
 
-        def measure(host: TrainedHost) -> None:
+        def measure(host: GovernedHost) -> None:
             training = host.training
             result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[host.row] = float(result.accuracy[0])
@@ -221,11 +221,11 @@ class TrainedHosts:
         finally:  # a GPU that failed
             self.trainer.close()
 
-    def _of(self, active: Bools) -> list[TrainedHost]:
+    def _of(self, active: Bools) -> list[GovernedHost]:
         return [host for host, chosen in zip(self.each, active, strict=True) if chosen]
 
 
-def _transfer(hosts: list[TrainedHost], state: EnvState) -> None:
+def _transfer(hosts: list[GovernedHost], state: EnvState) -> None:
     """Transfers the epoch of hosts on one device and reads it: once all totals, once all flags and statistics."""
     totals = hosts[0].training.totals.accumulators.read()
     packed = torch.cat([host.packed for host in hosts]).cpu()

@@ -23,7 +23,7 @@ from esper.training.snapshot import Snapshot, ValidationRecord
 from esper.training.validate import Evaluation, evaluate
 
 
-class TrainedHost:
+class GovernedHost:
     """The host of row ``row`` in the arrays of a vector env.
 
     Args:
