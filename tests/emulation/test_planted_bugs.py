@@ -33,7 +33,7 @@ def grad_stats_of_some_chunks(device: KernelDevice) -> None:
 BUGS = {
     "missing_barrier": Bug(
         Edit(
-            "cuda/grad_stats.cu",
+            "cuda/reduce.cuh",
             "warps[threadIdx.x / 32] = sum;\n    __syncthreads();\n",
             "warps[threadIdx.x / 32] = sum;\n",
         ),
@@ -44,10 +44,10 @@ BUGS = {
         lambda device: test_sgd.test_sizes_around_chunks(device, test_sgd.CHUNK),
     ),
     "short_shared_array": Bug(
-        Edit("cuda/grad_stats.cu", "__shared__ Totals warps[kWarps];", "__shared__ Totals warps[kWarps - 1];"),
+        Edit("cuda/reduce.cuh", "__shared__ T warps[kThreads / 32];", "__shared__ T warps[kThreads / 32 - 1];"),
         grad_stats_of_some_chunks,
         RuntimeError,
-        r"has written outside of warps at csrc/cuda/grad_stats.cu:\d+, 280 bytes",
+        r"has written outside of warps at csrc/cuda/reduce.cuh:\d+, 280 bytes",
     ),
     "short_dynamic_shared_memory": Bug(
         Edit("cuda/stage_batch.cu", "(problem.channels) * 256 * sizeof(Out)", "(problem.channels) * 255 * sizeof(Out)"),
@@ -57,7 +57,7 @@ BUGS = {
     ),
     "wrong_shuffle": Bug(
         Edit(
-            "cuda/grad_stats.cu",
+            "cuda/reduce.cuh",
             "for (int offset = 16; offset > 0; offset /= 2) add(",
             "for (int offset = 8; offset > 0; offset /= 2) add(",
         ),
@@ -65,9 +65,9 @@ BUGS = {
     ),
     "shuffle_of_a_part_of_the_warp": Bug(
         Edit(
-            "cuda/grad_stats.cu",
-            "const Totals sum = warp_sum(mine);",
-            "const Totals sum = threadIdx.x % 32 < 31 ? warp_sum(mine) : mine;",
+            "cuda/reduce.cuh",
+            "T sum = warp_sum(mine);",
+            "T sum = threadIdx.x % 32 < 31 ? warp_sum(mine) : mine;",
         ),
         grad_stats_of_some_chunks,
         RuntimeError,
