@@ -90,7 +90,9 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
     assert found.width == 5
     # Convolutions 9·5 + 9·5·10, norms 2·(5 + 10), head 10·10 + 10; the task's width, 3, gives 277.
     assert found.arms[0].parameters.tolist() == [635.0] * 2
-    assert found.config.task == find_policy(str(learned.folder)).config.task  # type: ignore[union-attr]
+    own = find_policy(str(learned.folder)).config
+    assert own is not None
+    assert found.config.task.model_dump() == own.task.model_dump()
 
 
 @pytest.mark.parametrize("width", [0, -1])
@@ -139,7 +141,7 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
 
 
 def test_a_policy_that_cannot_play_the_task_is_refused(simulated: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints moss, fern, oak, ivy; here"):
+    with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints moss, fern, oak, ivy; this host has"):
         evaluate_controller(str(simulated), task="digits")
 
 
@@ -257,4 +259,4 @@ def test_the_json_contains_all_results(evaluated: PolicyEvaluation, tmp_path: Pa
         assert means["interval"] == list(compared.pair.interval)
         assert means["p"] == compared.adjusted_p
         assert means["verdict"] == "inconclusive: fewer than 10 pairs"
-    assert TrainingConfig.parse(found["config"]) == evaluated.config
+    assert TrainingConfig.parse(found["config"]).model_dump() == evaluated.config.model_dump()
