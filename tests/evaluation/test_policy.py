@@ -141,7 +141,8 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
 
 
 def test_a_policy_that_cannot_play_the_task_is_refused(simulated: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints moss, fern, oak, ivy; this host has"):
+    refusal = "cannot play this host: it knows the blueprints moss, fern, oak, ivy; this host has"
+    with pytest.raises(ConfigError, match=refusal):
         evaluate_controller(str(simulated), task="digits")
 
 
