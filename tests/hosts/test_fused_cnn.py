@@ -194,7 +194,7 @@ def float_images(channels: int) -> esper.Task:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["bytes", "float32"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_fused_operator_serves_every_host_with_every_seed(
     channels: int, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,11 +56,12 @@ def test_a_users_blueprint_can_be_grown_and_kept(style: str) -> None:
         assert spec.blueprints == (*CNN, "mine")
         world.grow("r0c1", S.FOSSILIZED, "mine", style=style)
         slot = world.slot("r0c1")
-        assert slot.blueprint is not None
-        assert (slot.blueprint.name, slot.seed is not None and type(slot.seed.body)) == ("mine", Shifted)
+        site = world.training().site_by_name["r0c1"]
+        assert site.blueprint is not None
+        assert (site.blueprint.name, site.seed is not None and type(site.seed.body)) == ("mine", Shifted)
         assert slot.parameters == 6 + (6 * 8 + 8 + 8 + 1) * (style == "GATED_GATE")
         assert world.value("r0c1/blueprint") == len(CNN) + 1
-        assert world.training().fossils() == [slot]
+        assert world.training().fossils() == [site]
     assert "mine" not in BLUEPRINTS.names("cnn")
 
 

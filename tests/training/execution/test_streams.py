@@ -32,7 +32,9 @@ def launches(gpu: FakeGpu) -> list[str]:
     return [call for call in gpu.calls if call.startswith("launch")]
 
 
-@pytest.mark.parametrize(("kind", "seed"), [*((kind, 0) for kind in KINDS), ("float images", 1), ("bytes", 2)])
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*((kind, 0) for kind in KINDS), pytest.param("bytes", 2, marks=pytest.mark.slow)]
+)
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
     with Growing(KINDS[kind], WorkerLanes(1)) as plain:
         expected = plain.episodes(2, 8, seed)
