@@ -66,12 +66,13 @@ class Trainer:
         for number in range(self.done + 1, self.config.run.rounds + 1):
             played = self.collector.play()
             with interrupts_wait():  # the rest of a round happens as a whole, or not at all
+                self.collector.consistent = False
                 stats = self.agent.update(number, played)
                 self.best.offer(played)
                 self.env_steps += int(played.stats.epochs.sum())
                 self.telemetry.round(number, self.collector.envs, played, stats, self.env_steps)
                 self.collector.finish()
-                self.done = number
+                self.done, self.collector.consistent = number, True
                 self.checkpoints.save_round(number)
         return self.evaluate()
 

@@ -146,14 +146,17 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "torch's": (saved({"layer.weight": torch.zeros(2)}), "it does not begin with the header of an Esper checkpoint"),
     "weights": (
         sealed({"layer.weight": torch.zeros(2)}),
-        "of a run: missing or invalid baseline, best",
+        "of a run: missing or invalid agent, baseline, best, collector",
     ),
     "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
     "another format": (
         b"Esper checkpoint, format 99\n\n",
-        "but this version of Esper reads format 3",
+        "but this version of Esper reads format 4",
     ),
-    "a part of a run": (sealed({"round": 1}), "missing or invalid baseline, best, config, finished"),
+    "a part of a run": (
+        sealed({"round": 1}),
+        "missing or invalid agent, baseline, best, collector, config, env_steps, finished",
+    ),
     "another content": (sealed({"round": 1})[:-1] + b"x", "it is truncated or was modified: its SHA-256 differs"),
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError, TrainingConfig
+from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.files.grown_host import accuracy, load_host, save_host
 from esper.lifecycle.ramps import STYLES
@@ -157,7 +158,7 @@ def test_loading_touches_no_generator_of_the_process(grown: Path) -> None:
 def test_a_stem_may_have_dots(tmp_path: Path) -> None:
     task = load_task("digits")
     config = TrainingConfig.parse({"task": {"samples_per_epoch": 128, "batch_size": 64}, "env": {"episode_length": 4}})
-    env = HostTraining(0, task, config, make_metrics(1, torch.device("cpu"))[0])
+    env = HostTraining(0, task, resolve(config, task), make_metrics(1, torch.device("cpu"))[0])
     env.reset(0, 0)
     assert all(site.seed is None for site in env.sites)
     for version in ("best.v1", "best.v2"):
