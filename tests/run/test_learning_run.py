@@ -191,7 +191,7 @@ def test_test_images_decide_nothing_while_the_agent_learns(
     first = [event["event"] for event in theirs].index("ArmPlayed")
     assert ours[:first] == theirs[:first]
     assert ours[first:] != theirs[first:]
-    compared = "/rounds/compared/"  # the comparison itself
+    compared = "/agent/compared/"  # the comparison itself
     assert {k: v for k, v in learned_state(summary.folder).items() if not k.startswith(compared)} == {
         k: v for k, v in learned_state(learned[0].folder).items() if not k.startswith(compared)
     }
