@@ -167,7 +167,7 @@ def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> 
     found: list[int] = []
 
     def breaks() -> None:
-        found.extend(game["env"]["hosts"]["episodes"][0]["training"]["epoch"] for game in state_of(tmp_path / "r"))
+        found.extend(game["env"]["hosts"][0]["training"]["epoch"] for game in state_of(tmp_path / "r"))
         raise KeyboardInterrupt
 
     Experiment(config, tmp_path / "r", [Does(at(1, 5), breaks)]).run()

@@ -215,7 +215,7 @@ def test_every_seed_that_was_planted_became_something(controller: str, tmp_path:
         assert row.germinated == row.fossilized + row.pruned + row.cut + row.rolled_back + row.living
         assert row.blended <= row.germinated
     assert live.total().fossilized == pytest.approx(summary.fossils * 3 * 2)
-    assert open_run(summary.folder).blueprints.rows() == live.rows()  # the log says the same
+    assert open_run(summary.folder).view.blueprints.rows() == live.rows()  # the log says the same
     assert not any(isinstance(event, AnomalyDetected) for event in recorder.events)
 
 
