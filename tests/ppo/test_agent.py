@@ -77,7 +77,7 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
 def test_an_update_reports_the_health_of_its_gradient_norm(weight: float) -> None:
     agent = make_agent(value_coefficient=weight, update_epochs=1, n_minibatches=1)
     _, last = play(agent, Toy(4), steps=12)
-    stats = agent.learn(last)
+    stats = agent.update(last)
     outside = max(0.0, abs(np.log10(stats.gradient_norm)) - 2)
     assert stats.gradient_health == pytest.approx(max(0.0, 1 - outside / 2), abs=1e-9)
 
