@@ -20,6 +20,8 @@ from esper.lifecycle.ramps import STYLES
 from esper.rollout.rollout import play_round
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
+from esper.training.step import train_epoch
 from tests.core_helpers import EASY_GATES
 
 SAMPLES, VALIDATED = 128, 400
@@ -112,8 +114,16 @@ class CountingLanes:
                 work(env)
         self.flops += counter.get_total_flops()
 
-    def reasons(self) -> dict[str, int]:
+    def train(self, hosts: Iterable[HostTraining]) -> None:
+        self.run(train_epoch, hosts)
+
+    def adopt(self, hosts: Iterable[HostTraining]) -> None:
         """Nothing is captured, and nothing could be."""
+
+    def release(self, hosts: Iterable[HostTraining]) -> None:
+        """Nothing was captured."""
+
+    def reasons(self) -> dict[str, int]:
         return {}
 
     def close(self) -> None:
