@@ -9,6 +9,7 @@ rows of its epoch and its place in it.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -25,12 +26,12 @@ Batch = tuple[Tensor, Tensor]
 """Inputs [batch_size, ...] and targets [batch_size, ...]."""
 
 
-class BatchReader(Dataset[Batch]):
+class BatchReader(Dataset[Batch], ABC):
     """A map-style data set that reads all rows of a batch in one call, and draws nothing at random."""
 
+    @abstractmethod
     def batch(self, rows: Sequence[int]) -> Batch:
         """Returns inputs and targets of ``rows``, each [len(rows), ...]."""
-        raise NotImplementedError
 
 
 class SharedBatchError(RuntimeError):
