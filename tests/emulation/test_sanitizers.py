@@ -50,28 +50,30 @@ with emulator.serving(0):
 
 
 @pytest.mark.parametrize(
-    ("edit", "call", "report"),
+    ("unit", "edit", "call", "report"),
     [
         (
+            "sgd",
             ("cuda/sgd.cu", "i < end; i += kThreads", "i <= end; i += kThreads"),
             "test_sgd.test_sizes_around_chunks(emulator, test_sgd.CHUNK)",
             "READ of size 4",
         ),
         (
-            ("cuda/grad_stats.cu", "w < kWarps; ++w) add(total", "w <= kWarps; ++w) add(total"),
+            "grad_stats",
+            ("cuda/reduce.cuh", "w < kThreads / 32; ++w) add(sum", "w <= kThreads / 32; ++w) add(sum"),
             "test_grad_stats.test_sizes_around_vectors_and_chunks(emulator, torch.float32, 5)",
             "READ of size 8",
         ),
         (
-            ("cuda/grad_stats.cu", "__shared__ Totals warps[kWarps];", "__shared__ Totals warps[kWarps - 1];"),
+            "grad_stats",
+            ("cuda/reduce.cuh", "__shared__ T warps[kThreads / 32];", "__shared__ T warps[kThreads / 32 - 1];"),
             "test_grad_stats.test_sizes_around_vectors_and_chunks(emulator, torch.float32, 5)",
             "WRITE of size 40",
         ),
     ],
     ids=["past_a_tensor", "past_a_shared_array", "a_short_shared_array"],
 )
-def test_an_access_out_of_bounds_is_reported(edit: tuple[str, str, str], call: str, report: str) -> None:
-    unit = Path(edit[0]).stem
+def test_an_access_out_of_bounds_is_reported(unit: str, edit: tuple[str, str, str], call: str, report: str) -> None:
     namespace = f"esper_sanitized_{unit}"
     build([unit], namespace=namespace, edits=[Edit(*edit)], sanitizers=True)
     finished = run_sanitized("-c", SCRIPT.format(unit=unit, namespace=namespace, edit=edit, call=call))
