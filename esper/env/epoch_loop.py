@@ -75,11 +75,19 @@ class EpochLoop:
 
     def step(self, actions: Actions) -> None:
         """Runs one epoch of every env whose episode has not ended, with legal ``actions`` int64 [E, 8]."""
-        state, active = self.state, ~self.state.done
-        with self.spans("decide"):
-            self._act(actions, active)
+        self.act(actions)
         with self.spans("train"):
-            self.hosts.train(active, state)
+            self.hosts.train(~self.state.done, self.state)
+        self.conclude()
+
+    def act(self, actions: Actions) -> None:
+        """Begins an epoch: applies legal ``actions`` int64 [E, 8]. Training follows."""
+        with self.spans("decide"):
+            self._act(actions, ~self.state.done)
+
+    def conclude(self) -> None:
+        """Ends an epoch after training: validates, governs, and advances all clocks."""
+        state, active = self.state, ~self.state.done
         state.epoch += active
         self._shift_history(active)
         with self.spans("validate"):

@@ -9,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
+from esper.attribution.counterfactual import CounterfactualHelper
+from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
 from esper.lifecycle.slots import MEASUREMENTS, Slots
-from esper.lifecycle.stage import SeedStage
 from esper.ops import grad_stats
-from esper.seeds.site import Role
 from esper.spaces.action import Op
 from esper.training.governor import Governor
 from esper.training.host_training import HOST, HostTraining
@@ -62,7 +61,7 @@ class GovernedHost:
         alphas, targets = slots.alpha[self.row].tolist(), slots.incubation_target[self.row].tolist()
         for s, site in enumerate(self.sites):
             if site.seed is not None:
-                self.training.assign(site, _role(stages[s], alphas[s]), alphas[s], targets[s], learning[s])
+                self.training.assign(site, role_of(stages[s], alphas[s]), alphas[s], targets[s], learning[s])
 
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
@@ -99,48 +98,16 @@ class GovernedHost:
         results.record(found.correct.numpy(), found.loss.numpy(), self.training.task.validation.counts)
         state.train_loss[row] = loss_sum / count if count else 0.0
         state.train_accuracy[row] = 100 * right / count if count else 0.0
-        for accuracy, loss, name in (
-            (state.accuracy, state.loss, ALL_ON),
-            (state.committed, state.committed_loss, COMMITTED),
-            (state.all_off, state.all_off_loss, ALL_OFF),
-        ):
-            accuracy[row], loss[row] = results.accuracy(name), results.loss_of(name)
+        record_validation(state, row, results)
         self.finite = packed[1:head].numpy() > 0
         # Losses with fossils only and with every seed off enter rewards and the snapshot's record.
         losses = (state.loss[row], state.committed_loss[row], state.all_off_loss[row])
         self.not_finite = bad_losses + float(packed[0]) + sum(not math.isfinite(loss) for loss in losses)
-        self._measure_seeds(packed[head:], state.slots)
-
-    def _measure_seeds(self, packed: Tensor, slots: Slots) -> None:
-        summaries = self.training.collector.summaries(packed)
-        host = summaries.get(HOST)
+        summaries = self.training.collector.summaries(packed[head:])
         committed = {HOST, *(site.name for site in self.training.fossils())}
         self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)
-        decay = self.training.config.env.gates.gradient_ratio_decay
-        for s, site in enumerate(self.sites):
-            at, mine = (self.row, s), summaries.get(site.name)
-            if mine is not None and host is not None:
-                ratio, old = mine.ratio_to(host), float(slots.gradient_ratio[at])
-                if math.isfinite(ratio):
-                    slots.gradient_ratio[at] = ratio if math.isnan(old) else decay * old + (1 - decay) * ratio
-                slots.gradient_norm[at], slots.gradient_health[at] = mine.norm, mine.health
-                slots.vanishing[at], slots.exploding[at] = mine.vanishing, mine.exploding
-            self._measure_contribution(at, site.name, slots)
-
-    def _measure_contribution(self, at: tuple[int, int], name: str, slots: Slots) -> None:
-        trial, contribution = self.counterfactual.trial_of(name), self.counterfactual.contribution(name)
-        if trial is not None:
-            slots.trial[at], slots.trial_error[at] = trial.difference, trial.error
-        before = float(slots.contribution[at])
-        measured_before = not math.isnan(before)
-        slots.epochs_since_measured[at] += measured_before
-        if contribution is not None:
-            slots.contribution_change[at] = contribution.difference - (before if measured_before else 0.0)
-            slots.contribution[at], slots.contribution_error[at] = contribution.difference, contribution.error
-            slots.epochs_since_measured[at] = 0
-        interaction = self.counterfactual.interaction(name)
-        if interaction is not None:
-            slots.interaction[at] = interaction
+        names = [site.name for site in self.sites]
+        record_seeds(state.slots, row, names, results, summaries, self.training.config.env.gates.gradient_ratio_decay)
 
     def begin(self, state: EnvState) -> None:
         """Takes the first snapshot, after the first validation.
@@ -185,14 +152,6 @@ class GovernedHost:
                     0 if math.isnan(slots.contribution[row, s]) else self.epoch - snapshot.epoch
                 )
         return snapshot
-
-
-def _role(stage: int, alpha: float) -> Role:
-    if stage == SeedStage.TRAINING:
-        return Role.INCUBATING
-    if stage == SeedStage.FOSSILIZED:
-        return Role.FOSSIL
-    return Role.BLENDED if stage in (SeedStage.BLENDING, SeedStage.HOLDING) and alpha > 0 else Role.ABSENT
 
 
 def _recorded(state: EnvState) -> tuple[NDArray[np.float64], ...]:

@@ -225,6 +225,10 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         actions, idle = accepted_actions(self, np.asarray(actions, dtype=np.int64)), self.done.copy()
         self.loop.step(actions)
+        return self._result(idle)
+
+    def _result(self, idle: Bools) -> StepResult:
+        """Returns the result of an epoch in which the envs ``idle`` bool [E] did not take part."""
         with self.spans("decide"):
             rewards = self._pay(~idle)
             self._report(np.flatnonzero(~idle).tolist(), rewards)

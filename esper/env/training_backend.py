@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,15 +62,14 @@ def make_trainings(
     return [HostTraining(*each) for each in zip(indices, tasks, configs, rows, strict=True)]
 
 
-def largest_sizes(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
+def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
     """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
 
-    The gated style is the largest, so a blueprint that is affordable is so in any style.
+    The gated style is the largest, so a blueprint that is affordable is so in any style. ``channels`` is by slot.
     """
-    topology = training.host.topology
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    channels = [training.site_by_name[name].place.channels for name in spec.slots]
-    return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in channels])
+    widths = [channels[name] for name in spec.slots]
+    return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in widths])
 
 
 class TrainingBackend:

@@ -84,7 +84,8 @@ class GrowthVectorEnv(SlotVectorEnv):
         host = self.training[0].host
         names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
         spec = ActionSpec(host.slot_names, names)
-        self.largest = largest_sizes(self.training[0], spec, self.blueprints)
+        channels = {site.name: site.channels for site in host.sites}
+        self.largest = largest_sizes(host.topology, channels, spec, self.blueprints)
         self.task, self.emit = task, emit
         spans = Spans(marks=config.run.mark_phases)
         self.parts = parts or MicroBatchPolicy(config)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -120,7 +121,7 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
         seed = training.sites[site]
         if seed.incubating and features is not None:
             if training.config.env.incubation == "ste":
-                return straight_through(training, seed, h)
+                return straight_through(seed, h, training.draws_of(seed))
             features[site] = training.host.kept(h.detach())
         elif seed.blended:
             return blend(h, delta_of(seed, h, judge, training.arithmetic), training.alphas[0, site])
@@ -129,16 +130,16 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
     return at
 
 
-def straight_through(training: HostTraining, site: Site, h: Tensor) -> Tensor:
+def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[None]) -> Tensor:
     """out = h + (d − stop_grad(d)) with d = d(stop_grad(h)): bit-identical to h, with ∂loss/∂out as the gradient of d.
 
     That objective is linear in d and rewards unlimited growth. So d is scaled to RMS(d) ≤ RMS(h), and the gradient
     flows through the scale: at the limit d can turn, but gains nothing by growing. Orthogonal steps still grow the
     norm, so above the limit a restoring gradient is added, proportional to the relative excess and to the gradient's
-    norm. In micro-batches these sizes are those of a part.
+    norm. In micro-batches these sizes are those of a part. The seed runs in ``randomness``.
     """
     features = h.detach()
-    with training.draws_of(site):
+    with randomness:
         d = delta_of(site, features)
     d = d.to(torch.promote_types(d.dtype, torch.float32))  # its norm is a sum over all elements
     size = d.detach().norm()
