@@ -8,6 +8,7 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``make_env``: the vector env of a task, for your own agents.
 - ``graft``: makes a host of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
 - ``grow``: grows one host of a task; ``Grown``: its result.
+- ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did.
 - ``export``, ``load_host``, ``accuracy``: save a grown network, load it as a plain ``nn.Module``, and evaluate it.
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from esper.env.make import make_env
     from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
+    from esper.grower.grower import Grower, GrowthStep
     from esper.hosts.graft import graft
     from esper.run.experiment import Experiment
     from esper.run.grow import Grown, grow
@@ -34,7 +36,9 @@ _HOMES = {
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
     "Experiment": "esper.run.experiment",
+    "Grower": "esper.grower.grower",
     "Grown": "esper.run.grow",
+    "GrowthStep": "esper.grower.grower",
     "RunSummary": "esper.run.summary",
     "Split": "esper.data.task",
     "Task": "esper.data.task",
@@ -51,7 +55,9 @@ __all__ = [
     "Augmentation",
     "ConfigError",
     "Experiment",
+    "Grower",
     "Grown",
+    "GrowthStep",
     "RunSummary",
     "Split",
     "Task",

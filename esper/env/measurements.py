@@ -43,7 +43,7 @@ def record_seeds(
 ) -> None:
     """Writes what was measured of the seeds in slots ``names``, in the order of the arrays.
 
-    ``summaries`` are those of the epoch's gradients, by slot and ``HOST``; ``decay`` is that of the mean of their ratio.
+    ``summaries`` are those of the epoch's gradients, by slot and ``HOST``; ``decay`` is that of the mean ratio.
     """
     host = summaries.get(HOST)
     for s, name in enumerate(names):

@@ -139,6 +139,15 @@ def graft(
         ConfigError: unknown topology or submodule, invalid slot names, two slots on one submodule, or features that do
             not fit the topology's seeds.
     """
+    check_sites(model, sites, topology)
+    host = GraftedHost(model, sites, topology)
+    if example is not None:
+        host.probe(example)
+    return host
+
+
+def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str) -> None:
+    """Raises ConfigError for what :func:`graft` refuses without a forward pass."""
     if topology not in LAYOUTS:
         raise ConfigError(f"unknown topology {topology!r}; known: {', '.join(LAYOUTS)}")
     known = [path for path, _ in model.named_modules() if path]
@@ -148,9 +157,6 @@ def graft(
     if not sites or len(set(sites.values())) < len(sites):
         raise ConfigError(f"sites must name one or more slots, each on its own submodule, not {dict(sites)}")
     try:
-        host = GraftedHost(model, sites, topology)
+        row_major(sites)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if example is not None:
-        host.probe(example)
-    return host

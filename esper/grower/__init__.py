@@ -1,0 +1,1 @@
+"""Growth inside a training loop that someone else owns."""

@@ -1,0 +1,203 @@
+"""A model in someone else's training loop as a backend of the phase loop: one host, E = 1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.attribution.counterfactual import CounterfactualHelper
+from esper.config_resolved import ResolvedConfig
+from esper.env.measurements import record_seeds, record_validation, role_of
+from esper.env.reporting import Occupancy, Reporter
+from esper.env.state import EnvState
+from esper.grower.hooks import SiteHooks
+from esper.grower.optimizer import SeedGroups
+from esper.grower.scores import Evaluate, Score, read_score
+from esper.lifecycle import transitions
+from esper.lifecycle.ramps import STYLES as BLEND_STYLES
+from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.seeds.blueprints import BlueprintRegistry
+from esper.seeds.site import GerminationFailed, Site
+from esper.spaces.action import STYLES, ActionSpec
+from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.rng import RngStream, derive_seed, seeded
+
+
+class LoopBackend:
+    """See :class:`esper.env.backend.Backend`. Training happens outside, between :meth:`train` and :meth:`measure`.
+
+    Args:
+        hooks: the seeds in the model.
+        groups: their parameter groups.
+        spec: names of slots and blueprints in actions.
+        blueprints: what seeds are built from.
+        config: the seed of new weights, and the counterfactuals.
+        points: percentage points in a unit of the score.
+        reporter: receives cuts.
+    """
+
+    def __init__(
+        self,
+        hooks: SiteHooks,
+        groups: SeedGroups,
+        spec: ActionSpec,
+        blueprints: BlueprintRegistry,
+        config: ResolvedConfig,
+        points: float,
+        reporter: Reporter,
+    ) -> None:
+        self.hooks, self.groups, self.spec, self.blueprints = hooks, groups, spec, blueprints
+        self.config, self.points, self.reporter = config, points, reporter
+        self.sites = [hooks.sites[name] for name in spec.slots]
+        """Sites in the order of the arrays' slots."""
+        self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
+        self.counterfactual = CounterfactualHelper()
+        self.evaluate: Evaluate | None = None
+        """Scores the model; set before each validation."""
+        self.names: dict[str, str] = {}
+        """Names of the blend styles of the seeds, by slot."""
+        self.chance: float | None = None
+        """The first measured loss, the unit of losses that follow from scores only."""
+        self.germinations = 0
+        self.finite = np.ones(len(self.sites), dtype=np.bool_)
+        groups.collector = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
+
+    def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
+        """Changes nothing: the model is what its loop made of it."""
+
+    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
+        sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
+        for row, s in np.argwhere(where).tolist():
+            try:
+                self._plant(self.sites[s], self.spec.blueprints[int(blueprint[row, 0])], STYLES[int(style[row, 0])])
+                sizes[row] = self.sites[s].parameters
+            except GerminationFailed as failure:
+                failures[row] = str(failure)
+        return sizes, failures
+
+    def _plant(self, site: Site, blueprint: str, style: str) -> None:
+        recipe = self.blueprints.get(self.hooks.topology, blueprint)
+        with seeded(derive_seed(self.config.run.seed, 0, 0, RngStream.SEED, self.germinations)):
+            site.plant(recipe, BLEND_STYLES[style], self.hooks.probes[site.name])
+        self.germinations += 1
+        self._join(site, style)
+
+    def _join(self, site: Site, style: str) -> None:
+        assert site.seed is not None
+        self.names[site.name] = style
+        self.groups.add(site.name, site.seed)
+
+    def drop(self, where: Bools) -> None:
+        for _, s in np.argwhere(where).tolist():
+            site = self.sites[s]
+            site.remove()
+            self.groups.remove(site.name)
+            del self.names[site.name]
+
+    def train(self, active: Bools, state: EnvState) -> None:
+        """Gives each site its role for the epoch that the loop trains next."""
+        slots = state.slots
+        for s, site in enumerate(self.sites):
+            if site.seed is not None:
+                alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
+                site.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
+        self.groups.set_learning([site.name for site in self.sites if site.seed is not None and site.learning])
+        self.hooks.refresh_probes()
+
+    def measure(self, active: Bools, state: EnvState) -> None:
+        sites = list(self.hooks.sites.values())  # execution order
+        self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
+        epoch = int(state.epoch[0])
+        plan = self.counterfactual.plan(sites, costly=epoch % self.config.env.counterfactual_every == 0)
+        names = [site.name for site in sites]
+        scores = [self._try(dict(zip(names, configuration, strict=True)), epoch) for configuration in plan]
+        if len({len(score.samples) for score in scores}) > 1:
+            raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
+        samples = np.stack([score.samples for score in scores])  # [K, n]
+        self.counterfactual.record(samples * self.points / 100, self._losses(scores), np.ones(samples.shape[1]))
+        record_validation(state, 0, self.counterfactual)
+        collector = self.groups.collector
+        assert collector is not None
+        summaries = collector.summaries(collector.packed().cpu())
+        record_seeds(
+            state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates.gradient_ratio_decay
+        )
+        self.finite = np.array([site.finite is None or bool(site.finite) for site in self.sites])
+
+    def _try(self, alphas: dict[str, float], epoch: int) -> Score:
+        """Evaluates the model with these alphas; every module's mode is as before afterwards."""
+        assert self.evaluate is not None
+        model = self.hooks.model
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            with self.hooks.trying(alphas), torch.no_grad():
+                return self.groups.ranks.of_first(read_score(self.evaluate(model), epoch + 1, self.points))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _losses(self, scores: list[Score]) -> Floats:
+        """Returns the losses [K]; without them, what is missing to 100 pp, in units of one."""
+        losses = [1 - score.mean * self.points / 100 if score.loss is None else score.loss for score in scores]
+        if self.chance is None:
+            self.chance = max(losses[0], 1e-6)
+        return np.array(losses)
+
+    def begin(self, starting: Bools, state: EnvState) -> None:
+        pass
+
+    def govern(self, active: Bools, state: EnvState) -> Bools:
+        """Cuts living seeds that had a non-finite value."""
+        before = Occupancy.of(state.slots)
+        gone = state.slots.living & ~self.finite
+        for s in np.flatnonzero(gone[0]).tolist():
+            self.reporter.seed_cut(state, (0, s))
+        if gone.any():
+            transitions.cut(state.slots, gone)
+            self.drop(gone)
+            self.reporter.governed(state, 0, before, "not finite")
+        return before.removed(state.slots)
+
+    def test_accuracy(self, state: EnvState) -> Floats:
+        return state.committed.copy()
+
+    def copies_held(self) -> list[Counter[str]]:
+        return []
+
+    def state_dict(self) -> Any:
+        """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""
+        seeds = {}
+        for name in self.groups.groups:
+            site = self.hooks.sites[name]
+            assert site.seed is not None
+            assert site.blueprint is not None
+            weights = {key: value.detach().cpu().clone() for key, value in site.seed.state_dict().items()}
+            seeds[name] = {"blueprint": site.blueprint.name, "style": self.names[name], "weights": weights}
+        return {
+            "seeds": seeds,
+            "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
+            "probes": {name: probe.cpu().clone() for name, probe in self.hooks.probes.items()},
+            "germinations": self.germinations,
+            "chance": self.chance,
+        }
+
+    def load_state_dict(self, saved: Any, state: EnvState) -> None:
+        device = self.groups.host[0].device
+        self.germinations, self.chance = saved["germinations"], saved["chance"]
+        self.hooks.probes.update({name: probe.to(device) for name, probe in saved["probes"].items()})
+        for name, seed in saved["seeds"].items():
+            site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, seed["blueprint"])
+            with seeded(0):  # all weights are overwritten
+                site.plant(recipe, BLEND_STYLES[seed["style"]], self.hooks.probes[name])
+            assert site.seed is not None
+            site.seed.load_state_dict(seed["weights"])
+            self._join(site, seed["style"])
+        self.train(~state.done, state)
+
+    def close(self) -> None:
+        self.hooks.remove()
+        self.groups.close()

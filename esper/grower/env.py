@@ -1,0 +1,108 @@
+"""The vector env of one model whose training happens outside: what a controller sees is what it sees of any host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from esper.config_resolved import ResolvedConfig
+from esper.env.baseline import Baseline
+from esper.env.epoch_loop import Actions
+from esper.env.reporting import Reporter
+from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions
+from esper.env.state import Rules
+from esper.grower.backend import LoopBackend
+from esper.lifecycle.slots import Ints
+from esper.telemetry.span import Spans
+
+LOSS_SPREAD = 0.02
+"""Standard deviation of the final loss that observations assume, as a fraction of the first measured loss: there are no
+other hosts to measure it on. On `digits` eight hosts left alone have 0.02."""
+
+
+class LoopEnv(SlotVectorEnv):
+    """One model, E = 1. :meth:`begin` and :meth:`conclude` follow an epoch of training, :meth:`act` precedes one.
+
+    The baseline is what the model without its seeds has scored so far, and that last score from now on, unless the
+    curve of a loop without growth is given.
+
+    Args:
+        config: with ``env.episode_length`` epochs, the number of decisions.
+        backend: the model.
+        largest: parameters of each blueprint in each slot, [S, B].
+        baseline: scores (pp) after each epoch of a loop without growth, T + 1 values; None if there is none.
+        reporter: receives what happens.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        backend: LoopBackend,
+        largest: Ints,
+        baseline: tuple[float, ...] | None,
+        reporter: Reporter,
+    ) -> None:
+        super().__init__(config, backend.spec, backend, Spans(marks=False), reporter=reporter)
+        self.backend, self.known = backend, baseline
+        self.alone = np.full((2, self.horizon + 1), np.nan)
+        """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
+        self.rules = Rules(config, backend.spec, self._curve(), self.horizon, self.host_parameters, largest)
+
+    def prepare(self) -> None:
+        """Does nothing: there is no baseline to measure."""
+
+    def begin(self) -> Float32s:
+        """Validates the model for the first time; returns the observation [1, size]."""
+        self.loop.begin(np.ones(1, dtype=np.bool_), self.run_seed)
+        self._remember()
+        return self._observe()
+
+    def act(self, actions: Actions) -> None:
+        """Executes ``actions`` int64 [1, 8]; the next epoch is trained with what they plant."""
+        self.loop.act(accepted_actions(self, actions))
+        self.backend.train(~self.done, self.state)
+
+    def conclude(self) -> Float32s:
+        """Validates the model after an epoch; returns the observation [1, size]."""
+        idle = self.done.copy()
+        self.loop.conclude()
+        self._remember()
+        return self._result(idle)[0]
+
+    def _report(self, envs: list[int], rewards: np.ndarray) -> None:
+        assert self.reporter is not None
+        assert self.rules is not None
+        terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
+        for env in envs:
+            self.reporter.epoch_ended(
+                self.state,
+                env,
+                terms,
+                float(rewards[env]),
+                self.rules.baseline,
+                self.host_parameters,
+                self.backend.counterfactual,
+            )
+
+    def refresh(self) -> None:
+        """Derives the baseline, the masks and the observation from the state, after that was loaded."""
+        assert self.rules is not None
+        self.rules = replace(self.rules, baseline=self._curve())
+        self._observe()
+
+    def _remember(self) -> None:
+        assert self.rules is not None
+        epoch = int(self.state.epoch[0])
+        self.alone[:, epoch] = self.state.all_off[0], self.state.all_off_loss[0]
+        self.rules = replace(self.rules, baseline=self._curve())
+
+    def _curve(self) -> Baseline:
+        measured = ~np.isnan(self.alone[0])
+        last = np.flatnonzero(measured).max(initial=-1)
+        score, loss = (curve[last] if last >= 0 else 0.0 for curve in self.alone)
+        accuracy, losses = (
+            np.where(measured, curve, now) for curve, now in zip(self.alone, (score, loss), strict=True)
+        )
+        spread = LOSS_SPREAD * max(float(losses[0]), 1e-3)
+        return Baseline(self.known or tuple(accuracy.tolist()), tuple(losses.tolist()), spread, episodes=1)

@@ -1,0 +1,315 @@
+"""Growth inside a training loop of one's own: the slots, the controller and the lifecycle, without the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.config import ConfigError, TrainingConfig
+from esper.config_resolved import ResolvedConfig
+from esper.control.controller import Controller
+from esper.env.reporting import Reporter
+from esper.env.training_backend import largest_sizes
+from esper.grower.backend import LoopBackend
+from esper.grower.env import LoopEnv
+from esper.grower.hooks import SiteHooks
+from esper.grower.network import grown_in_place
+from esper.grower.optimizer import Scheduler, SeedGroups
+from esper.grower.ranks import Ranks
+from esper.grower.scores import Evaluate
+from esper.hosts.graft import check_sites
+from esper.hosts.host import row_major
+from esper.lifecycle.stage import SeedStage
+from esper.rollout.policies import check_name, make_player
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
+from esper.spaces.action import ActionSpec
+from esper.telemetry.event import ActionTaken, Event, StageChanged
+
+FORMAT = 1
+
+MakeController = Callable[[LoopEnv], Controller]
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """One slot after a step; differences of scores are in the unit of the score, None if they were not measured."""
+
+    stage: str
+    blueprint: str | None
+    alpha: float
+    """Share of the seed in the model's output, 0 to 1."""
+    contribution: float | None
+    """Score with all seeds minus score without this one."""
+    trial: float | None
+    """Score with this incubating seed at its target alpha minus score without it."""
+
+
+@dataclass(frozen=True)
+class GrowthStep:
+    """What :meth:`Grower.step` measured and did."""
+
+    epoch: int
+    """Number of epochs trained so far."""
+    score: float
+    """Score of the model with all blended seeds."""
+    committed: float
+    """Score of the model with its kept seeds only, which :meth:`Grower.finish` would return."""
+    alone: float
+    """Score of the model without any seed."""
+    action: ActionTaken | None
+    """The action of the controller; None if it waits."""
+    changes: tuple[StageChanged, ...]
+    """Changes of stages since the last step."""
+    slots: Mapping[str, SlotReport]
+    done: bool
+    """Whether this was the last step."""
+
+
+class Grower:
+    """Grows ``model`` while a loop of your own trains it: call :meth:`step` after each epoch, then :meth:`finish`.
+
+    The loop, the loss, the optimizer, its schedule and the data stay yours. Until a seed is blended in, the model
+    computes the same bits as without growth: a seed first learns beside it, straight through, from the same backward
+    pass. Seeds are planted from the first :meth:`step` on, so the first epoch trains the model alone.
+
+    Args:
+        model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
+        sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
+        optimizer: updates the model; each seed gets a parameter group in it.
+        controller: a name as in ``esper run --controller``, or a function that makes a controller for an env.
+        horizon: number of epochs that the loop trains, at least 2.
+        topology: layout of the sites' outputs: ``cnn``, ``transformer`` or ``mlp``, see ``esper.graft``.
+        scheduler: the learning-rate scheduler of ``optimizer``, or several.
+        lr_factor: learning rate of seeds in units of the rate of the optimizer's first group.
+        weight_decay: weight decay of seeds.
+        points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
+            and controllers compare percentage points.
+        baseline: scores after each of the ``horizon`` epochs of a loop without growth, which controllers compare with;
+            None: the scores of this model without its seeds.
+        config: thresholds of gates, limits on seeds and the run seed; None: the defaults.
+        blueprints: what seeds can be; None: the built-in ones.
+        callbacks: receive every event.
+
+    Raises:
+        ConfigError: a site, the controller, the optimizer or a number does not fit; the model is compiled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Mapping[str, str],
+        optimizer: object,
+        controller: str | MakeController = "heuristic",
+        horizon: int = 100,
+        *,
+        topology: str = "cnn",
+        scheduler: Scheduler | Iterable[Scheduler] = (),
+        lr_factor: float = 1.0,
+        weight_decay: float = 0.0,
+        points: float = 100.0,
+        baseline: Sequence[float] | None = None,
+        config: TrainingConfig | None = None,
+        blueprints: BlueprintRegistry | None = None,
+        callbacks: Sequence[Callable[[Event], None]] = (),
+    ) -> None:
+        model, ranks = plain_model(model)
+        check_sites(model, sites, topology)
+        if horizon < 2:
+            raise ConfigError(f"horizon is {horizon}; it is the number of epochs that the loop trains, at least 2")
+        for name, value in (("lr_factor", lr_factor), ("points", points)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value}; it must be positive")
+        if baseline is not None and len(baseline) != horizon:
+            raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
+        self.model, self.horizon, self.points, self.callbacks = model, horizon, points, tuple(callbacks)
+        self.config = _resolved(config or TrainingConfig(), horizon - 1)
+        if isinstance(controller, str):
+            check_name(controller)
+            self._make_controller: MakeController = partial(_named_controller, controller)
+        else:
+            self._make_controller = controller
+        self.blueprints = (blueprints or BLUEPRINTS).copy()
+        names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
+        self.spec = ActionSpec(row_major(sites), names)
+        self._baseline = None if baseline is None else tuple(points * score for score in baseline)
+        schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
+        self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
+        self.hooks = SiteHooks(model, sites, topology)
+        self.epoch = 0
+        """Number of epochs trained so far."""
+        self.env: LoopEnv | None = None
+        self._events: list[Event] = []
+        self._steps_before = 0
+
+    def step(self, evaluate: Evaluate) -> GrowthStep:
+        """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
+
+        ``evaluate`` is called once for each network that is compared: the model, and with seeds in it, the model
+        without each of them. It may switch modes; they are restored.
+
+        Raises:
+            RuntimeError: the optimizer has not stepped since the last call, or all epochs are over.
+            TypeError, ValueError: ``evaluate`` returned something else than finite scores.
+        """
+        self._require_trained()
+        env = self._opened()
+        env.backend.evaluate = evaluate
+        observation = env.begin() if self.epoch == 0 else env.conclude()
+        self.epoch += 1
+        self._steps_before = self.groups.steps
+        if not env.done[0]:
+            env.act(self.controller.act(observation, env.mask.heads(env.action_spec)))
+        return self._report(env)
+
+    def finish(self) -> nn.Module:
+        """Ends growth and returns the model with its kept seeds as ordinary submodules, without hooks.
+
+        Seeds that are not kept are removed. The groups of kept seeds stay in the optimizer, so that the model can be
+        trained on.
+
+        Raises RuntimeError if :meth:`step` was never called.
+        """
+        if self.env is None:
+            raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
+        for site in self.env.backend.sites:
+            if site.seed is not None and not site.fossil:
+                self.groups.remove(site.name)
+                site.remove()
+        kept = [site for site in self.hooks.sites.values() if site.seed is not None]
+        self.env.close()
+        grown_in_place(self.model, {self.hooks.paths[site.name]: site for site in kept})
+        return self.model
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Blueprints of the seeds that were kept, by slot."""
+        sites = self.hooks.sites.values()
+        return {site.name: site.blueprint.name for site in sites if site.fossil and site.blueprint is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
+        if self.env is None:
+            return {"format": FORMAT, "epoch": self.epoch}
+        return {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "env": self.env.state_dict(),
+            "alone": torch.from_numpy(self.env.alone.copy()),
+            "controller": self.controller.memory_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from ``state``, in a new Grower with the same arguments; plants the seeds with their groups.
+
+        Raises ConfigError if this Grower has been stepped, or the state does not fit it.
+        """
+        if self.env is not None or self.epoch:
+            raise ConfigError("load_state_dict needs a new Grower, before its first step")
+        if state.get("format") != FORMAT:
+            raise ConfigError(f"the state has format {state.get('format')}; this version reads {FORMAT}")
+        if "env" in state:
+            channels = state["env"]["hosts"]["channels"]
+            if set(channels) != set(self.spec.slots):
+                raise ConfigError(f"the state has slots {', '.join(channels)}, not {', '.join(self.spec.slots)}")
+            for name, count in channels.items():
+                self.hooks.place(name, count)
+            env = self._opened()
+            env.alone[...] = state["alone"].numpy()
+            env.load_state_dict(state["env"])
+            env.refresh()
+            self.controller.load_memory_state(state["controller"])
+        self.epoch = state["epoch"]
+
+    def _require_trained(self) -> None:
+        if self.epoch >= self.horizon:
+            raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
+        if self.groups.steps == self._steps_before:
+            raise RuntimeError(
+                "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
+                "optimizer that the Grower was given"
+            )
+
+    def _opened(self) -> LoopEnv:
+        """Returns the env; the first call makes it, since sites are known only after a forward pass."""
+        if self.env is None:
+            self.hooks.require_reached()
+            reporter = Reporter(self._emit, self.spec, self.config.env)
+            backend = LoopBackend(
+                self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points, reporter
+            )
+            channels = {name: site.place.channels for name, site in self.hooks.sites.items()}
+            largest = largest_sizes(self.hooks.topology, channels, self.spec, self.blueprints)
+            self.env = LoopEnv(self.config, backend, largest, self._baseline, reporter)
+            self.controller: Controller = self._make_controller(self.env)
+            self.controller.begin()
+        return self.env
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        for callback in self.callbacks:
+            callback(event)
+
+    def _report(self, env: LoopEnv) -> GrowthStep:
+        events, self._events = self._events, []
+        state = env.state
+        return GrowthStep(
+            epoch=self.epoch,
+            score=float(state.accuracy[0]) / self.points,
+            committed=float(state.committed[0]) / self.points,
+            alone=float(state.all_off[0]) / self.points,
+            action=next((event for event in events if isinstance(event, ActionTaken)), None),
+            changes=tuple(event for event in events if isinstance(event, StageChanged)),
+            slots={name: self._slot(env, s) for s, name in enumerate(self.spec.slots)},
+            done=bool(env.done[0]),
+        )
+
+    def _slot(self, env: LoopEnv, s: int) -> SlotReport:
+        slots, at = env.state.slots, (0, s)
+        index = int(slots.blueprint[at])
+        contribution, trial = (
+            None if np.isnan(values[at]) else float(values[at]) / self.points
+            for values in (slots.contribution, slots.trial)
+        )
+        return SlotReport(
+            stage=SeedStage(slots.stage[at]).name,
+            blueprint=self.spec.blueprints[index] if index >= 0 else None,
+            alpha=float(slots.blended_alpha[at]),
+            contribution=contribution,
+            trial=trial,
+        )
+
+
+def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
+    """Returns the network inside ``DistributedDataParallel``, or ``model``, and the ranks that train it.
+
+    Raises ConfigError for a compiled model: seeds that come and go would recompile it at every change.
+    """
+    if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
+        raise ConfigError(
+            "the model is compiled, and every change of a seed would compile it again: pass the model itself, and "
+            "compile what grower.finish() returns"
+        )
+    if isinstance(model, nn.DataParallel):
+        raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
+    parallel = isinstance(model, nn.parallel.DistributedDataParallel)
+    return (model.module if parallel else model), Ranks(parallel)
+
+
+def _named_controller(name: str, env: LoopEnv) -> Controller:
+    return make_player(name, env.config, env, env.run_seed)
+
+
+def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:
+    """Returns the config of one host that makes ``decisions`` decisions and incubates straight through."""
+    return ResolvedConfig.parse(
+        config.tables_with(
+            {"env": {"n_envs": 1, "episode_length": decisions, "incubation": "ste"}, "run": {"rounds": 1}}
+        )
+    )

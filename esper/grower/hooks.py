@@ -1,0 +1,132 @@
+"""Seeds on the outputs of a model's submodules, while a loop outside trains the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.hosts.graft import LAYOUTS
+from esper.seeds.site import Site, SlotSite
+from esper.training.step import delta_of, straight_through
+
+MAX_PROBE = 8
+"""Samples of the features on which a new seed is tried."""
+
+
+class SiteHooks:
+    """Forward hooks that add seeds to the outputs of named submodules.
+
+    In training mode an incubating seed learns straight through, which changes no bit of the output. A blended seed adds
+    alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a validation.
+
+    Args:
+        model: the network; nothing is added to it but hooks.
+        paths: path of a submodule by slot name.
+        topology: layout of the features, as in ``esper.graft``.
+    """
+
+    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str) -> None:
+        self.model, self.paths, self.topology = model, dict(paths), topology
+        self.sites: dict[str, Site] = {}
+        """Sites by slot name, in execution order; those that a forward pass has reached."""
+        self.probes: dict[str, Tensor] = {}
+        """Features [B ≤ 8, ...] of the last training pass, by slot name."""
+        self._alphas: Mapping[str, float] | None = None
+        self._reached: set[str] = set()  # by the present forward pass
+        self._checked: set[str] = set()
+        self._fresh: set[str] = set()
+        self._handles = [
+            model.get_submodule(path).register_forward_hook(
+                lambda module, _inputs, output, name=name: self._pass(name, module, output)
+            )
+            for name, path in self.paths.items()
+        ]
+        self._handles.append(model.register_forward_pre_hook(lambda *_: self._reached.clear()))
+
+    def require_reached(self) -> None:
+        """Raises ConfigError for a site that no forward pass has reached."""
+        if missing := [f"{name} ({path})" for name, path in self.paths.items() if name not in self.sites]:
+            raise ConfigError(
+                f"no forward pass of the model has run the submodule of slot {', '.join(missing)}; train for an epoch "
+                "before grower.step(), and call the model itself, not its parts"
+            )
+
+    def place(self, name: str, channels: int) -> None:
+        """Adds a site that no forward pass has reached yet."""
+        self.sites.setdefault(name, Site(SlotSite(name, channels)))
+
+    @contextmanager
+    def trying(self, alphas: Mapping[str, float]) -> Iterator[None]:
+        """Uses these alphas by slot instead of the sites' own; 0 leaves a seed out."""
+        self._alphas = alphas
+        try:
+            yield
+        finally:
+            self._alphas = None
+
+    def refresh_probes(self) -> None:
+        """Takes new probes from the next training pass."""
+        self._fresh.clear()
+
+    def remove(self) -> None:
+        """Removes the hooks; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _pass(self, name: str, module: nn.Module, output: object) -> object:
+        h = output[0] if isinstance(output, tuple) and output else output
+        if name not in self._reached:
+            self._reached.add(name)
+        elif not _in_backward():  # activation checkpointing runs it again there
+            raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
+        if name not in self._checked:
+            self._check(name, h)
+        assert isinstance(h, Tensor)
+        if module.training and name not in self._fresh:
+            self.probes[name] = h[:MAX_PROBE].detach().clone()
+            self._fresh.add(name)
+        out = self._grown(self.sites[name], h, module.training)
+        if out is h:
+            return None
+        return (out, *output[1:]) if isinstance(output, tuple) else out
+
+    def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
+        if site.seed is None:
+            return h
+        if site.seed.training != training:
+            site.seed.train(training)
+        if self._alphas is not None:
+            alpha = self._alphas.get(site.name, 0.0)
+        elif site.incubating:
+            learns = training and torch.is_grad_enabled()
+            return straight_through(site, h, nullcontext()) if learns else h
+        else:
+            alpha = site.alpha if site.blended else 0.0
+        return torch.add(h, delta_of(site, h), alpha=alpha) if alpha else h
+
+    def _check(self, name: str, h: object) -> None:
+        """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
+        rank, channels = LAYOUTS[self.topology]
+        where = f"slot {name}: {self.paths[name]}"
+        if not isinstance(h, Tensor):
+            raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
+        if h.dim() != rank or not h.is_floating_point():
+            raise ConfigError(
+                f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {self.topology} seeds need floating-point "
+                f"features with {rank} dimensions"
+            )
+        known = self.sites.get(name)
+        if known is not None and known.place.channels != h.shape[channels]:
+            raise ConfigError(f"{where} returns {h.shape[channels]} channels, not {known.place.channels} as before")
+        self.place(name, h.shape[channels])
+        self._checked.add(name)
+
+
+def _in_backward() -> bool:
+    """Whether this thread is computing gradients."""
+    return torch._C._current_graph_task_id() != -1

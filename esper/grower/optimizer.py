@@ -1,0 +1,175 @@
+"""The parameter groups of seeds in an optimizer that someone else made, steps and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from esper.config import ConfigError
+from esper.grower.ranks import Ranks
+from esper.ops import grad_stats
+from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.host_training import HOST
+from esper.training.step import EXPLODING
+
+Scheduler = LRScheduler
+Group = dict[str, Any]
+
+
+class HostGroups:
+    """An optimizer without the groups of seeds: what a learning-rate scheduler sees of it.
+
+    Schedulers keep one base rate for each group that existed when they were made, and fail if there are more.
+    """
+
+    def __init__(self, optimizer: Optimizer, count: int) -> None:
+        self._optimizer, self._count = optimizer, count
+
+    @property
+    def param_groups(self) -> list[Group]:
+        return self._optimizer.param_groups[: self._count]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def unwrapped(optimizer: object) -> Optimizer:
+    """Returns the torch optimizer inside ``optimizer``, which may be wrapped in objects with an ``optimizer``.
+
+    Raises ConfigError if there is none.
+    """
+    found: Any = optimizer
+    while not isinstance(found, Optimizer):
+        found = getattr(found, "optimizer", None)
+        if found is None:
+            raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    return found
+
+
+class SeedGroups:
+    """Adds a parameter group for each seed, removes it with the seed, and measures and clips gradients at each step.
+
+    A seed's rate is that of the host's first group times ``factor`` at every step, so it follows any schedule. The
+    gradients of a seed are clipped to ``max_norm`` apart from the host's, which are left to the loop.
+
+    Args:
+        optimizer: the host's.
+        schedulers: those of ``optimizer``.
+        factor: learning rate of a seed in units of the host's.
+        weight_decay: of seeds.
+        max_norm: L2 norm to which the gradients of one seed are clipped.
+        ranks: those of a data-parallel loop.
+
+    Raises:
+        ConfigError: a scheduler of ``optimizer`` is not among ``schedulers``.
+    """
+
+    def __init__(
+        self,
+        optimizer: object,
+        schedulers: Iterable[Scheduler],
+        factor: float,
+        weight_decay: float,
+        max_norm: float,
+        ranks: Ranks,
+    ) -> None:
+        self.optimizer = unwrapped(optimizer)
+        self.factor, self.weight_decay, self.max_norm, self.ranks = factor, weight_decay, max_norm, ranks
+        self.groups: dict[str, Group] = {}
+        """Groups by slot name."""
+        self.steps = 0
+        """Number of optimizer steps so far."""
+        self.host = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.learning: tuple[str, ...] = ()
+        """Slots whose seeds are stepped."""
+        self._count = len(self.optimizer.param_groups)
+        self._schedulers = list(schedulers)
+        if not self._schedulers and hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
+            raise ConfigError(
+                "a learning-rate scheduler uses this optimizer: pass it as scheduler=, because schedulers fail when an "
+                "optimizer gets parameter groups that they do not know"
+            )
+        for scheduler in self._schedulers:
+            self._hide_seeds(scheduler)
+        self.collector: SeedGradientCollector | None = None
+        """Receives the statistics of every step's gradients; None: they are not measured."""
+        self._handle = self.optimizer.register_step_pre_hook(self._before_step)
+
+    def add(self, name: str, module: nn.Module) -> None:
+        """Adds the group of a new seed; all other groups and all state stay as they are."""
+        first = self.optimizer.param_groups[0]
+        options = {key: value for key, value in first.items() if key not in ("params", "param_names")}
+        named = [(f"{name}.{key}", p) for key, p in module.named_parameters() if p.requires_grad]
+        params: Sequence[Any] = named if "param_names" in first else [p for _, p in named]
+        rate = first["lr"] * self.factor
+        self.optimizer.add_param_group(
+            {**options, "params": params, "lr": rate, "weight_decay": self.weight_decay, "slot": name}
+        )
+        self.groups[name] = self.optimizer.param_groups[-1]
+
+    def remove(self, name: str) -> None:
+        """Removes a seed's group and the state of its parameters."""
+        gone = self.groups.pop(name)
+        self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
+        for parameter in gone["params"]:
+            self.optimizer.state.pop(parameter, None)
+
+    def set_learning(self, names: Sequence[str]) -> None:
+        """Says which seeds are stepped from now on; parameters of the others need no gradient."""
+        self.learning = tuple(names)
+        for name, group in self.groups.items():
+            for parameter in group["params"]:
+                parameter.requires_grad_(name in self.learning)
+                if name not in self.learning:
+                    parameter.grad = None
+        if self.collector is not None:
+            self.collector.begin((HOST, *self.learning))
+
+    def close(self) -> None:
+        """Leaves the optimizer to its loop; groups that are still there stay."""
+        self._handle.remove()
+        for scheduler in self._schedulers:
+            self._show_all(scheduler)
+
+    def _before_step(self, optimizer: Optimizer, _arguments: object, _keywords: object) -> None:
+        self.steps += 1
+        rate = optimizer.param_groups[0]["lr"]
+        for group in self.groups.values():
+            _set_rate(group, rate * self.factor)
+        if self.collector is None or not self.collector.names:
+            return
+        owners = [self.host, *(self.groups[name]["params"] for name in self.learning)]
+        gradients = [[p.grad for p in owner if p.grad is not None] for owner in owners]
+        self.ranks.average([g for mine in gradients[1:] for g in mine])
+        scale = getattr(optimizer, "grad_scale", None)  # set while a GradScaler steps a fused optimizer
+        measured = gradients if scale is None else [[g / scale for g in mine] for mine in gradients]
+        stats = grad_stats(
+            measured, max_norm=self.max_norm, exploding_norm=EXPLODING * self.max_norm, device=self.host[0].device
+        )
+        self.collector.add(stats)
+        for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
+            if mine:
+                torch._foreach_mul_(mine, factor.to(mine[0].dtype))
+
+    def _hide_seeds(self, scheduler: Any) -> None:
+        for inner in getattr(scheduler, "_schedulers", ()):
+            self._hide_seeds(inner)
+        scheduler.optimizer = HostGroups(self.optimizer, self._count)
+
+    def _show_all(self, scheduler: Any) -> None:
+        for inner in getattr(scheduler, "_schedulers", ()):
+            self._show_all(inner)
+        scheduler.optimizer = self.optimizer
+
+
+def _set_rate(group: Group, rate: float | Tensor) -> None:
+    """Sets a group's rate; one that is a tensor keeps its memory."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].copy_(torch.as_tensor(rate))
+    else:
+        group["lr"] = rate

@@ -1,0 +1,45 @@
+"""What the ranks of a data-parallel loop share, so that all of them grow the same network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The default process group if ``parallel``, one rank alone otherwise.
+
+    Seeds are not parameters of the wrapped model, so their gradients are averaged here.
+    """
+
+    def __init__(self, parallel: bool) -> None:
+        self.parallel = parallel
+
+    def average(self, gradients: list[Tensor]) -> None:
+        """Averages gradients over the ranks, in place."""
+        if not self.parallel or not gradients:
+            return
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for g, mean in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+            g.copy_(mean.view_as(g))
+
+    def of_first(self, value: T) -> T:
+        """Returns the value that rank 0 has."""
+        if not self.parallel:
+            return value
+        shared = [value]
+        dist.broadcast_object_list(shared)
+        return shared[0]
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites tensors by those of rank 0."""
+        for tensor in tensors if self.parallel else ():
+            dist.broadcast(tensor, 0)

@@ -1,0 +1,71 @@
+"""What an ``evaluate`` function returns, read into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Evaluate = Callable[[nn.Module], Any]
+"""Maps the model to a score (higher is better), to scores [n] of samples, or to ``(score or scores, mean loss)``."""
+
+MAX_POINTS = 200.0
+"""Max absolute score in pp; a larger one is a score in another unit."""
+FORMS = "a number, the scores [n] of n >= 2 samples, or a tuple (score or scores, loss)"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One validation of one network."""
+
+    samples: NDArray[np.float64]
+    """Scores of the samples, [n]; of a single score, two equal ones, so that a paired difference has no error."""
+    loss: float | None
+
+    @property
+    def mean(self) -> float:
+        return float(self.samples.mean())
+
+
+def read_score(result: object, epoch: int, points: float) -> Score:
+    """Reads the result of ``evaluate`` after ``epoch`` epochs, whose unit is ``points`` percentage points.
+
+    Raises:
+        TypeError: it has none of the forms that ``Evaluate`` describes.
+        ValueError: a score is not finite, or its mean is not of the order of 100 pp.
+    """
+    loss = None
+    if isinstance(result, tuple):
+        if len(result) != 2:
+            raise TypeError(f"evaluate returned a tuple of {len(result)}; return {FORMS}")
+        result, given = result
+        loss = float(_numbers(given).mean())
+    samples = _numbers(result)
+    if samples.ndim > 1 or samples.size == 0 or (samples.ndim == 1 and len(samples) < 2):
+        raise TypeError(f"evaluate returned an array of shape {list(samples.shape)}; return {FORMS}")
+    if not np.isfinite(samples).all():
+        raise ValueError(
+            f"epoch {epoch}: evaluate returned a score that is not finite ({samples[~np.isfinite(samples)][0]}); "
+            "the model has diverged, or the score is undefined for it"
+        )
+    mean = float(samples.mean())
+    if abs(mean * points) > MAX_POINTS:
+        raise ValueError(
+            f"epoch {epoch}: evaluate returned {mean:g}, which is {mean * points:g} percentage points: pass points= so "
+            f"that scores span about 100 of them (1 if scores are in per cent, 100 if they are fractions)"
+        )
+    return Score(samples if samples.ndim else np.repeat(samples, 2), loss)
+
+
+def _numbers(value: object) -> NDArray[np.float64]:
+    try:
+        if isinstance(value, Tensor):
+            value = value.detach().to("cpu", torch.float64).numpy()
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"evaluate returned {type(value).__name__}; return {FORMS}") from None
