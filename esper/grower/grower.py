@@ -298,8 +298,10 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
         )
     if isinstance(model, nn.DataParallel):
         raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
-    parallel = isinstance(model, nn.parallel.DistributedDataParallel)
-    return (model.module if parallel else model), Ranks(parallel)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner, Ranks(parallel=True)
+    return model, Ranks(parallel=False)
 
 
 def _named_controller(name: str, env: LoopEnv) -> Controller:

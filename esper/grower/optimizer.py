@@ -80,8 +80,6 @@ class SeedGroups:
     ) -> None:
         self.optimizer = unwrapped(optimizer)
         self.factor, self.weight_decay, self.max_norm, self.ranks = factor, weight_decay, max_norm, ranks
-        self.groups: dict[str, Group] = {}
-        """Groups by slot name."""
         self.steps = 0
         """Number of optimizer steps so far."""
         self.host = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -110,11 +108,15 @@ class SeedGroups:
         self.optimizer.add_param_group(
             {**options, "params": params, "lr": rate, "weight_decay": self.weight_decay, "slot": name}
         )
-        self.groups[name] = self.optimizer.param_groups[-1]
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Groups of seeds by slot name; ``optimizer.load_state_dict`` replaces the dicts."""
+        return {group["slot"]: group for group in self.optimizer.param_groups if "slot" in group}
 
     def remove(self, name: str) -> None:
         """Removes a seed's group and the state of its parameters."""
-        gone = self.groups.pop(name)
+        gone = self.groups[name]
         self.optimizer.param_groups[:] = [group for group in self.optimizer.param_groups if group is not gone]
         for parameter in gone["params"]:
             self.optimizer.state.pop(parameter, None)

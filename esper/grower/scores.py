@@ -66,6 +66,8 @@ def _numbers(value: object) -> NDArray[np.float64]:
     try:
         if isinstance(value, Tensor):
             value = value.detach().to("cpu", torch.float64).numpy()
-        return np.asarray(value, dtype=np.float64)
+        if value is not None:  # which NumPy reads as NaN
+            return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"evaluate returned {type(value).__name__}; return {FORMS}") from None
+        pass
+    raise TypeError(f"evaluate returned {type(value).__name__}; return {FORMS}")

@@ -1,0 +1,54 @@
+"""Growth in a training loop of one's own: AdamW, warm-up with a one-cycle schedule, and label smoothing on digits.
+
+python examples/own_loop.py [EPOCHS]
+"""
+
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import esper
+
+EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+BATCH = 50
+
+torch.manual_seed(0)
+digits = load_digits()
+x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # [1797, 1, 8, 8]
+y = torch.tensor(digits.target)
+train, validation, test = slice(0, 1000), slice(1000, 1400), slice(1400, None)
+
+model = nn.Sequential(
+    nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+    nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+    nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
+)
+parameters = sum(p.numel() for p in model.parameters())
+optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=EPOCHS * 1000 // BATCH)
+criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+
+def right(model: nn.Module, rows: slice) -> Tensor:
+    """Returns for each sample whether the model is right, [n]."""
+    model.eval()
+    return (model(x[rows]).argmax(1) == y[rows]).float()
+
+
+grower = esper.Grower(model, sites={"r0c0": "0", "r0c1": "1"}, optimizer=optimizer, scheduler=scheduler, horizon=EPOCHS)
+for _ in range(EPOCHS):
+    model.train()
+    for rows in torch.randperm(1000).split(BATCH):
+        optimizer.zero_grad()
+        criterion(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        scheduler.step()
+    step = grower.step(lambda model: right(model, validation))
+    done = "" if step.action is None else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
+    print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.alone:5.1f} %{done}")
+
+network = grower.finish()
+added = sum(p.numel() for p in network.parameters()) - parameters
+print(f"test: {100 * right(network, test).mean():.1f} % with {grower.kept or 'no seeds'}, {added} parameters added")
