@@ -1,0 +1,179 @@
+"""A Grower in a plain loop against the vector env on the same hosts of `digits`, and the cost of a Grower.
+
+    python benchmarks/grower_on_digits.py --hosts 16 --incubation ste
+    python benchmarks/grower_on_digits.py --cost
+
+Every host is trained four times from the same weights for the task's episode, with its optimizer and schedule: grown
+and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each of them, and the
+difference of the two with its 95 % interval over hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from esper.config import TrainingConfig
+from esper.data.digits import load
+from esper.data.task import Split
+from esper.env.vector_env import GrowthVectorEnv
+from esper.grower.grower import Grower, MakeController
+from esper.hosts.cnn import CNNHost
+from esper.rollout.policies import make_player
+from esper.rollout.rollout import play_round
+from esper.rollout.threads import one_thread
+
+
+def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
+    return split.inputs(0, len(split), torch.float32), split.y
+
+
+class PlainLoop:
+    """The task's training written as a plain loop: SGD with momentum, clipping, a cosine by epochs."""
+
+    def __init__(self, host: CNNHost, config: TrainingConfig, epochs: int, seed: int) -> None:
+        task = load()
+        self.sites = {site.name: str(i) for i, site in enumerate(host.sites)}
+        self.host = nn.Sequential(*host.segments)
+        self.epochs, self.config = epochs, config.task
+        self.x, self.y = inputs_of(task.train)  # type: ignore[arg-type]
+        self.validation, self.test = inputs_of(task.validation), inputs_of(task.test)
+        self.batch = config.task.batch_size or task.batch_size
+        self.optimizer = torch.optim.SGD(
+            self.host.parameters(),
+            task.learning_rate,
+            momentum=self.config.momentum,
+            weight_decay=self.config.weight_decay,
+        )
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs)
+        self.order = torch.Generator().manual_seed(seed)
+
+    def epoch(self) -> None:
+        self.host.train()
+        rows = torch.randperm(len(self.x), generator=self.order)
+        for part in rows[: len(rows) // self.batch * self.batch].split(self.batch):
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.host(self.x[part]), self.y[part]).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.host.parameters(), self.config.max_grad_norm)
+            self.optimizer.step()
+        self.scheduler.step()
+
+    def evaluate(self, host: nn.Module) -> tuple[Tensor, Tensor]:
+        host.eval()
+        logits = host(self.validation[0])
+        return (logits.argmax(1) == self.validation[1]).double(), nn.functional.cross_entropy(
+            logits, self.validation[1]
+        )
+
+    def grower(self, controller: str | MakeController) -> Grower:
+        config = TrainingConfig().with_values(task={"name": "digits"})
+        return Grower(
+            self.host, self.sites, self.optimizer, controller, self.epochs, scheduler=self.scheduler, config=config
+        )
+
+    def accuracy(self, network: nn.Module) -> float:
+        network.eval()
+        with torch.no_grad():
+            return 100 * float((network(self.test[0]).argmax(1) == self.test[1]).double().mean())
+
+
+def cnn(host: nn.Module) -> CNNHost:
+    assert isinstance(host, CNNHost)
+    return host
+
+
+def in_env(config: TrainingConfig, controller: str, seed: int) -> tuple[np.ndarray, list[CNNHost]]:
+    """Returns the test accuracy of each host after an episode, pp [E], and copies of the hosts before it."""
+    env = GrowthVectorEnv(load(), config)
+    try:
+        env.reset(seed=seed)
+        hosts = [copy.deepcopy(cnn(training.host)) for training in env.training]
+        play_round(env, make_player(controller, env.config, env, seed), seed)
+        return env.test_accuracy(), hosts
+    finally:
+        env.close()
+
+
+def compare(hosts: int, incubation: str, controller: str, seed: int) -> None:
+    config = TrainingConfig().with_values(
+        task={"name": "digits"}, env={"n_envs": hosts, "baseline_episodes": 2, "incubation": incubation}
+    )
+    grown, fresh = in_env(config, controller, seed)
+    alone, _ = in_env(config, "none", seed)
+    epochs = load().episode_length
+    loop_grown, loop_alone = [], []
+    for number, host in enumerate(fresh):
+        plain = PlainLoop(copy.deepcopy(host), config, epochs, number)
+        for _ in range(epochs):
+            plain.epoch()
+        loop_alone.append(plain.accuracy(plain.host))
+        loop = PlainLoop(host, config, epochs, number)
+        grower = loop.grower(controller)
+        for _ in range(epochs):
+            loop.epoch()
+            grower.step(loop.evaluate)
+        loop_grown.append(loop.accuracy(grower.finish()))
+    env_gain, loop_gain = grown - alone, np.array(loop_grown) - np.array(loop_alone)
+    difference = loop_gain - env_gain
+    half = stats.t.ppf(0.975, hosts - 1) * difference.std(ddof=1) / np.sqrt(hosts)
+    print(f"{hosts} hosts, {controller}, env incubates by {incubation}, {epochs} epochs, test accuracy in pp")
+    print(f"env:  alone {alone.mean():.2f}, grown {grown.mean():.2f}, gain {env_gain.mean():+.2f}")
+    print(f"loop: alone {np.mean(loop_alone):.2f}, grown {np.mean(loop_grown):.2f}, gain {loop_gain.mean():+.2f}")
+    print(
+        f"gain of the loop minus gain of the env: {difference.mean():+.2f} [{difference.mean() - half:+.2f}, ", end=""
+    )
+    print(f"{difference.mean() + half:+.2f}]")
+
+
+def cost(controller: str, turns: int) -> None:
+    """Prints the seconds of an epoch with its grower.step, by number of seeds, in units of the bare loop's epoch."""
+    torch.manual_seed(0)
+    task, epochs = load(), 200
+    config = TrainingConfig().with_values(task={"name": "digits"})
+    loops = {}
+    for name in ("bare", "grower"):
+        loops[name] = PlainLoop(cnn(task.build_host()), config, epochs, 0)
+    grower = loops["grower"].grower(controller)
+    by_seeds: dict[int, list[tuple[float, float]]] = {}
+    for _ in range(turns):
+        start = time.perf_counter()
+        loops["bare"].epoch()
+        with torch.no_grad():
+            loops["bare"].evaluate(loops["bare"].host)
+        middle = time.perf_counter()
+        loops["grower"].epoch()
+        trained = len(grower.groups.groups)
+        grower.step(loops["grower"].evaluate)
+        by_seeds.setdefault(trained, []).append((middle - start, time.perf_counter() - middle))
+    for seeds, pairs in sorted(by_seeds.items()):
+        ratios = sorted(mine / bare for bare, mine in pairs)
+        bare = statistics.median(bare for bare, _ in pairs)
+        print(f"{seeds} seeds: {statistics.median(ratios):.2f} times the bare epoch of {1000 * bare:.0f} ms", end="")
+        print(f" ({ratios[0]:.2f} to {ratios[-1]:.2f}, {len(pairs)} epochs)")
+
+
+@one_thread()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=20000, help="run seed of the hosts")
+    parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of the env")
+    parser.add_argument("--controller", default="schedule")
+    parser.add_argument("--cost", action="store_true", help="measure the cost of an epoch only")
+    parser.add_argument("--turns", type=int, default=60, help="epochs of --cost")
+    arguments = parser.parse_args()
+    if arguments.cost:
+        cost(arguments.controller, arguments.turns)
+    else:
+        compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
