@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import ResolvedConfig
@@ -86,6 +86,8 @@ class Grower:
         controller: a name as in ``esper run --controller``, or a function that makes a controller for an env.
         horizon: number of epochs that the loop trains, at least 2.
         topology: layout of the sites' outputs: ``cnn``, ``transformer`` or ``mlp``, see ``esper.graft``.
+        incubation: how a seed learns before it is blended in: ``ste``, straight through, in the loop's own pass, or
+            ``shadow``, in passes of its own that :meth:`incubate` makes, which cost more and are more accurate.
         scheduler: the learning-rate scheduler of ``optimizer``, or several.
         lr_factor: learning rate of seeds in units of the rate of the optimizer's first group.
         weight_decay: weight decay of seeds.
@@ -110,6 +112,7 @@ class Grower:
         horizon: int = 100,
         *,
         topology: str = "cnn",
+        incubation: Literal["ste", "shadow"] = "ste",
         scheduler: Scheduler | Iterable[Scheduler] = (),
         lr_factor: float = 1.0,
         weight_decay: float = 0.0,
@@ -139,14 +142,20 @@ class Grower:
         names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
+        if incubation not in ("ste", "shadow"):
+            raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
+        if incubation == "shadow" and ranks.parallel:
+            raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
+        self.incubation = incubation
         schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
         self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
-        self.hooks = SiteHooks(model, sites, topology)
+        self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
         self._events: list[Event] = []
         self._steps_before = 0
+        self._incubated = False
 
     def step(self, evaluate: Evaluate) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
@@ -163,10 +172,29 @@ class Grower:
         env.backend.evaluate = evaluate
         observation = env.begin() if self.epoch == 0 else env.conclude()
         self.epoch += 1
-        self._steps_before = self.groups.steps
+        self._steps_before, self._incubated = self.groups.steps, False
         if not env.done[0]:
             env.act(self.controller.act(observation, env.mask.heads(env.action_spec)))
         return self._report(env)
+
+    def incubate(self, loss: Callable[[], Tensor]) -> None:
+        """Trains incubating seeds on a batch, with ``incubation="shadow"``; call it before the optimizer steps.
+
+        ``loss`` computes the loss of the batch with the model, scaled as the loop scales it. It is called once for each
+        incubating seed, with the seed blended in at its target alpha, and only the seed gets gradients.
+        """
+        if self.incubation != "shadow":
+            raise RuntimeError("grower.incubate() needs incubation='shadow'; with 'ste' seeds learn in the loop's pass")
+        self._incubated = True
+        for site in self.hooks.sites.values():
+            if site.seed is None or not site.incubating:
+                continue
+            parameters = [p for p in site.seed.parameters() if p.requires_grad]
+            with self.hooks.shadowing(site.name):
+                gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def finish(self) -> nn.Module:
         """Ends growth and returns the model with its kept seeds as ordinary submodules, without hooks.
@@ -234,6 +262,12 @@ class Grower:
             raise RuntimeError(
                 "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
                 "optimizer that the Grower was given"
+            )
+        waiting = [name for name, site in self.hooks.sites.items() if site.incubating and site.learning]
+        if self.incubation == "shadow" and waiting and not self._incubated:
+            raise RuntimeError(
+                f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
+                "grower.incubate(lambda: loss of the batch) before each optimizer step"
             )
 
     def _opened(self) -> LoopEnv:

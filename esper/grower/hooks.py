@@ -20,22 +20,27 @@ MAX_PROBE = 8
 class SiteHooks:
     """Forward hooks that add seeds to the outputs of named submodules.
 
-    In training mode an incubating seed learns straight through, which changes no bit of the output. A blended seed adds
-    alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a validation.
+    In training mode an incubating seed learns straight through, which changes no bit of the output, or in passes of its
+    own. A blended seed adds alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a validation.
 
     Args:
         model: the network; nothing is added to it but hooks.
         paths: path of a submodule by slot name.
         topology: layout of the features, as in ``esper.graft``.
+        straight_through: whether incubating seeds learn in every training pass; else in :meth:`shadowing` ones.
     """
 
-    def __init__(self, model: nn.Module, paths: Mapping[str, str], topology: str) -> None:
+    def __init__(
+        self, model: nn.Module, paths: Mapping[str, str], topology: str, straight_through: bool = True
+    ) -> None:
         self.model, self.paths, self.topology = model, dict(paths), topology
+        self.straight_through = straight_through
         self.sites: dict[str, Site] = {}
         """Sites by slot name, in execution order; those that a forward pass has reached."""
         self.probes: dict[str, Tensor] = {}
         """Features [B ≤ 8, ...] of the last training pass, by slot name."""
         self._alphas: Mapping[str, float] | None = None
+        self._shadowed: str | None = None
         self._reached: set[str] = set()  # by the present forward pass
         self._checked: set[str] = set()
         self._fresh: set[str] = set()
@@ -67,6 +72,24 @@ class SiteHooks:
             yield
         finally:
             self._alphas = None
+
+    @contextmanager
+    def shadowing(self, name: str) -> Iterator[None]:
+        """Blends the incubating seed of slot ``name`` in at its target alpha, and detaches the features before it.
+
+        The model's buffers and torch's random numbers are afterwards as they were.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        devices = {p.device for p in self.model.parameters() if p.device.type == "cuda"}
+        self._shadowed = name
+        try:
+            with torch.random.fork_rng(devices=list(devices)):
+                yield
+        finally:
+            self._shadowed = None
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
 
     def refresh_probes(self) -> None:
         """Takes new probes from the next training pass."""
@@ -102,8 +125,11 @@ class SiteHooks:
             site.seed.train(training)
         if self._alphas is not None:
             alpha = self._alphas.get(site.name, 0.0)
+        elif site.name == self._shadowed:
+            h = h.detach()
+            return torch.add(h, delta_of(site, h), alpha=site.target)
         elif site.incubating:
-            learns = training and torch.is_grad_enabled()
+            learns = self.straight_through and self._shadowed is None and training and torch.is_grad_enabled()
             return straight_through(site, h, nullcontext()) if learns else h
         else:
             alpha = site.alpha if site.blended else 0.0

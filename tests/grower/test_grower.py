@@ -214,6 +214,55 @@ def test_a_gradient_scaler_scales_seeds_too(fused: bool) -> None:
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
 
 
+def shadowed(loop: Loop, x: Tensor, y: Tensor) -> None:
+    loop.optimizer.zero_grad()
+    nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
+    if loop.grower is not None:
+        loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(x), y))
+    loop.optimizer.step()
+
+
+def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None:
+    """Not its weights, its BatchNorm statistics, or the random numbers of its dropout."""
+    torch.manual_seed(7)
+    grown = Loop(model=net(dropout=0.5), step=shadowed, incubation="shadow").run(4)
+    torch.manual_seed(7)
+    alone = Loop(model=net(dropout=0.5), step=shadowed, controller=None).run(4)
+    assert same(weights(grown.model), weights(alone.model))
+    assert grown.grower is not None
+    seed = grown.grower.hooks.sites["r0c0"].seed
+    assert seed is not None
+    before = weights(seed)
+    grown.run(1)
+    assert not same(weights(seed), before)
+    assert grown.run().steps[-1].slots["r0c0"].stage == "FOSSILIZED"
+
+
+def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:
+    loop = Loop(step=shadowed, incubation="shadow").run(3)
+    assert loop.grower is not None
+    site = loop.grower.hooks.sites["r0c0"]
+    assert site.seed is not None
+    loop.model.train()
+    loop.optimizer.zero_grad()
+    loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
+    found = [p.grad.clone() for p in site.seed.parameters() if p.grad is not None]
+    with loop.grower.hooks.trying({"r0c0": 1.0}):
+        loss = nn.functional.cross_entropy(loop.model(X), Y)
+    expected = torch.autograd.grad(loss, list(site.seed.parameters()))
+    assert len(found) == len(expected)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert all(p.grad is None for p in loop.model.parameters())
+
+
+def test_a_shadow_loss_that_is_never_given_is_missed() -> None:
+    with pytest.raises(RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"):
+        Loop(incubation="shadow").run()
+    with pytest.raises(RuntimeError, match="needs incubation='shadow'"):
+        Loop(step=shadowed).run(1)
+
+
 def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
     whole = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run()
     for cut in (1, 2, 4, 6, 9, 11):
@@ -382,6 +431,7 @@ def test_what_cannot_work_is_refused_before_training() -> None:
     refused("unknown controller 'huristic'; known", controller="huristic")
     refused("not a torch.optim.Optimizer", optimizer=model)
     refused("one after each of the 5 epochs", baseline=[0.1, 0.2])
+    refused("'ste' or 'shadow'", incubation="own")
     refused("the model is compiled", model=torch.compile(model))
     refused("use DistributedDataParallel", model=nn.DataParallel(model))
 
