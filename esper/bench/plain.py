@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.benchmark import set_torch_threads
+
+from esper.data.task import Split
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
 BATCHES, TURNS = 4, 3
@@ -33,34 +35,33 @@ def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bo
 
 
 class PlainTraining:
-    """Hosts, each with an optimizer, trained one after another on images x [N, C, H, W] with classes y [N]."""
+    """Hosts, each with an optimizer, trained one after another on the images and classes of ``data``."""
 
-    def __init__(self, hosts: Sequence[nn.Module], x: Tensor, y: Tensor, batch: int) -> None:
-        self.x, self.y, self.batch = x, y, batch
-        self.hosts = [host.to(x.device).train() for host in hosts]
+    def __init__(self, hosts: Sequence[nn.Module], data: Split, batch: int) -> None:
+        self.x, self.y, self.batch = data.inputs(0, len(data)).contiguous(), data.y, batch
+        self.on_cpu = self.x.device.type == "cpu"
+        self.hosts = [host.to(self.x.device).train() for host in hosts]
         self.optimizers = [
             torch.optim.SGD(host.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
             for host in self.hosts
         ]
-        self.threads = self._best_threads() if x.device.type == "cpu" else 1
+        self.threads = self._best_threads() if self.on_cpu else 1
 
     def __str__(self) -> str:
         """Description for the table."""
-        if self.x.device.type != "cpu":
-            return "plain eager PyTorch, float32 NCHW, one stream"
-        return f"plain eager PyTorch, float32 NCHW, best threads: {self.threads}"
+        how = f"best threads: {self.threads}" if self.on_cpu else "one stream"
+        return f"plain eager PyTorch, float32 NCHW, {how}"
 
-    def epoch(self, batches: int | None = None) -> None:
-        """Trains every host once on all full batches, or on the first ``batches`` of them."""
-        with threads(self.threads):
+    def epoch(self) -> None:
+        """Trains every host once on all full batches."""
+        with set_torch_threads(self.threads):
             for number in range(len(self.hosts)):
-                self._train(number, batches)
+                self.train(number, len(self.y) // self.batch)
 
-    def _train(self, number: int, batches: int | None) -> tuple[float, float]:
-        """Returns the mean loss and the accuracy of one host's epoch."""
+    def train(self, number: int, steps: int) -> tuple[float, float]:
+        """Trains one host on random batches; returns its mean loss and its accuracy."""
         host, optimizer, batch = self.hosts[number], self.optimizers[number], self.batch
         order = torch.randperm(len(self.y), device=self.x.device)
-        steps = batches or len(order) // batch
         total, correct = 0.0, 0
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
@@ -76,13 +77,12 @@ class PlainTraining:
 
     def _best_threads(self) -> int:
         """Returns the number of intra-op threads with which one host trains fastest, tried in turns."""
-        batches = min(BATCHES, len(self.y) // self.batch)
         best = dict.fromkeys(candidates(len(os.sched_getaffinity(0))), float("inf"))
         for turn in range(TURNS + 1):
             for count in best:
-                with threads(count):
+                with set_torch_threads(count):
                     start = time.perf_counter()
-                    self._train(0, batches)
+                    self.train(0, min(BATCHES, len(self.y) // self.batch))
                     if turn:  # the first turn warms up
                         best[count] = min(best[count], time.perf_counter() - start)
         return min(best, key=best.__getitem__)
@@ -91,14 +91,3 @@ class PlainTraining:
 def candidates(cores: int) -> list[int]:
     """Returns the numbers of threads to try: all up to 8, then powers of two, and the number of cores."""
     return sorted({*range(1, min(cores, 8) + 1), *(n for n in (16, 32, 64, 128) if n < cores), cores})
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Sets the number of intra-op threads in the block, and restores it afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,12 +1,9 @@
-"""Synthetic images, a task of them, and hosts that train on it, shared by the cases about training.
-
-The content of the images does not affect speed.
-"""
+"""Synthetic images and hosts that train on them; the content of images does not affect speed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -31,19 +28,18 @@ def split(samples: int, seed: int, device: torch.device) -> Split:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (samples, SIDE, SIDE, CHANNELS), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, CLASSES, (samples,), generator=generator)
-    table = normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)
-    return Split(x, y, table).to(device)
+    return Split(x, y, normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)).to(device)
 
 
-def image_task(samples: int, width: int, device: torch.device, validation: int = VALIDATION, seed: int = 0) -> Task:
+def image_task(samples: int, width: int, device: torch.device, validation: int = VALIDATION) -> Task:
     """Returns a task with hosts of three blocks, the first ``width`` channels wide, and ``samples`` training images."""
     return Task(
         name=f"synthetic images, {SIDE} x {SIDE}",
         classes=CLASSES,
         build_host=partial(CNNHost, CHANNELS, CLASSES, base=width, blocks=BLOCKS),
-        train=split(samples, seed, device),
-        validation=split(validation, seed + 1, device),
-        test=split(1, seed + 2, device),
+        train=split(samples, 0, device),
+        validation=split(validation, 1, device),
+        test=split(1, 2, device),
         precision="auto",
     )
 
@@ -68,9 +64,6 @@ def growth_env(
             "env": {"n_envs": envs, "episode_length": horizon, **env},
         }
     )
-    made = GrowthVectorEnv(task, config, emit, flat_baseline(horizon))
-    try:
+    with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as made:
         made.reset(seed=0)
         yield made
-    finally:
-        made.close()
