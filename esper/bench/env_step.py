@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
-from esper.bench.sinks import full_telemetry
-from esper.bench.synthetic import VALIDATION, growth_env, image_task
+from esper.bench.fixtures import VALIDATION, full_telemetry, growth_env, image_task
 from esper.bench.train_epoch import FULL
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ppo.agent import PPOAgent

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.bench.case import BenchArgs, BenchCase, Size, Sizes
+from esper.bench.case import BenchArgs, BenchCase, Size, Sizes, dtype_name
 from esper.ops import NormReluPool
 
 NAME = "norm-relu-pool"
@@ -27,14 +27,16 @@ class ThreeModules(nn.BatchNorm2d):
 
 
 def _training_step(
-    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
     """Returns one forward and backward pass in training mode, on the same values for every module."""
-    generator = torch.Generator().manual_seed(0)
-    module = module.to(device)
-    x = torch.randn(shape, generator=generator).to(device, dtype).to(memory_format=torch.channels_last).requires_grad_()
-    pooled = (shape[0], shape[1], shape[2] // 2, shape[3] // 2)
-    gradient = torch.randn(pooled, generator=generator).to(device, dtype).to(memory_format=torch.channels_last)
+    generator, module = torch.Generator().manual_seed(0), module.to(device)
+    pooled = (*shape[:2], shape[2] // 2, shape[3] // 2)
+    x, gradient = (
+        torch.randn(size, generator=generator).to(device, dtype).to(memory_format=torch.channels_last)
+        for size in (shape, pooled)
+    )
+    x.requires_grad_()
 
     def step() -> None:
         x.grad = None
@@ -56,17 +58,17 @@ def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
             yield from _on(device, args.sizes or BLOCKS, dtype)
 
 
-def _on(device: torch.device, sizes: Sequence[Size], dtype: torch.dtype) -> Iterator[BenchCase]:
-    on_cpu = device.type == "cpu"
-    batch = BATCH if on_cpu else CUDA_BATCH
-    name, baseline = f"{NAME}: forward + backward, {str(dtype).removeprefix('torch.')}", "three modules"
-    own: list[Callable[[], None]] = []
-    other: list[Callable[[], None]] = []
+def _on(device: torch.device, sizes: tuple[Size, ...], dtype: torch.dtype) -> Iterator[BenchCase]:
+    batch = BATCH if device.type == "cpu" else CUDA_BATCH
+    name, baseline = f"{NAME}: forward + backward, {dtype_name(dtype)}", "three modules"
+    sides: list[tuple[Callable[[], None], Callable[[], None]]] = []
     for channels, side in sizes:
         shape = (batch, channels, side, side)
-        own.append(_training_step(NormReluPool(channels, pool=True), shape, dtype, device))
-        other.append(_training_step(ThreeModules(channels), shape, dtype, device))
-        yield BenchCase(name, " x ".join(map(str, shape)), device, baseline, own[-1], other[-1])
-    if tuple(sizes) == BLOCKS:
-        bar = _BARS[dtype] if on_cpu else None
-        yield BenchCase(name, "the three blocks", device, baseline, partial(_all, own), partial(_all, other), bar)
+        modules = NormReluPool(channels, pool=True), ThreeModules(channels)
+        own, other = (_training_step(module, shape, dtype, device) for module in modules)
+        sides.append((own, other))
+        yield BenchCase(name, " x ".join(map(str, shape)), device, baseline, own, other)
+    if sizes == BLOCKS:
+        own, other = (partial(_all, steps) for steps in zip(*sides, strict=True))
+        bar = _BARS[dtype] if device.type == "cpu" else None
+        yield BenchCase(name, "the three blocks", device, baseline, own, other, bar)

@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
-from esper.bench.synthetic import flat_baseline
+from esper.bench.fixtures import flat_baseline
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
@@ -27,10 +27,8 @@ from esper.rollout.threads import one_thread
 NAME = "ppo-update"
 SIZES = Sizes("ENVSxEPOCHS", ((8, 30),))  # a round of the default run, on digits
 
-STILL = 1e-8
-"""A learning rate too small to change the policy."""
-NEVER = 1e6
-"""A KL divergence that is never reached."""
+STILL = 1e-8  # a learning rate too small to change the policy
+NEVER = 1e6  # a KL divergence that is never reached
 
 
 def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
@@ -85,6 +83,7 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
             'the baseline is sb3-contrib, which is not installed; to install: pip install -e ".[test]"'
         ) from None
     ppo, envs, steps = env.config.ppo, env.num_envs, env.horizon
+    network = {"net_arch": [ppo.width], "lstm_hidden_size": ppo.width, "shared_lstm": True, "enable_critic_lstm": False}
     model = RecurrentPPO(
         "MlpLstmPolicy",
         SB3VecEnv(PlantedVectorEnv(env.config, env.law, AutoresetMode.SAME_STEP)),
@@ -101,12 +100,7 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         target_kl=None,
         seed=0,
         device=device,
-        policy_kwargs={
-            "net_arch": [ppo.width],
-            "lstm_hidden_size": ppo.width,
-            "shared_lstm": True,
-            "enable_critic_lstm": False,
-        },
+        policy_kwargs=network,
     )
     _, callback = model._setup_learn(envs * steps)
     assert model.env is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from esper.bench.synthetic import growth_env, image_task
+from esper.bench.fixtures import growth_env, image_task
 from esper.config import ConfigError
 from esper.data.task import Task
 from esper.rollout.threads import one_thread
@@ -40,11 +40,8 @@ def measure_apart(envs: int, batch: int, width: int, device: torch.device) -> di
 
 def _measure_here(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
     task = image_task(BATCHES * batch, width, device, validation=batch)
-    _train(
-        image_task(2, width, device, validation=2), 1, 2
-    )  # libraries and compiled kernels that it loads do not count
-    on_gpu = device.type != "cpu"
-    if on_gpu:
+    _train(image_task(2, width, device, validation=2), 1, 2)  # loads libraries and kernels, which do not count
+    if on_gpu := device.type != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     _FORGET_PEAK.write_text("5")

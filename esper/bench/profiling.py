@@ -16,10 +16,7 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, recor
 
 
 def chrome_trace(name: str, run: Callable[[], object]) -> dict[str, Any]:
-    """Returns the trace of one call of ``run``, including its other threads, with the call as a span called ``name``.
-
-    chrome://tracing and Perfetto show it.
-    """
+    """Returns the trace of one call of ``run``, other threads included, as a span called ``name``."""
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(experimental_config=everywhere) as profiler, record_function(name):
         run()
@@ -42,13 +39,9 @@ def device_idle(run: Callable[[], object]) -> float:
 
 
 def idle_share(spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the share, in %, of the time from the first start to the last end that none of the ``spans`` covers.
+    """Returns the share, in %, of the time from the first start to the last end that no span (start, end) covers.
 
-    Args:
-        spans: (start, end) of each piece of work.
-
-    Raises:
-        ValueError: there are no spans.
+    Raises ValueError if there are no spans.
     """
     if not spans:
         raise ValueError("nothing ran on the GPU")

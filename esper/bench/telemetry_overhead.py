@@ -7,16 +7,18 @@ shipped schedule is played: seeds are planted, blended and kept, and every turn 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
-from esper.bench.sinks import full_telemetry
-from esper.bench.synthetic import flat_baseline
+from esper.bench.fixtures import flat_baseline, full_telemetry
 from esper.config import TrainingConfig
+from esper.control.controller import Controller
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import ignore
 from esper.rollout.policies import make_player
 from esper.rollout.rollout import play_round
@@ -45,36 +47,33 @@ def _at(envs: int, epochs: int, device: torch.device, quick: bool) -> Iterator[B
             "env": {"n_envs": envs, "episode_length": epochs},
         }
     )
-    maker = EnvMaker.of(config)
-    shares: list[float] = []
+    maker, spans, shares = EnvMaker.of(config), Spans(), list[float]()
     with ExitStack() as stack, one_thread():
-        hub, spans = stack.enter_context(full_telemetry()), Spans()
+        hub = stack.enter_context(full_telemetry())
 
         def emit(event: Event) -> None:
             with spans("telemetry"):
                 hub.emit(event)
 
-        def episode(emit: Callable[[Event], None]) -> Callable[[], None]:
-            env = maker.make(emit=emit)
-            stack.callback(env.close)
-            env.baseline = flat_baseline(epochs)
-            player = make_player("schedule", maker.config, env, run_seed=0)
-
-            def play() -> None:
-                player.episode[:] = -1
-                play_round(env, player, seed=0)
-
-            return play
-
-        with_telemetry, off = episode(emit), episode(ignore)
+        def play(env: SlotVectorEnv, player: Controller) -> None:
+            player.episode[:] = -1
+            play_round(env, player, seed=0)
 
         def on() -> None:
-            start = time.perf_counter()
             spans.seconds.clear()
-            with_telemetry()
+            start = time.perf_counter()
+            play(*sides[0])
             shares.append(100 * spans.seconds["telemetry"] / (time.perf_counter() - start))
 
+        sides = []
+        for receive in (emit, ignore):
+            env = maker.make(emit=receive)
+            stack.callback(env.close)
+            env.baseline = flat_baseline(epochs)
+            sides.append((env, make_player("schedule", maker.config, env, run_seed=0)))
+
         case, size = f"{NAME}: console, events.jsonl, metrics.csv", f"digits, E {envs}, {epochs} epochs"
-        yield BenchCase(case, size, device, "the same episode, telemetry off", on, off, None if quick else _BAR)
+        off, bar = partial(play, *sides[1]), None if quick else _BAR
+        yield BenchCase(case, size, device, "the same episode, telemetry off", on, off, bar)
         case, baseline, bar = f"{NAME}: share of time in sinks", f"a budget of {BUDGET:g} %", None if quick else 1.0
-        yield BenchCase(case, size, device, baseline, shares.pop, lambda: BUDGET, bar, unit="%", turns=len(shares))
+        yield BenchCase(case, size, device, baseline, shares.pop, lambda: BUDGET, bar, "%", turns=len(shares))

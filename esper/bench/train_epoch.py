@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from esper.bench.case import BenchArgs, BenchCase, Size, Sizes
+from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.bench.process_memory import measure_apart
 from esper.bench.profiling import device_idle
-from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.rollout.threads import one_thread
 
 NAME = "train-epoch"
@@ -87,14 +87,7 @@ def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase
     peaks = {envs: measure_apart(envs, batch, width, device) for envs in counts}
     for kind, one in peaks[1].items():
         for envs in counts:
-            yield BenchCase(
-                f"{NAME}: increase in {kind}",
-                f"E {envs}, batch {batch}, width {width}",
-                device,
-                f"{envs} times that of one host",
-                partial(peaks[envs].__getitem__, kind),
-                partial(float, envs * one),
-                bar=_MEMORY_BAR if envs > 1 else None,
-                unit="MB",
-                turns=1,
-            )
+            case, size = f"{NAME}: increase in {kind}", f"E {envs}, batch {batch}, width {width}"
+            baseline, bar = f"{envs} times that of one host", _MEMORY_BAR if envs > 1 else None
+            own, linear = partial(float, peaks[envs][kind]), partial(float, envs * one)
+            yield BenchCase(case, size, device, baseline, own, linear, bar, "MB", turns=1)

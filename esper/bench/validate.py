@@ -7,7 +7,7 @@ from functools import partial
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.bench.case import BenchArgs, BenchCase, Sizes
-from esper.bench.synthetic import VALIDATION, growth_env, image_task
+from esper.bench.fixtures import VALIDATION, growth_env, image_task
 from esper.lifecycle.ramps import STYLES
 from esper.rollout.threads import one_thread
 from esper.seeds.blueprints import BLUEPRINTS

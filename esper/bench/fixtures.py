@@ -1,21 +1,31 @@
-"""Synthetic images and hosts that train on them; the content of images does not affect speed."""
+"""Synthetic images, hosts that train on them, and the telemetry of a run, shared by cases.
+
+The content of images does not affect speed.
+"""
 
 from __future__ import annotations
 
+import io
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.env.baseline import Baseline
 from esper.env.vector_env import GrowthVectorEnv, ignore
+from esper.files.run_folder import RunFolder
 from esper.hosts.cnn import CNNHost
 from esper.ops import normalisation_table
 from esper.telemetry.event import Event
+from esper.telemetry.hub import TelemetryHub
+from esper.telemetry.sinks.console import ConsoleSink
 
 CHANNELS, SIDE, CLASSES, BLOCKS = 3, 32, 10, 3
 VALIDATION = 2500
@@ -67,3 +77,18 @@ def growth_env(
     with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as made:
         made.reset(seed=0)
         yield made
+
+
+@contextmanager
+def full_telemetry() -> Iterator[TelemetryHub]:
+    """Yields a hub with the sinks of a run in a temporary folder, and a console that writes to memory.
+
+    Raises:
+        RuntimeError: a sink failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        console = ConsoleSink(Console(file=io.StringIO(), width=160))
+        with TelemetryHub([*RunFolder(Path(folder), resumed=False).sinks(), console]) as hub:
+            yield hub
+            if hub.dropped:
+                raise RuntimeError(f"sinks failed, so nothing was measured: {dict(hub.dropped)}")
