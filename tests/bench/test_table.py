@@ -9,23 +9,8 @@ from esper.bench.table import cells, markdown
 
 
 def result_of(value: float, unit: str, bar: float | None = None, ratio: float = 1.0) -> Result:
-    return Result(
-        "c",
-        "s",
-        "cpu",
-        "b",
-        ratio,
-        ratio,
-        ratio,
-        bar,
-        unit,
-        value,
-        value,
-        value,
-        2 * value,
-        3,
-        None if bar is None else ratio >= bar,
-    )
+    met = None if bar is None else ratio >= bar
+    return Result("c", "s", "cpu", "b", ratio, ratio, ratio, bar, unit, value, value, value, 2 * value, 3, met)
 
 
 @pytest.mark.parametrize(
