@@ -109,8 +109,9 @@ class NormReluPool(nn.BatchNorm2d):
     """Replaces ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
 
     Parameters, buffers and state_dict are those of ``nn.BatchNorm2d``. A call may leave out the pool, to put an
-    operation between ReLU and a pool outside, with bit-identical results. The operator supports float32 and bfloat16 inputs in channels_last with float32 parameters. Other inputs use the
-    three PyTorch functions, which is an error with ``ESPER_REQUIRE_NATIVE=1``. :meth:`unserved` gives the reason.
+    operation between ReLU and a pool outside, with bit-identical results. The operator supports float32 and bfloat16
+    inputs in channels_last with float32 parameters. Other inputs use the three PyTorch functions, which is an error
+    with ``ESPER_REQUIRE_NATIVE=1``; :meth:`unserved` gives the reason.
     """
 
     def __init__(self, num_features: int, *args: Any, pool: bool = False, **kwargs: Any) -> None:

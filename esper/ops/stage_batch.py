@@ -61,10 +61,10 @@ def stage_images(
     Pixel v of channel c becomes ``table[c, v]``; so padding is pixel value 0 before normalising, as in torchvision's
     ``RandomCrop`` before ``Normalize``. Random draws depend only on (``seed``, ``epoch``, index of the sample), by the
     counter-based generator Philox4x32-10 (Salmon et al., SC 2011); they are the same for any batch size, order, thread
-    or device.
+    or device. The dataset is channels-last, as image files are, so that it and the batch are accessed in order.
 
     Args:
-        images: uint8 ``[N, H, W, C]``, contiguous, 1 to 32 channels; rows are read and written in order.
+        images: uint8 ``[N, H, W, C]``, contiguous, 1 to 32 channels.
         indices: int64 ``[n]``, contiguous: the permutation of an epoch, or any samples.
         table: float32 ``[C, 256]``, see :func:`normalisation_table`.
         seed: seed of the run and env; any 64-bit number.
