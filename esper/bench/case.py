@@ -1,7 +1,5 @@
 """A comparison of two ways to do the same work, and the sizes and devices at which a case makes comparisons."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

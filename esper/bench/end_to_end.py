@@ -5,8 +5,6 @@ decisions, the update, telemetry and checkpoints. The baseline only trains, so t
 of growing, and there is no bar.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter
@@ -18,7 +16,6 @@ import torch
 
 from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.bench.plain import PlainTraining, plain_cnn
-from esper.bench.runner import waiting
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
@@ -71,7 +68,6 @@ def _at(envs: int, epochs: int, device: torch.device, task: Task, samples: int) 
     assert isinstance(train, Split)
     hosts = [plain_cnn(1, task.classes, base=3, blocks=2, pool_last=False) for _ in range(envs)]
     plain = PlainTraining(hosts, Split(train.x[:samples], train.y[:samples]).to(device), task.batch_size)
-    epoch = waiting(plain.epoch, device)
     steps: tuple[list[float], list[float]] = ([], [])
 
     def ours() -> float:
@@ -82,12 +78,12 @@ def _at(envs: int, epochs: int, device: torch.device, task: Task, samples: int) 
     def alone() -> float:
         start = time.perf_counter()
         for _ in range(epochs):
-            epoch()
+            plain.epoch()
         steps[1].append(envs * epochs / (time.perf_counter() - start))
         return steps[1][-1] * (samples // task.batch_size * task.batch_size)
 
     case, size = f"{NAME}: esper run, ppo", f"digits, E {envs}, {epochs} epochs, {ROUNDS} rounds"
-    images = BenchCase(case, size, device, f"{plain}; training only", ours, alone, None, "images/s", turns=_TURNS)
+    images = BenchCase(case, size, device, f"{plain.name}; training only", ours, alone, None, "images/s", turns=_TURNS)
     yield images
     own, other = (values.pop for values in steps)
     yield replace(images, run=own, run_baseline=other, unit="env steps/s", turns=len(steps[0]))

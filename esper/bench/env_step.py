@@ -1,7 +1,5 @@
 """Cases of `env-step`: the share of an epoch that is neither training nor validation of hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

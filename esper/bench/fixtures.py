@@ -1,9 +1,4 @@
-"""Synthetic images, hosts that train on them, and the telemetry of a run, shared by cases.
-
-The content of images does not affect speed.
-"""
-
-from __future__ import annotations
+"""Hosts that train on synthetic images, whose content does not affect speed, and the telemetry of a run."""
 
 import io
 import tempfile
@@ -11,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,8 +23,7 @@ from esper.telemetry.sinks.console import ConsoleSink
 
 CHANNELS, SIDE, CLASSES, BLOCKS = 3, 32, 10, 3
 VALIDATION = 2500
-HORIZON = 75
-"""Epochs of an episode, as in the task `cifar10`."""
+HORIZON = 75  # epochs of an episode, as in the task `cifar10`
 
 
 def split(samples: int, seed: int, device: torch.device) -> Split:
@@ -61,17 +54,14 @@ def flat_baseline(horizon: int) -> Baseline:
 
 @contextmanager
 def growth_env(
-    task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON, **env: Any
+    task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON
 ) -> Iterator[GrowthVectorEnv]:
-    """Yields an env of ``envs`` hosts of ``task``, reset, with one lane per physical core; closes it at the end.
-
-    ``env``: further values of that config section.
-    """
+    """Yields an env of ``envs`` hosts of ``task``, reset, with one lane per physical core; closes it at the end."""
     config = TrainingConfig.parse(
         {
             "run": {"device": task.device.type},
             "task": {"batch_size": batch, "schedule": "constant"},
-            "env": {"n_envs": envs, "episode_length": horizon, **env},
+            "env": {"n_envs": envs, "episode_length": horizon},
         }
     )
     with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as made:
@@ -81,11 +71,7 @@ def growth_env(
 
 @contextmanager
 def full_telemetry() -> Iterator[TelemetryHub]:
-    """Yields a hub with the sinks of a run in a temporary folder, and a console that writes to memory.
-
-    Raises:
-        RuntimeError: a sink failed.
-    """
+    """Yields a hub with a run's files and a console, none of which stay. Raises RuntimeError if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         console = ConsoleSink(Console(file=io.StringIO(), width=160))
         with TelemetryHub([*RunFolder(Path(folder), resumed=False).sinks(), console]) as hub:

@@ -4,8 +4,6 @@ Written as a user would: public modules on float32 images [N, C, H, W], the loss
 read after every batch. Batches are indexed from one tensor in random order, which is faster than a DataLoader.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence
@@ -17,9 +15,8 @@ from torch.utils.benchmark import set_torch_threads
 
 from esper.data.task import Split
 
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
-BATCHES, TURNS = 4, 3
-"""Batches and turns with which each number of threads is tried."""
+LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4
+BATCHES, TURNS = 4, 3  # with which each number of threads is tried
 
 
 def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bool = True) -> nn.Sequential:
@@ -39,18 +36,12 @@ class PlainTraining:
 
     def __init__(self, hosts: Sequence[nn.Module], data: Split, batch: int) -> None:
         self.x, self.y, self.batch = data.inputs(0, len(data)).contiguous(), data.y, batch
-        self.on_cpu = self.x.device.type == "cpu"
         self.hosts = [host.to(self.x.device).train() for host in hosts]
-        self.optimizers = [
-            torch.optim.SGD(host.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
-            for host in self.hosts
-        ]
-        self.threads = self._best_threads() if self.on_cpu else 1
-
-    def __str__(self) -> str:
-        """Description for the table."""
-        how = f"best threads: {self.threads}" if self.on_cpu else "one stream"
-        return f"plain eager PyTorch, float32 NCHW, {how}"
+        self.optimizers = [torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY) for host in self.hosts]
+        on_cpu = self.x.device.type == "cpu"
+        self.threads = self._best_threads() if on_cpu else 1
+        how = f"best threads: {self.threads}" if on_cpu else "one stream"
+        self.name = f"plain eager PyTorch, float32 NCHW, {how}"
 
     def epoch(self) -> None:
         """Trains every host once on all full batches."""
@@ -58,13 +49,12 @@ class PlainTraining:
             for number in range(len(self.hosts)):
                 self.train(number, len(self.y) // self.batch)
 
-    def train(self, number: int, steps: int) -> tuple[float, float]:
-        """Trains one host on random batches; returns its mean loss and its accuracy."""
-        host, optimizer, batch = self.hosts[number], self.optimizers[number], self.batch
+    def train(self, number: int, steps: int) -> float:
+        """Trains one host on random batches, and returns its mean loss."""
+        host, optimizer = self.hosts[number], self.optimizers[number]
         order = torch.randperm(len(self.y), device=self.x.device)
         total, correct = 0.0, 0
-        for step in range(steps):
-            rows = order[step * batch : (step + 1) * batch]
+        for rows in order.split(self.batch)[:steps]:
             x, y = self.x[rows], self.y[rows]
             optimizer.zero_grad()
             logits = host(x)
@@ -73,7 +63,7 @@ class PlainTraining:
             optimizer.step()
             total += loss.item()
             correct += int((logits.argmax(dim=1) == y).sum().item())
-        return total / steps, correct / (steps * batch)
+        return total / steps
 
     def _best_threads(self) -> int:
         """Returns the number of intra-op threads with which one host trains fastest, tried in turns."""

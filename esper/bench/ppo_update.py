@@ -5,8 +5,6 @@ actor and critic, and the same number of passes and minibatches, advantages incl
 divergence. A tiny learning rate keeps the policies unchanged, so that every turn does the same work.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 
@@ -91,13 +89,6 @@ def sb3_update(env: PlantedVectorEnv, device: torch.device) -> Callable[[], None
         n_steps=steps,
         batch_size=envs * steps // min(ppo.n_minibatches, envs),
         n_epochs=ppo.update_epochs,
-        gamma=ppo.gamma,
-        gae_lambda=ppo.gae_lambda,
-        clip_range=ppo.clip,
-        ent_coef=ppo.entropy_start,
-        vf_coef=ppo.value_coefficient,
-        max_grad_norm=ppo.max_grad_norm,
-        target_kl=None,
         seed=0,
         device=device,
         policy_kwargs=network,

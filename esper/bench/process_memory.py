@@ -1,7 +1,5 @@
 """Peak memory of hosts in training, measured in a separate process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path

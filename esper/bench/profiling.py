@@ -1,7 +1,5 @@
 """Measurements by torch's profiler: traces, the idle time of a GPU, the peak memory of tensors."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Sequence

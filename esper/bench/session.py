@@ -1,7 +1,5 @@
 """Measures cases one after another, on the devices of this machine."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable, Iterable
@@ -23,8 +21,7 @@ from esper.files.system_info import check_device
 def devices(name: str) -> tuple[torch.device, ...]:
     """Returns the devices that ``--device`` stands for. Raises ConfigError for a missing GPU, listing the devices."""
     if name != "auto":
-        check_device(name)
-        return (torch.device(name),)
+        return (check_device(name),)
     return tuple(torch.device(each) for each in ("cpu", "cuda")[: 1 + torch.cuda.is_available()])
 
 
@@ -47,11 +44,8 @@ def measure_all(
 ) -> list[runner.Result]:
     """Measures all comparisons of all cases, printing a line for each as it is done.
 
-    A case whose baseline is not installed is skipped with a message, unless the cases were ``named``. ``save`` gets all
-    results so far after each comparison, so that an interrupt loses none of them.
-
-    Raises:
-        ConfigError: nothing of a named case can be measured.
+    A case whose baseline is not installed is skipped with a message, but raises ConfigError if the cases were ``named``
+    and none of it was measured. ``save`` gets all results so far after each comparison, so an interrupt loses none.
     """
     results: list[runner.Result] = []
     for case, module in modules.items():

@@ -4,8 +4,6 @@ The task is digits, whose epochs are the shortest of all tasks, so that the over
 shipped schedule is played: seeds are planted, blended and kept, and every turn does the same work.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Cases of `train-epoch`: an epoch of many hosts, against the same hosts one after another in plain eager PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -73,7 +71,7 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
         label = f"E {envs}, batch {batch}, width {width}"
         data, work = f"{samples:,} samples of {SIDE} x {SIDE}", envs * samples
         yield BenchCase(
-            NAME, f"{label}, {data}", device, str(plain), ours, plain.epoch, bar, unit="images/s", amount=work
+            NAME, f"{label}, {data}", device, plain.name, ours, plain.epoch, bar, unit="images/s", amount=work
         )
         if device.type != "cpu":
             case, baseline = f"{NAME}: time the GPU is idle", f"a budget of {IDLE_BUDGET:g} %"

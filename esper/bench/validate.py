@@ -1,7 +1,5 @@
 """Cases of `validate`: every configuration of a host with blended seeds, against one forward pass of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

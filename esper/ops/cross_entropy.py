@@ -100,7 +100,7 @@ def cross_entropy_into(
     _into(logits, targets, accumulators.block, correct, env, configuration, first or 0, ignore_index, label_smoothing)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     logits, targets, ctx.ignore_index, ctx.label_smoothing = inputs
     _, correct, stats, normaliser = output
     ctx.mark_non_differentiable(correct, stats, normaliser)
@@ -122,11 +122,9 @@ class _Eager(torch.autograd.Function):
     """The forward and backward kernels as one differentiable function."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        output = _forward(logits, targets, ignore_index, label_smoothing)
-        _save(ctx, (logits, targets, ignore_index, label_smoothing), output)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
         return output[0], output[1], output[2]
 
     backward = staticmethod(_backward)

@@ -90,19 +90,12 @@ def grad_stats(
             streams or threads must not write the same ``out`` at the same time.
         device: device of the result if there are no gradients; None for the CPU.
 
-    Returns:
-        The statistics, on the gradients' device.
-
     Raises:
         RuntimeError: an unsupported dtype, gradients on several devices, a bound that is not positive, or an ``out`` of
             other sizes.
     """
-    gradients: list[Tensor] = []
-    sizes: list[int] = []
-    for group in groups:
-        present = [gradient for gradient in group if gradient is not None]
-        sizes.append(len(present))
-        gradients += present
+    present = [[gradient for gradient in group if gradient is not None] for group in groups]
+    sizes, gradients = [len(group) for group in present], [gradient for group in present for gradient in group]
     if out is None:
         if gradients:
             return GradStats(*_functional(gradients, sizes, max_norm, exploding_norm))
