@@ -49,12 +49,12 @@ class PlainTraining:
             for number in range(len(self.hosts)):
                 self.train(number, len(self.y) // self.batch)
 
-    def train(self, number: int, steps: int) -> float:
-        """Trains one host on random batches, and returns its mean loss."""
+    def train(self, number: int, steps: int) -> tuple[float, float]:
+        """Trains one host on random batches; returns its mean loss and its accuracy."""
         host, optimizer = self.hosts[number], self.optimizers[number]
         order = torch.randperm(len(self.y), device=self.x.device)
         total, correct = 0.0, 0
-        for rows in order.split(self.batch)[:steps]:
+        for rows in order[: steps * self.batch].view(steps, self.batch):
             x, y = self.x[rows], self.y[rows]
             optimizer.zero_grad()
             logits = host(x)
@@ -63,7 +63,7 @@ class PlainTraining:
             optimizer.step()
             total += loss.item()
             correct += int((logits.argmax(dim=1) == y).sum().item())
-        return total / steps
+        return total / steps, correct / (steps * self.batch)
 
     def _best_threads(self) -> int:
         """Returns the number of intra-op threads with which one host trains fastest, tried in turns."""

@@ -36,10 +36,10 @@ def test_every_host_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     x = data.inputs(0, len(data))
     data.y[:] = x[:, 0].mean(dim=(1, 2)).gt(0).long()
     training = PlainTraining([plain_cnn(3, 10, 4, 3) for _ in range(2)], data, batch=16)
-    first = [training.train(number, 4) for number in range(2)]
+    first = [training.train(number, 4)[0] for number in range(2)]
     for _ in range(5):
         training.epoch()
-    assert all(training.train(number, 4) < loss for number, loss in enumerate(first))
+    assert all(training.train(number, 4)[0] < loss for number, loss in enumerate(first))
     assert 1 <= training.threads <= plain.candidates(64)[-1]
     assert f"best threads: {training.threads}" in training.name
 
