@@ -20,13 +20,7 @@ _BARS_NORM = {11: 4.0, 100: 6.0, 1000: 6.0}
 _SMALL = 1000  # elements; larger tensors are bound by memory bandwidth, and the bar is "not slower"
 
 
-def public_statistics(
-    gradients: Sequence[Tensor],
-    joined: bool = True,
-    dtype: torch.dtype = torch.float64,
-    max_norm: float = 1.0,
-    exploding_norm: float = 10.0,
-) -> Tensor:
+def public_statistics(gradients: Sequence[Tensor], joined: bool = True, dtype: torch.dtype = torch.float64) -> Tensor:
     """Returns the same statistics ``[13]`` of one group by public PyTorch calls, none of which waits for the device.
 
     ``joined`` counts on one concatenation of all gradients, the fastest known public way for many small ones; otherwise
@@ -37,16 +31,16 @@ def public_statistics(
     sum_sq = norms.square().sum()
     norm = sum_sq.sqrt()
     vanishing = (norms < 1e-7).sum()
-    exploding = ((norms > exploding_norm) | ~norms.isfinite()).sum()
+    exploding = ((norms > 10.0) | ~norms.isfinite()).sum()
     parts = [torch.cat([gradient.flatten() for gradient in gradients])] if joined else gradients
     nan = torch.stack([part.isnan().sum() for part in parts]).sum()
     inf = torch.stack([part.isinf().sum() for part in parts]).sum()
     zero = torch.stack([(part == 0).sum() for part in parts]).sum()
     count = len(gradients)
     health = torch.where(norm.isfinite(), (1 - (0.5 * vanishing + 0.8 * exploding) / count).clamp(0, 1), 0.0)
-    clip = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1), 0.0)
-    tensors = norm.new_full((), count)
-    elements = norm.new_full((), sum(gradient.numel() for gradient in gradients))
+    clip = torch.where(norm.isfinite(), (1.0 / (norm + 1e-6)).clamp(max=1), 0.0)
+    sizes = count, sum(gradient.numel() for gradient in gradients)
+    tensors, elements = (norm.new_full((), size) for size in sizes)
     smallest, largest = norms.aminmax()
     rows = [sum_sq, norm, tensors, elements, smallest, largest, vanishing, exploding, nan, inf, zero, health, clip]
     return torch.stack([value.double() for value in rows])

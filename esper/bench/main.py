@@ -18,7 +18,7 @@ WIDE = 200
 
 SIZE_HELP = "Size to measure, such as 4x128x8; the numbers depend on the case. Can be repeated."
 SECONDS_HELP = "Stop a comparison after this time, once each side has had three turns."
-FILE = click.Path(path_type=Path)
+DEVICE, FILE = click.Choice(["auto", "cpu", "cuda"]), click.Path(path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,9 +26,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--size", "sizes", multiple=True, metavar="NxK", help=SIZE_HELP)
 @click.option("--sweep", is_flag=True, help="Measure all sizes of train-epoch, not only the first few.")
 @click.option("--quick", is_flag=True, help="Do only enough work to show that a case runs; ignore the ratios then.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: all available devices."
-)
+@click.option("--device", type=DEVICE, default="auto", help="auto: all available devices.")
 @click.option("--threads", default=1, show_default=True, help="Threads per operator; bars are defined for one.")
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=1), help="Max turns of each side.")
 @click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0), help=SECONDS_HELP)
@@ -43,7 +41,7 @@ def main(
     json_file: Path | None,
     markdown_file: Path | None,
     trace_file: Path | None,
-    **effort: Any,
+    **effort: Any,  # of BenchArgs: sweep, quick, rounds, seconds
 ) -> None:
     """Measure CASES (all by default) against their baselines, taking alternate turns in this process.
 
