@@ -62,7 +62,7 @@ FAULTS = {
         "x = x[:, 1:]",
         r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; expected .*8, 8",
     ),
-    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is none of 0 to 9"),
+    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is not between 0 and 9"),
     "row": ("raise OSError('the disk is gone')", r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone"),
 }
 

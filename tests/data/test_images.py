@@ -20,8 +20,7 @@ import torch
 from esper.config import ConfigError, TrainingConfig
 from esper.data.image_files import ImageSource, read_images
 from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
-from esper.data.registry import DataOptions
-from esper.data.task import Split, resolve
+from esper.data.task import DataOptions, Split, resolve
 from esper.data.tasks import TASKS, build_host, load_task
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import wait_actions
@@ -240,11 +239,11 @@ def test_a_pickle_with_another_checksum_is_never_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"no pickle", pickle.dumps({"labels": [1]}), pickle.dumps([1, 2])])
-def test_a_file_that_is_no_batch_is_named(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_batch_is_refused(content: bytes, tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     file = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     file.write_bytes(content)
-    assert f"{file} cannot be read as CIFAR-10" in refused(cifar10_as_it_lies(tmp_path), tmp_path)
+    assert f"{tmp_path} cannot be read as CIFAR-10" in refused(cifar10_as_it_lies(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(("sizes", "message"), [({"train": 49}, "training images"), ({"test": 9}, "test images")])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esper.data.shared_batches import Batch, IndexStream, Permutations, SharedBatchError, SharedBatchIterator
-from esper.data.token_file import TokenFile, TokenWindows
+from esper.data.shared_batches import Batch, Permutations, SharedBatchError, SharedBatchIterator
+from esper.data.token_file import TokenWindows
 from esper.telemetry.span import Spans
 
 ROWS, BATCH, STEPS = 40, 3, 4
@@ -43,7 +43,7 @@ class Numbers(Dataset[Batch]):
         return x, torch.tensor(row)
 
 
-class Given:
+class Given(Permutations):
     """A stream that gives the same rows every epoch."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -58,8 +58,10 @@ def permutations(*seeds: int) -> list[Permutations]:
 
 
 @contextmanager
-def batches(dataset: Dataset[Batch], streams: Sequence[IndexStream], workers: int = 0) -> Iterator[SharedBatchIterator]:
-    with SharedBatchIterator(dataset, streams, BATCH, STEPS, workers) as made:
+def batches(
+    dataset: Dataset[Batch], streams: Sequence[Permutations], workers: int = 0
+) -> Iterator[SharedBatchIterator]:
+    with closing(SharedBatchIterator(dataset, streams, BATCH, STEPS, workers)) as made:
         yield made
 
 
@@ -242,8 +244,8 @@ def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: p
     }
     read = shared_batches._Steps.__getitem__
 
-    def spoiled(self: shared_batches._Steps, rows: list[list[int]]) -> shared_batches._Step:
-        step = read(self, rows)
+    def spoiled(self: shared_batches._Steps, requests: list[shared_batches.Request]) -> shared_batches._Step:
+        step = read(self, requests)
         return shared_batches._Step(step.pid, changes[spoil](step.batches))
 
     monkeypatch.setattr(shared_batches._Steps, "__getitem__", spoiled)
@@ -308,7 +310,7 @@ def test_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
     monkeypatch.setattr("torch.accelerator.set_device_index", lambda _index: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1000)
-    with SharedBatchIterator(Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True) as made:
+    with closing(SharedBatchIterator(Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True)) as made:
         for step in made.epoch():
             for x, y in step:
                 assert bool(((x[:, 0] >= 1000) & (x[:, 0] < 1000 + ROWS)).all())
@@ -333,10 +335,10 @@ def test_a_program_that_forgets_to_close_ends() -> None:
 
 def test_a_memory_mapped_file_serves_all_envs(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(np.arange(401, dtype="<u2").tobytes())
-    data = TokenWindows(TokenFile(tmp_path / "train.bin", 401), 10)
+    data = TokenWindows(tmp_path / "train.bin", 401, 10)
     streams = [Permutations(len(data), torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     seen: list[set[int]] = [set(), set()]
-    with SharedBatchIterator(data, streams, 8, 5, 2) as made:
+    with closing(SharedBatchIterator(data, streams, 8, 5, 2)) as made:
         for step in made.epoch():
             for env, (x, y) in enumerate(step):
                 assert x.shape == (8, 10)
