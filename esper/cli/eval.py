@@ -100,6 +100,9 @@ def words(found: PolicyEvaluation) -> str:
     hosts = "1 held-out host" if found.pairs == 1 else f"{found.pairs} held-out hosts"
     width = "" if found.width is None else f", width {found.width}"
     origin = f" ({found.policy.origin})" if found.policy.origin else ""
+    sizes = "; ".join(
+        f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
+    )
     lines = [
         "",
         f"{found.policy.name}{origin}",
@@ -107,9 +110,8 @@ def words(found: PolicyEvaluation) -> str:
         "and the paired difference to the same hosts left alone:",
         "",
         f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
+        *(f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.line}" for c in found.comparisons),
+        "",
+        f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}.",
     ]
-    lines += [f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.line}" for c in found.comparisons]
-    sizes = "; ".join(
-        f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
-    )
-    return "\n".join([*lines, "", f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}."])
+    return "\n".join(lines)

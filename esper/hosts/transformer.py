@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ INIT_STD = 0.02
 class TransformerHost(SegmentedHost):
     """Maps tokens int64 [B, T] to the logits of each next token, float32 [B, T, vocabulary].
 
-    The layers are divided into ``slots`` equal groups, with a slot after each group.
+    The layers are divided into ``slots`` equal groups, with a slot after each group. Weights start as in GPT-2: normal
+    with σ = 0.02 and biases 0, but σ / √(2·layers) for the last layer of each of the 2·layers residual branches, so
+    that their sum starts no larger in a deep host than in a shallow one.
 
     Args:
         vocabulary: number of tokens, 0 ... vocabulary − 1.
@@ -45,26 +48,18 @@ class TransformerHost(SegmentedHost):
         segments: list[nn.Module] = [nn.Sequential(*group) for group in groups]
         segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
         super().__init__(segments, [SlotSite(f"r0c{i}", width) for i in range(slots)], topology="transformer")
-        self.block = block
-        self.arguments = (vocabulary, width, layers, heads, block, slots)
-        """Arguments of the constructor, in order."""
-        self._draw_weights(layers)
-
-    def _draw_weights(self, layers: int) -> None:
-        """Initialises as GPT-2: normal with σ = 0.02, biases 0, and σ / √(2·layers) for the last layer of each branch.
-
-        So the sum of the 2·layers residual branches starts no larger in a deep host than in a shallow one.
-        """
+        self.width, self.heads = width, heads
+        self.of_width = partial(TransformerHost, vocabulary, layers=layers, heads=heads, block=block, slots=slots)
+        """Makes a host like this one with another ``width``."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        for module in self.modules():
-            if isinstance(module, Block):
-                for last in (module.attention.project, module.mlp[-1]):
-                    assert isinstance(last, nn.Linear)
-                    nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
+        for layer in blocks:
+            for last in (layer.attention.project, layer.mlp[-1]):
+                assert isinstance(last, nn.Linear)
+                nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
 
 
 class TokenEmbedding(nn.Module):

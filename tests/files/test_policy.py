@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from esper.cli.options import build_config
+from esper.cli.options import build_tables
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.files import checkpoint
@@ -94,7 +94,7 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
     config = find_policy(str(run)).config
     assert config is not None
-    assert build_config(None, tuple(words[3::2]), flags, {}) == config
+    assert TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {})) == config
 
 
 def test_the_command_is_that_of_the_run_also_where_practice_changed_what_the_agent_explores(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_lists_and_words_survive_the_shell() -> None:
     )
     words = shlex.split(command_of(config))
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    assert build_config(None, tuple(words[3::2]), flags, {}) == config
+    assert TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {})) == config
 
 
 def test_what_is_of_one_machine_is_left_out(run: Path, tmp_path: Path) -> None:
