@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import build_tables, check_json_file, check_resume, config_options, new_folder, short_name
+from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.cli.run import is_expected
 from esper.config import ConfigError
 
@@ -31,15 +31,11 @@ NAME:controller=...,SECTION.KEY=VALUE,..."""
 @click.option(
     "--of", "control_of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]"
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="New or empty output folder.  [default: runs/compare-TASK-TIME]"
-)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write results.json to this path; a new file."
-)
+@click.option("--out", type=PATH, help="New or empty output folder.  [default: runs/compare-TASK-TIME]")
+@click.option("--json", "json_file", type=PATH, help="Also write results.json to this path; a new file.")
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FOLDER",
     help="Continue a comparison, or analyse it again with another --reference. A task defined in a file of yours has "
     "to be named again with --task.",
@@ -81,8 +77,7 @@ def command(
     else:
         read = read_arms(arms, tables, control_of)
         task = read[0].config.task.name if read else ""
-        folder = out or new_folder(f"compare-{short_name(task)}")
-        comparison = ComparisonRun(read, pairs or 10, folder, reference, progress)
+        comparison = ComparisonRun(read, pairs or 10, out or new_folder("compare", task), reference, progress)
     try:
         comparison.run()
     except ConfigError:  # raised before any work was done

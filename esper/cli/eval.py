@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import check_json_file, put
+from esper.cli.options import PATH, check_json_file, put
 from esper.cli.run import is_expected
 from esper.config import set_dotted
 
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 @click.option(
     "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value of the hosts; can be repeated."
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write all results to this path; a new file."
-)
+@click.option("--json", "json_file", type=PATH, help="Also write all results to this path; a new file.")
 @click.option(
     "--save",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.safetensors",
     help="Save the agent with these results as one new file, for --controller checkpoint:FILE.",
 )

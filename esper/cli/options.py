@@ -13,6 +13,7 @@ from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
 from esper.data.user_task import is_user_task, refuse_untrusted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
 
 # Flag, the config value that it sets, type, help.
 FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
@@ -26,10 +27,9 @@ FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
 
 def config_options(function: Command) -> Command:
     """Adds the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
-    path = click.Path(path_type=Path)
     options = [
         *(click.option(flag, type=kind, help=text) for flag, _, kind, text in FLAGS),
-        click.option("--config", "config_file", type=path, metavar="FILE.toml", help="Read the config from a file."),
+        click.option("--config", "config_file", type=PATH, metavar="FILE.toml", help="Read the config from a file."),
         click.option(
             "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated."
         ),
@@ -81,14 +81,10 @@ def check_resume(given: Iterable[Any], flags: dict[str, Any], kind: str, allowed
         )
 
 
-def new_folder(name: str) -> Path:
-    """Returns ``runs/NAME-TIME``."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def short_name(task: str) -> str:
-    """Returns the name of a known task, or the stem of the path of a task file."""
-    return Path(task.rpartition(":")[0]).stem if ":" in task else task
+def new_folder(*parts: str) -> Path:
+    """Returns ``runs/PART-...-TIME``; a part like ``path.py:function`` is shortened to the stem of its path."""
+    names = [Path(part.rpartition(":")[0]).stem if ":" in part else part for part in parts]
+    return Path("runs") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
 
 
 def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:

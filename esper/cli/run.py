@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import build_tables, check_resume, config_options, new_folder, short_name
+from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
 from esper.data.user_task import is_user_task
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]"
-)
+@click.option("--out", type=PATH, help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]")
 @click.option(
     "--track",
     multiple=True,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FOLDER",
     help="Continue an interrupted run. Takes no other option, but a task defined in a file of yours has to be named "
     "again with --task.",
@@ -70,8 +68,8 @@ def command(
         experiment = Experiment.resume(resume, sinks, task=flags["task"])
     else:
         kind, _, file = config.run.controller.partition(":")
-        name = f"{short_name(config.task.name)}-{Path(file).stem if file else kind}"
-        experiment = Experiment(config, out or new_folder(name), sinks)
+        folder = out or new_folder(config.task.name, Path(file).stem if file else kind)
+        experiment = Experiment(config, folder, sinks)
     folder, task = experiment.folder, experiment.config.task.name
     with experiment:
         try:

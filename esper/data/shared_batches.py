@@ -57,25 +57,23 @@ def worker_died(error: BaseException) -> bool:
 class Expected:
     """The shapes, dtype and classes that a network was made for; every batch must match them."""
 
-    inputs: tuple[int, ...]
-    """Shape of one input."""
-    dtype: torch.dtype
-    targets: tuple[int, ...]
+    form: str
+    """Shapes and dtypes in words."""
     classes: int
 
     @classmethod
     def like(cls, x: Tensor, y: Tensor, classes: int) -> Expected:
-        """Takes the shapes and the dtype from inputs x [n, ...] and targets y [n, ...]."""
-        return cls(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), classes)
+        """Takes the shapes and the dtypes from inputs x [n, ...] and targets y [n, ...]."""
+        return cls(_form(x, y), classes)
 
     def fault(self, x: Tensor, y: Tensor) -> tuple[int, str] | None:
         """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""
-        found = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)
-        wanted = (self.inputs, self.dtype, self.targets, torch.int64)
-        if found != wanted:
-            forms = [f"inputs {s[1]} of shape {s[0]} and targets {s[3]} of shape {s[2]}" for s in (found, wanted)]
-            return 0, f"{forms[0]}; expected {forms[1]}"
-        return unusable_sample(x, y, self.classes)
+        found = _form(x, y)
+        return unusable_sample(x, y, self.classes) if found == self.form else (0, f"{found}; expected {self.form}")
+
+
+def _form(x: Tensor, y: Tensor) -> str:
+    return f"inputs {x.dtype} of shape {tuple(x.shape[1:])} and targets {y.dtype} of shape {tuple(y.shape[1:])}"
 
 
 class Permutations:
