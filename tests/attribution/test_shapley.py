@@ -83,7 +83,7 @@ def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -
     assert sum(value.difference for value in helper.shapley().values()) == pytest.approx(whole)
 
 
-def test_no_values_where_the_table_is_not_full() -> None:
+def test_no_values_unless_all_coalitions_were_measured() -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * 3), costly=False)
     helper.record(np.ones((len(plan), 4)), np.zeros(len(plan)), np.ones(4))

@@ -55,7 +55,7 @@ def test_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> 
     assert [len(part) / total for part in parts] == [pytest.approx(share, abs=0.001) for share in (0.8, 0.1, 0.1)]
 
 
-def test_the_vocabulary_is_what_occurs_in_training_and_one_for_the_unknown() -> None:
+def test_the_vocabulary_is_the_training_characters_and_one_unknown() -> None:
     train = read_parts()[0]
     tokens = vocabulary(train)
     assert chars().classes == len(tokens) + 1 == len(set(train)) + 1
@@ -104,7 +104,7 @@ def test_validation_is_always_the_same_and_spread_over_its_part() -> None:
     assert places[2] / len(text) > 0.99
 
 
-def test_targets_are_what_follows() -> None:
+def test_targets_are_the_next_tokens() -> None:
     split = Split.of_text(torch.arange(10), 3)
     assert split.x.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert split.y.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
@@ -119,7 +119,7 @@ def test_evenly_spaced_rows() -> None:
     assert Split(x=rows, y=rows).evenly_spaced(20).x.flatten().tolist() == list(range(11))
 
 
-def test_padding_is_what_cross_entropy_ignores() -> None:
+def test_cross_entropy_ignores_padding() -> None:
     logits = torch.randn(4, 3)
     y = torch.tensor([0, PAD, 2, PAD])
     torch.testing.assert_close(F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]]))

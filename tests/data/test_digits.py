@@ -78,7 +78,7 @@ def test_an_unknown_task_lists_the_known_ones() -> None:
         load_task("digit")
 
 
-def test_numbers_of_the_task_fill_what_the_config_leaves_open() -> None:
+def test_the_task_provides_the_sizes_that_the_config_leaves_open() -> None:
     config = resolve(TrainingConfig(), digits())
     assert (config.task.batch_size, config.task.samples_per_epoch, config.task.learning_rate) == (64, 997, 0.05)
     assert (config.env.n_envs, config.env.episode_length) == (8, 30)

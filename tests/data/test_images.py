@@ -195,7 +195,7 @@ def refused(source: ImageSource, folder: Path, download: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in PRESETS])
-def test_missing_data_is_one_message_with_what_to_do(name: str, tmp_path: Path) -> None:
+def test_missing_data_is_one_message_with_instructions(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_task(name, DataOptions(tmp_path / "nowhere"))
     text = str(caught.value)
@@ -253,7 +253,7 @@ def test_another_number_of_images_is_refused(sizes: dict[str, int], message: str
     assert "not torch.uint8 [" in text
 
 
-def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     assert "labels from 0 to 8" in refused(replace(write_cifar10(tmp_path), classes=9), tmp_path)
 
 
@@ -305,7 +305,7 @@ def from_there(source: ImageSource, address: str) -> ImageSource:
     return replace(source, dataset=lambda: type(dataset.__name__, (dataset,), {"mirrors": [address]}))
 
 
-def test_what_is_missing_is_downloaded_when_that_is_wished(address: str, tmp_path: Path) -> None:
+def test_missing_files_are_downloaded_on_request(address: str, tmp_path: Path) -> None:
     source = from_there(write_fashion_mnist(tmp_path / "there"), f"{address}there/FashionMNIST/raw/")
     assert "missing" in refused(source, tmp_path / "here")
     train, _ = read_images(source, DataOptions(tmp_path / "here", download=True))

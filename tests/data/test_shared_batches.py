@@ -90,14 +90,14 @@ def test_each_env_gets_the_rows_of_its_own_stream() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_an_env_gets_does_not_depend_on_workers(workers: int) -> None:
+def test_batches_of_an_env_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     with batches(Numbers(), permutations(5, 6)) as made:
         alone = rows_of(made)
     with batches(Numbers(), permutations(5, 6), workers) as made:
         assert rows_of(made) == alone
 
 
-def test_what_an_env_gets_does_not_depend_on_other_envs() -> None:
+def test_batches_of_an_env_do_not_depend_on_other_envs() -> None:
     with batches(Numbers(), permutations(5)) as made:
         alone = rows_of(made)
     with batches(Numbers(), permutations(7, 5, 8)) as made:
@@ -355,7 +355,7 @@ class Noise(Numbers):
         return torch.tensor(drawn), torch.tensor(row)
 
 
-def test_what_rows_draw_depends_neither_on_workers_nor_on_what_was_read_before() -> None:
+def test_random_draws_depend_neither_on_workers_nor_on_earlier_reads() -> None:
     """As augmentation does: a run that is resumed, or reads an epoch again, sees the same images."""
 
     def read(workers: int, seeds: tuple[int, ...], skipped: int = 0) -> list[Tensor]:

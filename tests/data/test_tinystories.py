@@ -71,7 +71,7 @@ def sequences(task: Task) -> TokenWindows:
     return task.train
 
 
-def test_token_files_are_read_where_they_lie(tmp_path: Path) -> None:
+def test_token_files_are_memory_mapped(tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories", tokens=VOCABULARY + 5_000)
     train = sequences(load_task("tinystories", DataOptions(tmp_path)))
     assert isinstance(train.tokens, np.memmap)
@@ -84,7 +84,7 @@ def test_token_files_are_read_where_they_lie(tmp_path: Path) -> None:
         assert torch.equal(y, (x + 1) % VOCABULARY)
 
 
-def test_token_numbers_above_half_of_uint16_stay_what_they_are(tmp_path: Path) -> None:
+def test_tokens_above_half_of_uint16_stay_positive(tmp_path: Path) -> None:
     tokens = np.full(LENGTH + 1, VOCABULARY - 1, dtype="<u2")
     tokens.tofile(tmp_path / "train.bin")
     x, y = TokenWindows(tmp_path / "train.bin", VOCABULARY, LENGTH)[0]
@@ -134,7 +134,7 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_missing_files_are_one_message_with_what_to_do(tmp_path: Path) -> None:
+def test_missing_files_are_one_message_with_instructions(tmp_path: Path) -> None:
     text = refused(tmp_path)
     folder = tmp_path / "tinystories"
     for name in ("train.txt", "validation.txt", "tokenizer.json"):
@@ -143,7 +143,7 @@ def test_missing_files_are_one_message_with_what_to_do(tmp_path: Path) -> None:
         assert word in text
 
 
-def test_only_what_is_needed_is_missed(tmp_path: Path) -> None:
+def test_only_needed_files_are_reported_missing(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
     write_bins(folder)
     (folder / "validation.bin").unlink()
@@ -163,7 +163,7 @@ def test_only_what_is_needed_is_missed(tmp_path: Path) -> None:
         (b"\xff\xff" * 2 * LENGTH, "token 65535; the host's vocabulary has 0 to 50256"),
     ],
 )
-def test_a_token_file_that_is_none_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_invalid_token_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories")
     (tmp_path / "tinystories" / "train.bin").write_bytes(content)
     text = refused(tmp_path)
@@ -177,7 +177,7 @@ def test_too_few_validation_tokens_are_refused(tmp_path: Path) -> None:
     assert f"{2 * LENGTH + 2} or more are needed" in refused(tmp_path)
 
 
-def test_a_text_that_is_newer_than_its_tokens_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_text_newer_than_its_tokens_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
     write_bins(folder)
     write_texts(folder)

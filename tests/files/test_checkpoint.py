@@ -304,7 +304,7 @@ def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_pa
         Experiment.resume(tmp_path / "r")
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "gone", tmp_path):
         with pytest.raises(ConfigError, match="no checkpoint at") as found:
             checkpoint.read(path)
@@ -384,7 +384,7 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
-def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
+def test_a_checkpoint_without_a_path_is_not_a_controller(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, pretrained"):
         make_player(name, TrainingConfig(), planted(), 0)
 

@@ -202,7 +202,7 @@ def copied(run: Path, there: Path) -> Path:
 
 @slow
 @given(edit=edits())
-def test_a_log_that_was_changed_is_shown_with_what_is_left_of_it(edit: Edit, run: Path, tmp_path: Path) -> None:
+def test_a_damaged_log_is_shown_as_far_as_it_is_readable(edit: Edit, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     edit(lines)

@@ -216,7 +216,7 @@ def refused(stem: Path, *wanted: str) -> str:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_topology_that_is_none_is_refused(case: str, grown: Path, tmp_path: Path) -> None:
+def test_an_invalid_topology_is_refused(case: str, grown: Path, tmp_path: Path) -> None:
     stem = copy(grown, tmp_path)
     stem.with_suffix(".json").write_text(json.dumps(BROKEN[case](facts_of(stem))))
     refused(stem)

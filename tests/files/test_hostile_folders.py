@@ -114,7 +114,7 @@ def test_the_traps_are_live(hostile: Path, mark: Path) -> None:
         ("compare --resume r", 2),
     ],
 )
-def test_no_command_runs_what_a_folder_holds(
+def test_no_command_runs_code_from_a_folder(
     line: str,
     code: int,
     hostile: Path,

@@ -25,7 +25,7 @@ def grown(base: int = 3) -> GrownHost:
 
 
 @pytest.mark.parametrize("base", [3, 8], ids=["plain", "fused"])
-def test_a_static_host_computes_what_was_grown(base: int) -> None:
+def test_a_static_host_computes_the_grown_network(base: int) -> None:
     """Also where sites are said to be vacant: what is built in there is done all the same."""
     network, x = grown(base), torch.randn(4, 1, 8, 8)
     host = StaticHost(network).eval()
@@ -38,7 +38,7 @@ def test_a_static_host_computes_what_was_grown(base: int) -> None:
         assert not torch.equal(network.host(x), wanted)
 
 
-def test_a_static_host_resumes_behind_what_is_built_in() -> None:
+def test_a_static_host_continues_after_its_built_in_seeds() -> None:
     network, x = grown(), torch.randn(4, 1, 8, 8)
     host = StaticHost(network).eval()
     features: dict[int, torch.Tensor] = {}

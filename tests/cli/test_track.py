@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.config import TrainingConfig, read_toml
-from tests.cli.test_cli_run import TINY
+from tests.cli.test_run import TINY
 
 Esper = Callable[..., Any]
 

@@ -133,7 +133,7 @@ def test_one_is_not_called_rounds(esper: Callable[..., Any]) -> None:
     assert "1 round in " in esper("run", *TINY, "--rounds", "1", "--out", "mine").out
 
 
-def test_a_sink_that_fails_is_named_at_the_end_and_the_run_goes_on(
+def test_a_sink_that_fails_is_named_at_the_end_and_the_run_continues(
     esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_sink: MetricsCsvSink, event: Event) -> None:

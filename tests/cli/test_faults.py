@@ -76,7 +76,7 @@ def plain(finished: Finished, code: int) -> str:
 
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_data_that_fails_ends_the_run_and_it_goes_on_when_it_is_repaired(esper: Esper, fault: str) -> None:
+def test_failing_data_ends_the_run_which_resumes_after_a_repair(esper: Esper, fault: str) -> None:
     statement, words = FAULTS[fault]
     Path("mine.py").write_text(STREAM.replace("FAULT", statement))
     said = plain(esper("run", "--task", "mine.py:make_task", *TINY), 1)
@@ -117,7 +117,7 @@ def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, mon
 
 
 @pytest.mark.finding("M12")
-def test_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_micro_batches(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     short_of_memory(monkeypatch, 2)
     write, count = checkpoint.write, []
 
@@ -235,7 +235,7 @@ def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, mon
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"one": b"1", "other": b"1"}
 
 
-def test_exit_codes_are_told(esper: Esper) -> None:
+def test_help_lists_the_exit_codes(esper: Esper) -> None:
     told = " ".join(esper("--help").out.split())
     for words in ("0 done", "1 an error while running", "2 invalid input", "130 interrupted"):
         assert words in told
