@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -120,47 +120,45 @@ class Split:
 
     def check(self, name: str, classes: int) -> None:
         """Raises ConfigError, starting with ``name``, if the split cannot be trained on."""
-        if len(self.x) != len(self.y) or not len(self.y):
-            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more")
-        self._check_table(name)
-        if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
-            raise ConfigError(
-                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
-            )
-        if fault := unusable_sample(self.x, self.y, classes):
-            raise ConfigError(f"{name}: sample {fault[0]}: {fault[1]}")
-        if not self.counts.all():
-            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} contains only padding ({PAD})")
+        if problem := next(self._problems(classes), None):
+            raise ConfigError(f"{name}: {problem}")
 
-    def _check_table(self, name: str) -> None:
-        if self.table is None:
-            return
-        wanted = (self.x.shape[-1], 256)
+    def _problems(self, classes: int) -> Iterator[str]:
+        """Yields the reasons why the split cannot be trained on; a check relies on the ones before it."""
+        if len(self.x) != len(self.y) or not len(self.y):
+            yield f"{len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more"
+        if self.table is not None:
+            yield from self._table_problems(self.table)
+        if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
+            yield f"targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
+        if fault := unusable_sample(self.x, self.y, classes):
+            yield f"sample {fault[0]}: {fault[1]}"
+        if not self.counts.all():
+            yield f"sample {int(self.counts.argmin())} contains only padding ({PAD})"
+
+    def _table_problems(self, table: Tensor) -> Iterator[str]:
+        shape, wanted = tuple(self.x.shape), (self.x.shape[-1], 256)
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.y.dim() != 1:
-            raise ConfigError(
-                f"{name}: with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape "
-                f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
+            yield (
+                f"with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape {shape} and "
+                f"{tuple(self.y.shape)}"
             )
-        if self.table.dtype != torch.float32 or tuple(self.table.shape) != wanted:
-            raise ConfigError(
-                f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
-                f"channels need float32 {wanted}, see esper.ops.normalisation_table"
+        if table.dtype != torch.float32 or tuple(table.shape) != wanted:
+            yield (
+                f"the table is {table.dtype} of shape {tuple(table.shape)}; images of {wanted[0]} channels need "
+                f"float32 {wanted}, see esper.ops.normalisation_table"
             )
-        if not min(self.x.shape) > 0 or wanted[0] > MAX_CHANNELS:
-            raise ConfigError(
-                f"{name}: uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
-            )
-        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
+        if not min(shape) > 0 or wanted[0] > MAX_CHANNELS:
+            yield f"uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {shape}"
+        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": table}.items():
             if not tensor.is_contiguous():
-                raise ConfigError(
-                    f"{name}: with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
-                )
+                yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
 
 
 def unusable_sample(x: Tensor, y: Tensor, classes: int) -> tuple[int, str] | None:
-    """Returns the index of the first sample with inputs x [N, ...] or targets y [N, ...] out of range, and the reason.
+    """Returns the index of the first sample that cannot be trained on and the reason, or None.
 
-    None if there is none: inputs are finite, and targets are between 0 and ``classes`` − 1, or padding of tokens.
+    Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens.
     """
     if x.is_floating_point():
         finite = x.isfinite().flatten(1).all(dim=1)

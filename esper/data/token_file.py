@@ -42,7 +42,7 @@ class TokenWindows(BatchReader):
     @cached_property
     def tokens(self) -> NDArray[np.uint16]:
         """Memory-mapped tokens, uint16 [M]."""
-        return np.memmap(self.path, dtype="<u2", mode="c")  # torch wants it writable; nothing is written
+        return np.memmap(self.path, dtype="<u2", mode="c")  # writable for torch; nothing is written
 
     def __getstate__(self) -> dict[str, object]:
         # A memory map would be pickled as a copy of the whole file.
