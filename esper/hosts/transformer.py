@@ -77,8 +77,7 @@ class TokenEmbedding(nn.Module):
         length = tokens.shape[1]
         if length > self.position.num_embeddings:
             raise ValueError(f"a sequence of {length} tokens; this host sees at most {self.position.num_embeddings}")
-        out: Tensor = self.token(tokens) + self.position.weight[:length]
-        return out
+        return self.token(tokens) + self.position.weight[:length]  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -93,8 +92,7 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         h = h + self.attention(self.norm_attention(h))
-        out: Tensor = h + self.mlp(self.norm_mlp(h))
-        return out
+        return h + self.mlp(self.norm_mlp(h))  # type: ignore[no-any-return]
 
 
 class CausalAttention(nn.Module):
@@ -111,8 +109,7 @@ class CausalAttention(nn.Module):
         split = self.query_key_value(h).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
+        return self.project(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
 
 class TiedHead(nn.Module):
@@ -127,5 +124,4 @@ class TiedHead(nn.Module):
         self._tied = (embedding,)
 
     def forward(self, h: Tensor) -> Tensor:
-        weight: torch.Tensor = self._tied[0].token.weight
-        return F.linear(h, weight)
+        return F.linear(h, self._tied[0].token.weight)

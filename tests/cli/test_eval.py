@@ -13,8 +13,7 @@ import pytest
 from esper.data.shared_batches import SharedBatchError
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from tests.cli.conftest import Esper
-from tests.cli.test_task import MINE, TASK, executed
+from tests.cli.conftest import MINE, TASK, Esper, executed
 
 RUN = (
     *("run", "--task", "planted", "--envs", "4", "--episode-length", "4", "--set", "ppo.width=16"),

@@ -18,19 +18,7 @@ from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sinks.jsonl import read_events
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 from tests.cli.child import start
-
-TINY = (
-    "--controller",
-    "schedule",
-    "--envs",
-    "2",
-    "--episode-length",
-    "3",
-    "--set",
-    "task.samples_per_epoch=128",
-    "--set",
-    "env.baseline_episodes=1",
-)
+from tests.cli.conftest import TINY
 
 
 def test_help_does_not_import_torch() -> None:

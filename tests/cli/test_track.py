@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.config import TrainingConfig, read_toml
-from tests.cli.test_run import TINY
+from tests.cli.conftest import TINY
 
 Esper = Callable[..., Any]
 
