@@ -1,4 +1,4 @@
-"""Counterfactuals: which configurations, paired statistics by hand, and the tree against one pass each."""
+"""Counterfactuals: the configurations of a plan, paired statistics, and one shared pass against separate passes."""
 
 from itertools import zip_longest
 from typing import Any
@@ -242,12 +242,12 @@ def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> N
 
 @given(stages=st.lists(st.sampled_from([S.DORMANT, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]), max_size=6))
 def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
-    """All envs' totals lie in one block that is made once; a plan that did not fit would end the run."""
+    """The totals of all envs share one block that is allocated once; a plan that did not fit would end the run."""
     made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
     assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(len(made))
 
 
 def test_the_largest_plan_fills_the_room() -> None:
-    """But for the configuration without seeds, which is the committed one as well where nothing is a fossil."""
+    """Except for the configuration without seeds, which is also the committed one if there are no fossils."""
     plan = CounterfactualHelper().plan(sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
     assert len(plan) == max_configurations(4) - 1

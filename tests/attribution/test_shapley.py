@@ -1,4 +1,4 @@
-"""Shapley values against brute force over all orders, and what they must add up to."""
+"""Shapley values against brute force over all orders, and their sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last lines of a run: honest about what was found, with commands that can be typed."""
+"""The closing words of a run: its verdicts, and commands that can be typed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> Non
 
 @pytest.mark.finding("M14")
 def test_the_word_follows_the_corrected_p_value() -> None:
-    """Alone it is a win, p = 0.016; beside four others it is none."""
+    """Alone it is a win, p = 0.016; among five comparisons it is not."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[2].endswith(": better")
     assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[2:7])

@@ -1,4 +1,4 @@
-"""`esper compare` with arms of every kind, interrupted, resumed, and told again."""
+"""`esper compare` with arms of every kind, interrupted, resumed, and analysed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`esper eval`: what a person types and reads, and every input that is refused."""
+"""`esper eval`: its options and output, and every input that is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""M12: what breaks under a run ends it with one message and an exit code, and all that was done is kept."""
+"""A fault ends a run with one message and an exit code, and completed work is kept."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FAULTS = {
 
 
 def plain(finished: Finished, code: int) -> str:
-    """What was said at the end, with no traceback and with this exit code."""
+    """The error message, after checking the exit code and that there is no traceback."""
     assert finished.code == code, finished.err
     assert "Traceback" not in finished.err + finished.out
     return finished.err
@@ -150,7 +150,7 @@ def test_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pyt
 
 
 def limited(bytes_a_file: int, *arguments: str) -> Finished:
-    """The command in a process whose files cannot grow beyond so many bytes, as on a disk that is full."""
+    """The command in a process whose files have a max size, as on a full disk."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_a_file}, {bytes_a_file})); "
     run = subprocess.run([sys.executable, "-c", limit + CHILD, *arguments], capture_output=True, text=True, check=False)
     return Finished(run.returncode, run.stdout, run.stderr)

@@ -230,7 +230,7 @@ def test_compare_does_not_write_over_a_file(esper: Esper) -> None:
 
 @pytest.mark.parametrize("assignment", ["run.controller=none", "run.rounds=3"])
 def test_compare_refuses_what_it_would_ignore(esper: Esper, assignment: str) -> None:
-    """Arms and pairs decide what is played; a value that has no effect is a mistake of the one who set it."""
+    """Arms and pairs decide what is played; a value that has no effect is refused."""
     arguments = ("compare", *TINY[:4], *SMALL, "--pairs", "1", "--arm", "none", "--arm", "random")
     refused(esper, (*arguments, "--set", assignment), assignment.partition("=")[0])
 

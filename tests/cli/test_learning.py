@@ -1,4 +1,4 @@
-"""`esper run` with an agent that learns: from the first line to resuming, comparing and playing what was learned."""
+"""`esper run` with an agent that learns: its output, and resuming, comparing and playing the agent."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
 
 
 def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint before is still there, and the run goes on from it when there is room again."""
+    """The previous checkpoint is kept, and the run resumes from it once there is space."""
 
     def full(_folder: Path, content: bytes, keep: bool) -> None:
         if len(written) == 2:

@@ -1,4 +1,4 @@
-"""`esper report` and `esper show` as a person types them."""
+"""`esper report` and `esper show`."""
 
 from __future__ import annotations
 

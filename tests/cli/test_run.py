@@ -1,4 +1,4 @@
-"""`esper run` and `esper --help` as a person meets them."""
+"""`esper run` and `esper --help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`esper info`, `esper tasks`, and what `esper compare` prints."""
+"""`esper info`, `esper tasks`, and the output of `esper compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks on the command line: the list of them, data that is not there, and files of the user's own."""
+"""Tasks on the command line: their list, missing data, and user-defined tasks."""
 
 from __future__ import annotations
 

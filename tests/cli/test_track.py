@@ -1,4 +1,4 @@
-"""`esper run --track`: where else a run is shown."""
+"""`esper run --track`: trackers that also show a run."""
 
 from __future__ import annotations
 

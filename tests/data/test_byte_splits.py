@@ -1,4 +1,4 @@
-"""Images that lie in memory as bytes: what networks see of them, how they are augmented, and runs on them."""
+"""Images stored in memory as bytes: lookup, augmentation, and runs on them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_impossible_crop_is_refused(augmentation: Augmentation, words: str) -
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """What networks see of the byte digits, as a dataset that could lie on a disk."""
+    """What networks see of the byte digits, as a dataset to stream."""
 
     def __init__(self) -> None:
         split = byte_digits().train

@@ -1,4 +1,4 @@
-"""The embedded task: three disjoint splits, always the same, and sizes that are checked before a run."""
+"""The embedded task: three disjoint, reproducible splits, and sizes that are checked before a run."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_splits_are_disjoint_and_together_they_are_the_whole_set() -> None:
 
 
 def _scale(raw: np.ndarray, x: np.ndarray) -> tuple[float, float]:
-    """Mean and deviation that turn raw pixels 0 to 16 into ``x``: from the extremes."""
+    """Mean and standard deviation by which raw pixels 0 to 16 were normalised to ``x``, from the extremes."""
     std = (raw.max() - raw.min()) / (x.max() - x.min())
     return float(raw.min() - x.min() * std), float(std)
 

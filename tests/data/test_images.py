@@ -1,4 +1,4 @@
-"""Image tasks, read from small files in the true formats; and what is said when files are not as they must be."""
+"""Image tasks, read from small files in the real formats, and the messages for missing and corrupt files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
 
 
 def test_images_stand_upright_with_their_labels(tmp_path: Path) -> None:
-    """Pixels of CIFAR are red rows, green rows, blue rows."""
+    """CIFAR stores all red rows of an image, then green, then blue."""
     train, test = read_images(write_cifar10(tmp_path), DataOptions(tmp_path))
     np.testing.assert_array_equal(planes(train.x), pixels(TRAIN, 3072).reshape(-1, 3, 32, 32))
     np.testing.assert_array_equal(planes(test.x), pixels(TEST, 3072, seed=1).reshape(-1, 3, 32, 32))
@@ -219,7 +219,7 @@ def test_every_missing_and_every_corrupt_file_is_named(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """A pickle of it makes a folder when it is read."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -275,7 +275,7 @@ def test_a_corrupt_idx_file_is_named(unpacked: bool, tmp_path: Path) -> None:
 
 
 def test_an_idx_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """The right number of bytes, and another head."""
+    """The right number of bytes with an invalid header."""
     source = write_fashion_mnist(tmp_path, unpacked=True)
     file = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(b"\xff" * file.stat().st_size)
@@ -289,7 +289,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where the files in ``tmp_path`` are served; nothing leaves the machine."""
+    """Address of a local server of the files in ``tmp_path``."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Batches for all envs out of one loader: whose rows they are, which workers read them, and what is not accepted."""
+"""Batches for all envs from one loader: rows of each env, workers, and the errors for invalid data."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_batches_of_an_env_do_not_depend_on_other_envs() -> None:
 @pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_may_be_written_over_by_its_env(workers: int) -> None:
-    """All envs see the same row at the same time; it is neither one another's nor the data's."""
+    """All envs get the same row at once; their tensors share no memory with each other or with the data."""
     rows = torch.arange(BATCH * STEPS)
     table = torch.arange(2.0 * ROWS).view(ROWS, 2)
     data = torch.utils.data.TensorDataset(table, torch.arange(ROWS))
@@ -150,7 +150,7 @@ def test_without_workers_this_process_reads() -> None:
 
 
 def test_waiting_for_data_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that only reading moves: 3 seconds a row."""
+    """The clock advances by 3 seconds for each row read."""
     now = [0.0]
     monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])
 
@@ -304,7 +304,7 @@ def test_impossible_numbers_are_refused(arguments: tuple[list[Permutations], int
 @pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this side of the workers, each once; here a marked copy stands in for page-locked memory."""
+    """Each batch once, in this process; a marked copy stands in for page-locked memory."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
@@ -356,7 +356,7 @@ class Noise(Numbers):
 
 
 def test_random_draws_depend_neither_on_workers_nor_on_earlier_reads() -> None:
-    """As augmentation does: a run that is resumed, or reads an epoch again, sees the same images."""
+    """So a run that is resumed, or repeats an epoch, sees the same augmented images."""
 
     def read(workers: int, seeds: tuple[int, ...], skipped: int = 0) -> list[Tensor]:
         """What the env of seed 1 gets in its second epoch."""

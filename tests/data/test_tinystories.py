@@ -1,4 +1,4 @@
-"""`tinystories`: from texts with a tokenizer, from token files, and what is said when neither is usable."""
+"""`tinystories`: from texts with a tokenizer, from token files, and the messages when neither is usable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("once", "upon", "a", "time", "there", "was", "cat", "dog", ".")
 
 
 def write_tokenizer(folder: Path, *more: str, end: str = END) -> Path:
-    """A tokenizer.json of whole words: token 0 is the end of a story, 1 what is unknown, then WORDS and ``more``."""
+    """A tokenizer.json of whole words: token 0 is the end of a story, 1 an unknown word, then WORDS and ``more``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     known = {word: i for i, word in enumerate((end, "?", *WORDS, *more))}

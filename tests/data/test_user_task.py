@@ -1,4 +1,4 @@
-"""A task in a Python file of the user: loaded when the user names it, never because a run folder does."""
+"""A task in a user's Python file is loaded only if the user names it, never because a run folder does."""
 
 from __future__ import annotations
 

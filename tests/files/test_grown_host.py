@@ -1,4 +1,4 @@
-"""A grown host in its two files: what was saved is what is loaded, and what is no host is refused by name."""
+"""A grown host in its two files: it is loaded as it was saved, and invalid files are refused by name."""
 
 from __future__ import annotations
 

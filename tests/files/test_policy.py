@@ -53,7 +53,7 @@ def rewritten(
     change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any],
     honest: bool = True,
 ) -> Path:
-    """The file with a changed content, under a digest that fits it where it is ``honest``."""
+    """The file with a changed content, with a matching digest if ``honest``."""
     facts, tensors = header(file), safetensors.torch.load_file(file)
     change(facts, tensors)
     if honest:
@@ -328,7 +328,7 @@ def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
 
 
 def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp_path: Path) -> None:
-    """Whatever has become of the file meanwhile."""
+    """Even if the file has changed since."""
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(saved.read_bytes())
     config = learning("planted", n_envs=4, rounds=3, controller=f"checkpoint:{moved}")

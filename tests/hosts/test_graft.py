@@ -1,4 +1,4 @@
-"""Grafted hosts: slots on the outputs of a user's own submodules, with everything that a host of ours has."""
+"""Grafted hosts: slots on the outputs of a user's own submodules, with all features of Esper's own hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITES = {"r0c0": "first.1", "r0c1": "second"}
 
 
 class Small(nn.Module):
-    """Two blocks, the first of which is followed by a layer that writes over its input."""
+    """Two blocks; the layer after the first one overwrites its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ def grown(base: int = 3) -> GrownHost:
 
 @pytest.mark.parametrize("base", [3, 8], ids=["plain", "fused"])
 def test_a_static_host_computes_the_grown_network(base: int) -> None:
-    """Also where sites are said to be vacant: what is built in there is done all the same."""
+    """Also if sites are declared vacant: their built-in seeds still run."""
     network, x = grown(base), torch.randn(4, 1, 8, 8)
     host = StaticHost(network).eval()
     assert host.parameter_count == sum(parameter.numel() for parameter in network.parameters())

@@ -1,4 +1,4 @@
-"""torchvision beside any torch: what it lacks is declared before it is imported."""
+"""torchvision with any torch: operators that it lacks are declared before it is imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None
 
 
 def test_its_compiled_operators_are_used_if_they_load() -> None:
-    """Beside the torch that it was built for nothing is declared in their place."""
+    """With the torch that it was built for, nothing is declared in their place."""
     import torch
 
     torchvision = import_torchvision()

@@ -1,4 +1,4 @@
-"""Models as users have them: each is grown like any other, or refused by name before any work is done."""
+"""Typical models of users: each is grown, or refused with the reason before any work is done."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tied(Plain):
 
 
 class Normalises(Plain):
-    """Writes over its inputs."""
+    """Overwrites its inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         x -= x.mean()
