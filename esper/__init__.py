@@ -33,9 +33,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
+    "CounterfactualHelper": "esper.attribution.counterfactual",
     "Experiment": "esper.run.experiment",
     "Grown": "esper.run.grow",
+    "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
+    "SeedGradientCollector": "esper.training.gradient_stats",
     "Split": "esper.data.task",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
@@ -66,21 +69,13 @@ __all__ = [
 ]
 
 
-_FORMER = {
-    "CounterfactualHelper": ("esper.attribution.counterfactual", "CounterfactualHelper"),
-    "ParallelEnvState": ("esper.training.host_training", "HostTraining"),
-    "SeedGradientCollector": ("esper.training.gradient_stats", "SeedGradientCollector"),
-}
-"""Module and present name of classes that are known by these names."""
+_ALIASES = {"ParallelEnvState": "HostTraining"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        module, present = _FORMER[name]
-        return getattr(importlib.import_module(module), present)
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOMES[name]), _ALIASES.get(name, name))
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.config_resolved import ResolvedConfig
-from esper.data.registry import DataOptions
-from esper.data.task import Task, resolve
+from esper.data.task import DataOptions, Task, resolve
 from esper.data.tasks import load_task
 from esper.env import planted
 from esper.env.planted import PlantedVectorEnv

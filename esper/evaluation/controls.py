@@ -17,9 +17,9 @@ from esper.evaluation.compute import ComputeMeter, EpochKind
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.evaluation.static_hosts import FixedHost, train_fixed
 from esper.files.grown_host import assemble
+from esper.hosts.grown import StaticHost
 from esper.hosts.host import Host
 from esper.hosts.sizes import nearest_in_size
-from esper.hosts.static import StaticHost
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.rng import seeded
 

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there, no code in them is ever run, and what is wrong with one is said."""
+"""Checkpoint files are intact or absent, execute no code, and are refused with the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that learned nothing."""
+    """The folder of a run whose controller does not learn."""
     summary, _ = play(learning("planted", n_envs=4, rounds=1, controller="random"), tmp_path_factory.mktemp("r") / "c")
     return summary.folder
 
@@ -91,7 +91,7 @@ def test_encoded_state_comes_back_as_it_was(tmp_path: Path, agent: Path) -> None
 
 
 class Payload:
-    """Makes a folder when it is unpickled by a reader that runs what it reads."""
+    """Creates a folder when a reader that executes code unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -134,7 +134,7 @@ def saved(value: Any) -> bytes:
 
 
 def sealed(value: Any) -> bytes:
-    """As a checkpoint file has it, with a checksum that is right."""
+    """The content of a checkpoint file with a valid checksum."""
     return checkpoint.encode(value)
 
 
@@ -255,7 +255,7 @@ def gone(folder: Path) -> str:
 
 
 def foreign(folder: Path) -> str:
-    """That of another run, whole."""
+    """An intact checkpoint of another run."""
     file = folder / checkpoint.NAME
     file.write_bytes(checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64}))
     return "was written by a run with a different configuration"
@@ -304,7 +304,7 @@ def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_pa
         Experiment.resume(tmp_path / "r")
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "gone", tmp_path):
         with pytest.raises(ConfigError, match="no checkpoint at") as found:
             checkpoint.read(path)
@@ -343,7 +343,7 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
 
 
 def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(agent: Path) -> None:
-    """The message has what it knows and what is here."""
+    """The message lists the known blueprints and those of the host."""
     strange = planted(blueprints=("a", "b", "c", "d"))
     with pytest.raises(ConfigError, match="blueprints moss, fern, oak, ivy; this host has a, b, c, d") as found:
         make_player(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
@@ -384,7 +384,7 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
-def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
+def test_a_checkpoint_without_a_path_is_not_a_controller(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, pretrained"):
         make_player(name, TrainingConfig(), planted(), 0)
 

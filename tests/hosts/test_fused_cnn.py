@@ -146,7 +146,7 @@ def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_host_that_is_resumed_goes_on_to_the_same_bits(shape: str, dtype: str) -> None:
+def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> None:
     host = made(shape).eval()
     x, features = images(), dict[int, Tensor]()
 

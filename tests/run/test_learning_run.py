@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from esper.control.controller import NoGrowth
-from esper.data.registry import DataOptions
-from esper.data.task import Split, Task
+from esper.data.task import DataOptions, Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.comparison import compare_controllers

@@ -246,11 +246,11 @@ def test_a_split_that_is_evaluated_in_parts_gives_the_same() -> None:
         ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "float32 of shape .* expected int64"),
         (
             {"test": Split(torch.zeros(2, 1, 8, 8), torch.full((2,), 10))},
-            "test split: targets must lie between 0 and 9",
+            "test split: sample 0: target 10 is not between 0 and 9",
         ),
         (
             {"validation": Split(torch.zeros(2, 3), torch.full((2, 3), PAD))},
-            "between 0 and 9; padding of tokens is -100",
+            r"validation split: sample 0 contains only padding \(-100\)",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`esper report` and `esper show` as a person types them."""
+"""`esper report` and `esper show`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_report_writes_a_page_and_says_where(esper: Any, run: Path, tmp_path: Pa
     assert (tmp_path / "mine.html").exists()
 
 
-def test_report_of_several_runs_lies_where_the_reader_is(esper: Any, run: Path, tmp_path: Path) -> None:
+def test_a_report_of_several_runs_is_written_to_the_working_directory(esper: Any, run: Path, tmp_path: Path) -> None:
     play(tiny(), tmp_path / "second")
     found = esper("report", str(run), "second")
     assert found.code == 0
@@ -36,7 +36,7 @@ def test_report_of_several_runs_lies_where_the_reader_is(esper: Any, run: Path, 
 
 
 @pytest.mark.parametrize("command", ["report", "show"])
-def test_a_folder_that_is_no_run_is_wrong_input(esper: Any, run: Path, command: str) -> None:
+def test_a_folder_that_is_not_a_run_is_invalid_input(esper: Any, run: Path, command: str) -> None:
     found = esper(command, str(run.parent))
     assert found.code == 2
     assert "is not a run folder" in found.err

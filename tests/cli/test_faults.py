@@ -1,4 +1,4 @@
-"""M12: what breaks under a run ends it with one message and an exit code, and all that was done is kept."""
+"""A fault ends a run with one message and an exit code, and completed work is kept."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ FAULTS = {
         "x = x[:, 1:]",
         r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; expected .*8, 8",
     ),
-    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is none of 0 to 9"),
+    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is not between 0 and 9"),
     "row": ("raise OSError('the disk is gone')", r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone"),
 }
 
 
 def plain(finished: Finished, code: int) -> str:
-    """What was said at the end, with no traceback and with this exit code."""
+    """The error message, after checking the exit code and that there is no traceback."""
     assert finished.code == code, finished.err
     assert "Traceback" not in finished.err + finished.out
     return finished.err
@@ -76,7 +76,7 @@ def plain(finished: Finished, code: int) -> str:
 
 @pytest.mark.finding("M12")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_data_that_fails_ends_the_run_and_it_goes_on_when_it_is_repaired(esper: Esper, fault: str) -> None:
+def test_failing_data_ends_the_run_which_resumes_after_a_repair(esper: Esper, fault: str) -> None:
     statement, words = FAULTS[fault]
     Path("mine.py").write_text(STREAM.replace("FAULT", statement))
     said = plain(esper("run", "--task", "mine.py:make_task", *TINY), 1)
@@ -117,7 +117,7 @@ def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, mon
 
 
 @pytest.mark.finding("M12")
-def test_a_run_that_goes_on_keeps_its_parts(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_micro_batches(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     short_of_memory(monkeypatch, 2)
     write, count = checkpoint.write, []
 
@@ -150,7 +150,7 @@ def test_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pyt
 
 
 def limited(bytes_a_file: int, *arguments: str) -> Finished:
-    """The command in a process whose files cannot grow beyond so many bytes, as on a disk that is full."""
+    """The command in a process whose files have a max size, as on a full disk."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_a_file}, {bytes_a_file})); "
     run = subprocess.run([sys.executable, "-c", limit + CHILD, *arguments], capture_output=True, text=True, check=False)
     return Finished(run.returncode, run.stdout, run.stderr)
@@ -235,7 +235,7 @@ def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, mon
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"one": b"1", "other": b"1"}
 
 
-def test_exit_codes_are_told(esper: Esper) -> None:
+def test_help_lists_the_exit_codes(esper: Esper) -> None:
     told = " ".join(esper("--help").out.split())
     for words in ("0 done", "1 an error while running", "2 invalid input", "130 interrupted"):
         assert words in told

@@ -1,4 +1,4 @@
-"""`esper run` and `esper --help` as a person meets them."""
+"""`esper run` and `esper --help`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,7 @@ from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.sinks.jsonl import read_events
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 from tests.cli.child import start
-
-TINY = (
-    "--controller",
-    "schedule",
-    "--envs",
-    "2",
-    "--episode-length",
-    "3",
-    "--set",
-    "task.samples_per_epoch=128",
-    "--set",
-    "env.baseline_episodes=1",
-)
+from tests.cli.conftest import TINY
 
 
 def test_help_does_not_import_torch() -> None:
@@ -133,7 +121,7 @@ def test_one_is_not_called_rounds(esper: Callable[..., Any]) -> None:
     assert "1 round in " in esper("run", *TINY, "--rounds", "1", "--out", "mine").out
 
 
-def test_a_sink_that_fails_is_named_at_the_end_and_the_run_goes_on(
+def test_a_sink_that_fails_is_named_at_the_end_and_the_run_continues(
     esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_sink: MetricsCsvSink, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Tasks on the command line: the list of them, data that is not there, and files of the user's own."""
+"""Tasks on the command line: their list, missing data, and user-defined tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from esper.config import ConfigError
 from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
-from tests.cli.conftest import Esper
+from tests.cli.conftest import MINE, TASK, Esper, executed
 
 TINY = (
     "--envs",
@@ -23,24 +23,6 @@ TINY = (
     "--set",
     "env.baseline_episodes=1",
 )
-MINE = """
-from dataclasses import replace
-from esper.data.tasks import load_task
-
-
-def make_task():
-    open("executed", "a").write("x")
-    return replace(load_task("digits"), learning_rate=0.01)
-"""
-TASK = "mine.py:make_task"
-
-
-def executed() -> int:
-    """How often the user's function was called since the last look."""
-    file = Path("executed")
-    count = len(file.read_text()) if file.exists() else 0
-    file.unlink(missing_ok=True)
-    return count
 
 
 def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`esper eval`: what a person types and reads, and every input that is refused."""
+"""`esper eval`: its options and output, and every input that is refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from esper.data.shared_batches import SharedBatchError
 from esper.files import checkpoint
 from esper.files.policy import find_policy
-from tests.cli.conftest import Esper
-from tests.cli.test_cli_task import MINE, TASK, executed
+from tests.cli.conftest import MINE, TASK, Esper, executed
 
 RUN = (
     *("run", "--task", "planted", "--envs", "4", "--episode-length", "4", "--set", "ppo.width=16"),
@@ -75,9 +74,7 @@ def test_another_width_is_said(esper: Esper) -> None:
     assert "Parameters: 438 alone; greedy " in found.out
 
 
-def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that_is_proposed(
-    esper: Esper, run: Path
-) -> None:
+def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(esper: Esper, run: Path) -> None:
     found = esper("eval", str(run), "--save", "mine.safetensors", "--json", "o.json")
     assert (found.code, found.err) == (0, "")
     *_, last = found.out.splitlines()
@@ -96,7 +93,7 @@ def test_what_was_learned_is_saved_with_its_score_and_played_by_the_command_that
     assert checkpoint.read(Path("played"))["policy"] is not None
 
 
-def test_what_was_found_is_said_even_where_it_cannot_be_written(
+def test_results_are_printed_even_if_they_cannot_be_written(
     esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_arguments: object) -> None:
@@ -113,7 +110,7 @@ def test_what_was_found_is_said_even_where_it_cannot_be_written(
 @pytest.mark.parametrize(
     "error", [SharedBatchError("a worker died"), MemoryError("no more"), OSError(5, "Input/output error")]
 )
-def test_what_breaks_while_hosts_play_is_told_by_its_message(
+def test_expected_errors_are_shown_without_a_traceback(
     error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_arguments: object, **_names: object) -> None:
@@ -178,7 +175,7 @@ def test_wrong_input_is_refused_before_anything_is_played(esper: Esper, run: Pat
     assert Path("there.json").read_text() == "dear diary"
 
 
-def test_what_is_no_controller_that_learned_is_refused(esper: Esper) -> None:
+def test_a_controller_that_did_not_learn_is_refused(esper: Esper) -> None:
     Path("diary.pt").write_text("dear diary")
     Path("diary.safetensors").write_text("dear diary")
     for name, message in {
@@ -203,7 +200,7 @@ def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
     assert "pretrained" in found.err
 
 
-def test_what_plays_only_is_not_saved(esper: Esper) -> None:
+def test_an_agent_that_only_played_is_not_saved(esper: Esper) -> None:
     found = esper("eval", "pretrained", "--save", "a.safetensors")
     assert found.code == 2
     assert "pretrained is not a run in which an agent learned" in found.err

@@ -1,4 +1,4 @@
-"""`esper compare` with arms of every kind, interrupted, resumed, and told again."""
+"""`esper compare` with arms of every kind, interrupted, resumed, and analysed again."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(KeyboardInterrupt(), 130), (OSError("the disk is gone"), 1)], ids=["ctrl-c", "error"]
 )
-def test_what_was_finished_is_reported_and_the_rest_resumed(
+def test_complete_pairs_are_reported_and_the_rest_is_resumed(
     error: BaseException, code: int, esper: Esper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play, calls = GrowingRunner.play, []
@@ -115,7 +115,7 @@ def test_what_was_finished_is_reported_and_the_rest_resumed(
     assert results("out") == results("whole")
 
 
-def test_nothing_finished_says_how_to_go_on(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_complete_pair_the_resume_command_is_printed(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(self: GrowingRunner, number: int, grown: Any = ()) -> Any:
         raise KeyboardInterrupt
 
@@ -125,7 +125,7 @@ def test_nothing_finished_says_how_to_go_on(esper: Esper, monkeypatch: pytest.Mo
     assert "No pair is complete in every arm yet. To continue: esper compare --resume out" in found.out
 
 
-def test_a_comparison_is_told_again_with_another_reference(esper: Esper) -> None:
+def test_a_comparison_is_analysed_again_with_another_reference(esper: Esper) -> None:
     esper("compare", *PLANTED, "--arm", "random", "--arm", "none", "--pairs", "2", "--out", "out")
     found = esper("compare", "--resume", "out", "--reference", "random")
     assert found.code == 0

@@ -1,4 +1,4 @@
-"""`esper run --track`: where else a run is shown."""
+"""`esper run --track`: trackers that also show a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.config import TrainingConfig, read_toml
-from tests.cli.test_cli_run import TINY
+from tests.cli.conftest import TINY
 
 Esper = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""`esper run` with an agent that learns: from the first line to resuming, comparing and playing what was learned."""
+"""`esper run` with an agent that learns: its output, and resuming, comparing and playing the agent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -
         assert match[1] == {"ppo": "better", told["reference"]: "worse"}.get(winner, winner)
 
 
-def test_what_was_learned_is_played_by_the_commands_that_were_proposed(esper: Esper) -> None:
+def test_the_proposed_commands_play_the_agent(esper: Esper) -> None:
     out = esper(*RUN, "--out", "mine").out
     proposed = [line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")]
     assert [words[0] for words in proposed] == ["report", "compare", "run", "info"]
@@ -112,7 +112,7 @@ def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
 
 
 def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint before is still there, and the run goes on from it when there is room again."""
+    """The previous checkpoint is kept, and the run resumes from it once there is space."""
 
     def full(_folder: Path, content: bytes, keep: bool) -> None:
         if len(written) == 2:
@@ -159,7 +159,7 @@ def test_resume_takes_no_other_option(esper: Esper, other: tuple[str, str]) -> N
     assert list(Path().iterdir()) == []
 
 
-def test_what_cannot_be_resumed_is_named(esper: Esper) -> None:
+def test_a_folder_that_cannot_be_resumed_is_named(esper: Esper) -> None:
     Path("empty").mkdir()
     for folder in ("gone", "empty"):
         found = esper("run", "--resume", folder)
@@ -168,7 +168,7 @@ def test_what_cannot_be_resumed_is_named(esper: Esper) -> None:
     assert [path.name for path in Path().rglob("*")] == ["empty"]
 
 
-def test_ctrl_c_while_the_agent_learns_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_during_learning_prints_the_resume_command(tmp_path: Path) -> None:
     child = start("run", *SIMULATED, "--rounds", "5000", "--out", "mine", folder=tmp_path)
     until(child, "round 2/5000")
     child.send_signal(signal.SIGINT)
@@ -184,7 +184,7 @@ def test_ctrl_c_while_the_agent_learns_says_how_to_go_on(tmp_path: Path) -> None
 
 
 @pytest.mark.trap(30)
-def test_a_killed_run_goes_on_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
     """SIGKILL gives the process no chance to say or write anything."""
     every = ("--set", "run.checkpoint_every=2")
     child = start(*RUN, "--rounds", "4000", *every, "--out", "mine", folder=tmp_path)

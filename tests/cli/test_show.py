@@ -1,4 +1,4 @@
-"""`esper info`, `esper tasks`, and what `esper compare` prints."""
+"""`esper info`, `esper tasks`, and the output of `esper compare`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_info_shows_each_module_and_the_command_that_repairs(esper: Esper) -> No
     assert _native.REPAIR_COMMAND in out
 
 
-def test_info_shows_what_each_device_offers_and_why_not_the_rest(
+def test_info_shows_the_capabilities_of_each_device(
     esper: Esper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def told() -> str:
@@ -135,7 +135,7 @@ def test_compare_of_one_pair_prints_no_nan(esper: Esper) -> None:
     assert "1 pairs" not in found.out
 
 
-def test_compare_writes_what_it_printed(esper: Esper) -> None:
+def test_compare_writes_the_printed_results(esper: Esper) -> None:
     found = esper("compare", *TINY, "--arm", "random", "--arm", "none", "--pairs", "3", "--json", "o.json")
     written = json.loads(Path("o.json").read_text(), parse_constant=_refuse)
     assert written["pairs"] == 3

@@ -1,62 +1,15 @@
-"""A grown network as a host, and hosts of other widths."""
+"""Hosts of other widths: the nearest one to a number of parameters, and one of a given width."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from esper.config import ConfigError
 from esper.data.tasks import build_host
-from esper.files.grown_host import assemble
-from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import graft
-from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.sizes import at_width, nearest_in_size
-from esper.hosts.static import StaticHost
 from esper.hosts.transformer import TransformerHost
-from esper.seeds.blueprints import BLUEPRINTS
-
-KEPT = {"r0c0": KeptSeed("conv_light", "LINEAR_ADD", 1.0), "r0c1": KeptSeed("norm", "GATED_GATE", 0.5)}
-
-
-def grown(base: int = 3) -> GrownHost:
-    torch.manual_seed(1)
-    host = CNNHost(1, 10, base=base, blocks=2, rows=2)
-    found = {slot: BLUEPRINTS.get("cnn", seed.blueprint) for slot, seed in KEPT.items()}
-    network = assemble(host, KEPT, found, "digits").eval()
-    for parameter in network.seeds.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return network
-
-
-@pytest.mark.parametrize("base", [3, 8], ids=["plain", "fused"])
-def test_a_static_host_computes_what_was_grown(base: int) -> None:
-    """Also where sites are said to be vacant: what is built in there is done all the same."""
-    network, x = grown(base), torch.randn(4, 1, 8, 8)
-    host = StaticHost(network).eval()
-    assert host.parameter_count == sum(parameter.numel() for parameter in network.parameters())
-    assert host.slot_names == network.host.slot_names
-    with torch.no_grad():
-        wanted = network(x)
-        assert torch.equal(host(x), wanted)
-        assert torch.equal(host.walk(x, lambda _site, h: h, vacant=range(4)), wanted)
-        assert not torch.equal(network.host(x), wanted)
-
-
-def test_a_static_host_resumes_behind_what_is_built_in() -> None:
-    network, x = grown(), torch.randn(4, 1, 8, 8)
-    host = StaticHost(network).eval()
-    features: dict[int, torch.Tensor] = {}
-
-    def keep(site: int, h: torch.Tensor) -> torch.Tensor:
-        features[site] = h
-        return h
-
-    with torch.no_grad():
-        wanted = host.walk(x, keep)
-        for site, h in features.items():
-            assert torch.equal(host.forward_from(x, site, h, lambda _site, h: h), wanted)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_run_refuses(esper: Esper, case: str) -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "nan", "x", ""])
 @pytest.mark.parametrize("flag", ["--envs", "--episode-length", "--rounds"])
-def test_run_refuses_numbers_that_are_no_counts(esper: Esper, flag: str, value: str) -> None:
+def test_run_refuses_invalid_counts(esper: Esper, flag: str, value: str) -> None:
     refused(esper, ("run", *TINY, "--out", "mine", flag, value))
 
 
@@ -93,7 +93,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_no_number_of_the_config_takes_what_is_no_size(name: str, value: float) -> None:
+def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(name: str, value: float) -> None:
     if name in ("env.gates.min_contribution", "anomaly.explained_variance") and value == -1:
         pytest.skip("what is measured may be negative, and so may its threshold")
     tables: dict[str, Any] = {}
@@ -230,7 +230,7 @@ def test_compare_does_not_write_over_a_file(esper: Esper) -> None:
 
 @pytest.mark.parametrize("assignment", ["run.controller=none", "run.rounds=3"])
 def test_compare_refuses_what_it_would_ignore(esper: Esper, assignment: str) -> None:
-    """Arms and pairs decide what is played; a value that has no effect is a mistake of the one who set it."""
+    """Arms and pairs decide what is played; a value that has no effect is refused."""
     arguments = ("compare", *TINY[:4], *SMALL, "--pairs", "1", "--arm", "none", "--arm", "random")
     refused(esper, (*arguments, "--set", assignment), assignment.partition("=")[0])
 
