@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from esper.data.task import Task
 from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation.analysis import METRICS, ArmComparison, MetricResult, analyse, corrected
+from esper.evaluation.analysis import METRICS, MetricResult, analyse
 from esper.evaluation.arms import Arm
 from esper.evaluation.controls import CONTROLS
 from esper.evaluation.folder import ComparisonFolder
@@ -35,7 +36,7 @@ from esper.evaluation.runner import (
     play_rounds,
     split_pairs,
 )
-from esper.evaluation.statistics import Floats, compare_pairs
+from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
 from esper.rollout.interrupt import termination_interrupts
@@ -62,6 +63,10 @@ class ArmResult:
         columns = zip(*((host.accuracy, host.parameters, host.fossils) for host in hosts), strict=True)
         return cls(controller, *(np.array(column) for column in columns))
 
+    def against(self, other: ArmResult) -> PairedComparison:
+        """Compares the accuracies of this arm with those of another one, pair by pair."""
+        return compare_pairs(self.accuracy, other.accuracy, name_a=self.controller, name_b=other.controller)
+
 
 def compare_controllers(
     config: TrainingConfig,
@@ -87,11 +92,8 @@ def compare_controllers(
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
     seed = config.run.seed + HELD_OUT
-
-    def player(name: str) -> MakePlayer:
-        return lambda env: make_player(name, maker.config, env, seed)
-
-    return play_arms(maker, {name: player(name) for name in controllers}, pairs, seed, progress)
+    players = {name: partial(make_player, name, maker.config, run_seed=seed) for name in controllers}
+    return play_arms(maker, players, pairs, seed, progress)
 
 
 @one_thread()
@@ -108,11 +110,10 @@ def play_arms(
 
     Args:
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
-        results: results by player and round. Rounds found here are not played again; each new one is stored here before
-            ``progress`` is called.
+        results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
+            is called.
     """
-    if results is None:
-        results = {name: {} for name in players}
+    results = {name: {} for name in players} if results is None else results
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     runners: dict[str, GrowingRunner] = {}
     baselines: dict[Any, Baseline] = {}
@@ -124,25 +125,7 @@ def play_arms(
             runner.env.baseline = runner.env.baseline or baseline
             runner.prepare()
         play_rounds(runners, rounds, np.random.default_rng([run_seed, len(players)]), results, progress)
-    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, rounds, pairs).items()]
-
-
-def against_reference(arms: Sequence[ArmResult], reference: str) -> list[ArmComparison]:
-    """Compares every other arm with the reference arm (other minus reference)."""
-    base = next(arm for arm in arms if arm.controller == reference)
-    return _compare([(arm, base) for arm in arms if arm is not base])
-
-
-def against_each(arms: Sequence[ArmResult], ours: str) -> list[ArmComparison]:
-    """Compares one arm with each of the others (``ours`` minus other)."""
-    own = next(arm for arm in arms if arm.controller == ours)
-    return _compare([(own, arm) for arm in arms if arm is not own])
-
-
-def _compare(pairs: Sequence[tuple[ArmResult, ArmResult]]) -> list[ArmComparison]:
-    return corrected(
-        [compare_pairs(a.accuracy, b.accuracy, name_a=a.controller, name_b=b.controller) for a, b in pairs]
-    )
+    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
 
 
 @dataclass(frozen=True)
@@ -159,7 +142,6 @@ class ComparisonResult:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs played."""
         return len(self.hosts[self.reference])
 
     @property
@@ -171,7 +153,6 @@ class ComparisonResult:
         return self.arms[0].config.run.seed
 
     def plain(self) -> dict[str, Any]:
-        """Returns everything, ready for JSON."""
         return {
             "task": self.task,
             "seed": self.seed,
@@ -312,7 +293,7 @@ class ComparisonRun:
 
     def _analyse(self) -> ComparisonResult | None:
         """Returns the result of the rounds that every arm has finished; None if there is none."""
-        hosts = in_order(self.results, self.rounds, self.pairs)
+        hosts = in_order(self.results, self.pairs)
         if not hosts[self.reference]:
             return None
         metrics = analyse(hosts, self.reference)
@@ -326,6 +307,5 @@ class ComparisonRun:
 def _runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
     if arm.control_of is not None:
         return CONTROLS[arm.controller](maker, arm.control_of, run_seed)
-    return GrowingRunner(
-        maker, lambda env: make_player(arm.player, maker.config, env, run_seed), n_envs, run_seed, baselines
-    )
+    player = partial(make_player, arm.player, maker.config, run_seed=run_seed)
+    return GrowingRunner(maker, player, n_envs, run_seed, baselines)

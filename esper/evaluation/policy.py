@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.data.user_task import is_user_task, refuse_untrusted, same_task
 from esper.env.make import EnvMaker
-from esper.evaluation.analysis import ArmComparison
+from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
-from esper.evaluation.comparison import ArmResult, against_reference, environment_without_paths, play_arms
-from esper.evaluation.runner import HELD_OUT, Progress
+from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
+from esper.evaluation.runner import HELD_OUT, MakePlayer, Progress
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
@@ -34,7 +35,7 @@ WITHOUT_EFFECT = ("task.name", "run.controller", "run.rounds", "run.checkpoint_e
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """Result of an evaluation; accuracies in pp, test split, committed networks."""
+    """Result of an evaluation; accuracies are those of committed networks on the test split, in pp."""
 
     policy: SavedPolicy
     config: TrainingConfig
@@ -52,13 +53,12 @@ class PolicyEvaluation:
 
     def plain(self) -> dict[str, Any]:
         """Returns everything, ready for JSON."""
+        values = {arm.controller: {name: v.tolist() for name, v in arm.columns.items()} for arm in self.arms}
         return {
             "controller": self.policy.name,
             "origin": self.policy.origin,
             **self.score(),
-            "arms": {
-                arm.controller: {name: values.tolist() for name, values in arm.columns.items()} for arm in self.arms
-            },
+            "arms": values,
             "config": self.config.model_dump(mode="json"),
             "environment": environment_without_paths(),
         }
@@ -115,19 +115,15 @@ def evaluate_controller(
     maker = EnvMaker.of(config, given)
     if width is not None:
         maker = _widened(maker, width)
-    seed = maker.config.run.seed + HELD_OUT
-    arms = play_arms(
-        maker,
-        {
-            ALONE: lambda env: make_player(ALONE, maker.config, env, seed),
-            GREEDY: lambda env: policy.player(env, seed),
-            STOCHASTIC: lambda env: policy.player(env, seed, greedy=False),
-        },
-        maker.config.run.evaluation_pairs,
-        seed,
-        progress,
-    )
-    return PolicyEvaluation(policy, maker.config, width, tuple(arms), tuple(against_reference(arms, ALONE)))
+    config, seed = maker.config, maker.config.run.seed + HELD_OUT
+    players: dict[str, MakePlayer] = {
+        ALONE: partial(make_player, ALONE, config, run_seed=seed),
+        GREEDY: partial(policy.player, run_seed=seed),
+        STOCHASTIC: partial(policy.player, run_seed=seed, greedy=False),
+    }
+    arms = play_arms(maker, players, config.run.evaluation_pairs, seed, progress)
+    comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
+    return PolicyEvaluation(policy, config, width, tuple(arms), tuple(comparisons))
 
 
 def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:

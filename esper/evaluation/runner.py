@@ -158,9 +158,9 @@ def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
     return rounds, -(-pairs // rounds)
 
 
-def in_order(results: Results, rounds: int, pairs: int) -> dict[str, list[HostResult]]:
+def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
     """Returns the hosts of the rounds that every arm has finished, in the order of their pairs, at most ``pairs``."""
-    complete = [number for number in range(rounds) if all(number in done for done in results.values())]
+    complete = sorted(set.intersection(*(set(done) for done in results.values())))
     return {name: [host for number in complete for host in done[number]][:pairs] for name, done in results.items()}
 
 
