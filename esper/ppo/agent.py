@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,19 +51,11 @@ class PPOAgent(Policy):
         """Returns actions, int64 [E, 8], and stores the step with its observation; :meth:`record` completes it."""
         before, starts, legal = self.state, self.starts, self.legal(masks)
         raw = torch.from_numpy(observation).to(self.device)
-        seen, context, decision = self.decide(raw, legal)
+        seen, context, decision = self.step(raw, legal)
         with torch.no_grad():
             value = self.network.value(context)
-        self.buffer.add(
-            before,
-            legal,
-            raw=raw,
-            observation=seen,
-            start=starts,
-            action=decision.action,
-            log_prob=decision.log_prob,
-            value=value,
-        )
+        inputs = {"raw": raw, "observation": seen, "start": starts}
+        self.buffer.add(before, legal, **inputs, action=decision.action, log_prob=decision.log_prob, value=value)
         return decision.action.cpu().numpy()
 
     def load_from(self, other: PPOAgent) -> None:
@@ -91,18 +84,17 @@ class PPOAgent(Policy):
         ``final_observation`` [E, size] is required if an episode was truncated: its value is bootstrapped. Raises
         ValueError if it is missing.
         """
-        device = self.device
-        values = torch.zeros(self.n_envs, device=device)
+        values = torch.zeros(self.n_envs, device=self.device)
         if truncated.any():
             if final_observation is None:
                 raise ValueError("final_observation is required if an episode was truncated")
             values = self.value_of(final_observation)
         self.buffer.amend(
-            reward=torch.from_numpy(rewards - unscaled).float().to(device),
-            unscaled=torch.from_numpy(unscaled).float().to(device),
-            terminated=torch.from_numpy(terminated).to(device),
-            truncated=torch.from_numpy(truncated).to(device),
-            valid=torch.from_numpy(~idle).to(device),
+            reward=torch.from_numpy(rewards - unscaled).float().to(self.device),
+            unscaled=torch.from_numpy(unscaled).float().to(self.device),
+            terminated=torch.from_numpy(terminated).to(self.device),
+            truncated=torch.from_numpy(truncated).to(self.device),
+            valid=torch.from_numpy(~idle).to(self.device),
             final_value=values,
         )
 
@@ -117,30 +109,22 @@ class PPOAgent(Policy):
         state = self.buffer.initial_state
         assert state is not None
         self.buffer.clear()
-        rate = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
+        rate = self.config.learning_rate * (1 - self.progress if self.config.anneal else 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         broken = int((broken_steps(rollout) & rollout["valid"]).sum())
         if broken:  # must reach neither the weights nor the running statistics
             return UpdateStats.skipped(broken, rate, self.entropy_coefficient)
-        advantage, target = gae(
-            self._scaled(rollout),
-            rollout["value"],
-            last_value,
-            rollout["terminated"],
-            rollout["truncated"],
-            rollout["final_value"],
-            self.config.gamma,
-            self.config.gae_lambda,
-        )
+        config, terminated, truncated = self.config, rollout["terminated"], rollout["truncated"]
+        self.rewards.update(rollout["reward"], terminated | truncated, rollout["valid"])
+        scaled = rollout["reward"] / self.rewards.scale + rollout["unscaled"]
+        rewards = scaled.clamp(-config.reward_clip, config.reward_clip)
+        ends = terminated, truncated, rollout["final_value"]
+        advantage, target = gae(rewards, rollout["value"], last_value, *ends, config.gamma, config.gae_lambda)
         rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
-
-        def evaluate(envs: Tensor) -> PolicyOutput:
-            return self._evaluate(rollout, masks, state, envs)
-
-        numbers = {name: rollout[name] for name in ("log_prob", "value", "advantage", "target", "valid", "free")}
+        evaluate = partial(self._evaluate, rollout, masks, state)
         stats = update_policy(
-            self.parameters, self.optimizer, evaluate, numbers, self.config, self.entropy_coefficient, self.generator
+            self.parameters, self.optimizer, evaluate, rollout, config, self.entropy_coefficient, self.generator
         )
         stats.reward_scale = self.rewards.scale
         with torch.no_grad():
@@ -152,16 +136,9 @@ class PPOAgent(Policy):
         self.observations.update(rollout["raw"][rollout["valid"]])
         return stats
 
-    def _scaled(self, rollout: Mapping[str, Tensor]) -> Tensor:
-        """Adds the rollout to the reward statistics and returns its rewards in their unit, clipped, [T, E]."""
-        ends = rollout["terminated"] | rollout["truncated"]
-        self.rewards.update(rollout["reward"], ends, rollout["valid"])
-        limit = self.config.reward_clip
-        return (rollout["reward"] / self.rewards.scale + rollout["unscaled"]).clamp(-limit, limit)
-
     @property
     def entropy_coefficient(self) -> float:
-        """Interpolates from ``entropy_start`` to ``entropy_end`` by the progress of training."""
+        """Weight of the entropy bonus, from ``entropy_start`` to ``entropy_end`` by the progress of training."""
         return self.config.entropy_start + (self.config.entropy_end - self.config.entropy_start) * self.progress
 
     def _evaluate(
@@ -174,9 +151,8 @@ class PPOAgent(Policy):
         action = rollout["action"][:, envs].flatten(0, 1)
         decision = self.network.decide(context.flatten(0, 1), slots.flatten(0, 1), legal, action=action)
         shape = context.shape[:2]
-        return PolicyOutput(
-            self.network.value(context), decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
-        )
+        log_prob, entropies = decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
+        return PolicyOutput(self.network.value(context), log_prob, entropies)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of acting and learning between two steps, as tensors and plain numbers.

@@ -61,7 +61,7 @@ class Policy:
 
     def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
         """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
-        _, _, decision = self.decide(torch.from_numpy(observation).to(self.device), self.legal(masks))
+        _, _, decision = self.step(torch.from_numpy(observation).to(self.device), self.legal(masks))
         return decision.action.cpu().numpy()
 
     def legal(self, masks: Masks) -> dict[str, Tensor]:
@@ -69,17 +69,16 @@ class Policy:
         return {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
 
     @torch.no_grad()
-    def decide(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
+    def step(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
         """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
         recurrent state by one step."""
         seen = self.observations.normalize(raw)
         context, slots, after = self.network.encode(seen[None], self.state, self.starts[None])
-        draws = None
+        uniforms = None
         if not self.greedy:
-            draws = torch.from_numpy(
-                counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
-            ).to(self.device)
-        decision = self.network.decide(context[0], slots[0], legal, uniforms=draws)
+            draws = counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
+            uniforms = torch.from_numpy(draws).to(self.device)
+        decision = self.network.decide(context[0], slots[0], legal, uniforms=uniforms)
         self.state, self.starts = after, torch.zeros_like(self.starts)
         self.steps += 1
         return seen, context[0], decision

@@ -58,7 +58,7 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
     monkeypatch.setattr(toy, "reward", lambda action: action.sum(axis=1).astype(np.float64))  # not the same for all
 
     def known() -> list[torch.Tensor]:
-        every = (agent.observations, agent.rewards.returns)
+        every = (agent.observations, agent.rewards)
         return [values.clone() for each in every for values in (each.mean, each.var)]
 
     for number in (1, 2):
@@ -68,7 +68,7 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
         assert all(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
         agent.update(last)  # 16 minibatches
         assert not any(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
-        assert agent.observations.updates == agent.rewards.returns.updates == number
+        assert agent.observations.updates == agent.rewards.updates == number
         assert agent.observations.count == number * 12 * 4
 
 

@@ -42,7 +42,7 @@ def learned(agent: PPOAgent, steps: int = 12) -> UpdateStats:
 def bits(agent: PPOAgent) -> list[torch.Tensor]:
     """Everything that acting and learning depend on."""
     numbers = [p.detach().clone() for p in agent.parameters]
-    for statistics in (agent.observations, agent.rewards.returns):
+    for statistics in (agent.observations, agent.rewards):
         numbers += [statistics.mean.clone(), statistics.var.clone(), torch.tensor(statistics.count)]
     return numbers
 

@@ -96,7 +96,7 @@ def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgen
     decisions = []
     for policy in (trained.clone_policy(8, 7, greedy=True), heir.clone_policy(8, 7, greedy=True)):
         policy.begin()
-        seen, context, decision = policy.decide(torch.from_numpy(observation), policy.legal(info["action_mask"]))
+        seen, context, decision = policy.step(torch.from_numpy(observation), policy.legal(info["action_mask"]))
         decisions.append((seen, context, decision.action, decision.log_prob))
     assert all(torch.equal(a, b) for a, b in zip(*decisions, strict=True))
 
