@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from esper.config import ConfigError
-from esper.control.controller import Controller, NoGrowth
+from esper.control.controller import NoGrowth, PerEnvController
 from esper.control.heuristic import HeuristicController
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-SIMPLE: dict[str, Callable[[ActionSpec, ObservationLayout, int, int], Controller]] = {
-    "heuristic": HeuristicController,
-    "random": RandomController,
-    "none": NoGrowth,
-}
+SIMPLE = {"heuristic": HeuristicController, "random": RandomController, "none": NoGrowth}
 NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
 
 
 def make_controller(
     name: str, task: str, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int
-) -> Controller:
+) -> PerEnvController:
     """Makes the controller called ``name``.
 
     Raises:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
+from esper.control.controller import Float32s, Masks
 from esper.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
 from esper.ppo.network import RELEVANCE
 from esper.ppo.normalization import RewardNormalizer
-from esper.ppo.policy import Masks, Policy
+from esper.ppo.policy import Policy
 from esper.ppo.update import PolicyOutput, UpdateStats, mean_over, update_policy
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
@@ -47,7 +48,7 @@ class PPOAgent(Policy):
         self.progress = 0.0
         """Fraction of training that is done, 0 to 1; it drives annealed values."""
 
-    def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
+    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
         """Returns actions, int64 [E, 8], and stores the step with its observation; :meth:`record` completes it."""
         before, starts, legal = self.state, self.starts, self.legal(masks)
         raw = torch.from_numpy(observation).to(self.device)
@@ -76,7 +77,7 @@ class PPOAgent(Policy):
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         idle: NDArray[np.bool_],
-        final_observation: NDArray[np.float32] | None = None,
+        final_observation: Float32s | None = None,
     ) -> None:
         """Completes the last stored step with its rewards and episode ends.
 
@@ -98,7 +99,7 @@ class PPOAgent(Policy):
             final_value=values,
         )
 
-    def update(self, last_observation: NDArray[np.float32]) -> UpdateStats:
+    def update(self, last_observation: Float32s) -> UpdateStats:
         """Updates the policy on the stored steps, then the observation statistics, and clears the buffer.
 
         ``last_observation`` [E, size] follows the last stored step; its value is bootstrapped. If a stored number is

@@ -11,20 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
+from esper.control.controller import Float32s, Masks
 from esper.ppo.distribution import counter_uniforms
 from esper.ppo.network import Decision, PolicyNetwork
 from esper.ppo.normalization import ObservationStatistics
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-Masks = Mapping[str, NDArray[np.bool_]]
-
 PER_BLUEPRINT = {"blueprints": 0, "seed_kinds.weight": 1}
 """Weights with one row per blueprint, and the number of rows before the first blueprint's."""
 
 
 class Policy:
-    """Acts for E envs: samples actions, or takes the most likely ones if ``greedy``.
+    """A :class:`Controller` for E envs that samples actions, or takes the most likely ones if ``greedy``.
 
     Random numbers are keyed by (run seed, env, episode, step). Observations are normalised by running statistics, which
     acting never changes.
@@ -41,8 +40,7 @@ class Policy:
         greedy: bool = False,
     ) -> None:
         self.config, self.spec, self.layout, self.n_envs, self.run_seed = config, spec, layout, n_envs, run_seed
-        self.device = device or torch.device("cpu")
-        self.greedy = greedy
+        self.device, self.greedy = device or torch.device("cpu"), greedy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
             self.network = PolicyNetwork(spec, config.width, config.prior).to(self.device)
@@ -59,8 +57,7 @@ class Policy:
         self.steps[started] = 0
         self.starts |= torch.from_numpy(started).to(self.device)
 
-    def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
-        """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
+    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
         _, _, decision = self.step(torch.from_numpy(observation).to(self.device), self.legal(masks))
         return decision.action.cpu().numpy()
 
@@ -84,7 +81,7 @@ class Policy:
         return seen, context[0], decision
 
     @torch.no_grad()
-    def value_of(self, observation: NDArray[np.float32]) -> Tensor:
+    def value_of(self, observation: Float32s) -> Tensor:
         """Returns V(s) [E] of the states after the last actions, given their ``observation`` [E, size].
 
         The recurrent state is read, not advanced.
@@ -94,7 +91,6 @@ class Policy:
         return self.network.value(context[0])
 
     def memory_state(self) -> dict[str, Any]:
-        """Returns a copy of the counters and recurrent state of the running episodes."""
         return {
             "episode": torch.tensor(self.episode),
             "steps": torch.tensor(self.steps),
@@ -103,7 +99,6 @@ class Policy:
         }
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        """Continues the episodes in which ``state`` was taken."""
         self.episode, self.steps = state["episode"].numpy().copy(), state["steps"].numpy().copy()
         hidden, cell = (part.to(self.device, copy=True) for part in state["state"])
         self.state, self.starts = (hidden, cell), state["starts"].to(self.device, copy=True)

@@ -22,6 +22,7 @@ from esper.spaces.mask import ActionMask
 from esper.spaces.observation import BASE, PER_SLOT, ObservationLayout, symlog
 from esper.telemetry.event import EpisodeCompleted
 from tests.core_helpers import Rig, flat_baseline, rig
+from tests.spaces.spaces_helpers import one_observation
 
 S = SeedStage
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light", "depthwise", "attention"))
@@ -67,7 +68,7 @@ class World:
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        observation = self.layout.vector(self.base, self.slots)[None]
+        observation = one_observation(self.layout, self.base, self.slots)[None]
         op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
         return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]
 
@@ -82,7 +83,7 @@ def test_a_view_reads_the_observation_by_name() -> None:
     world = World()
     world.put("r0c1", S.HOLDING, age=37, blueprint=2.0, contribution=0.3)
     masks = {name: mask[0] for name, mask in world.masks().items()}
-    view = EnvView(SPEC, LAYOUT, LAYOUT.vector(world.base, world.slots), masks)
+    view = EnvView(SPEC, LAYOUT, one_observation(LAYOUT, world.base, world.slots), masks)
     assert (view.epoch, view.age("r0c1"), view.stage("r0c1")) == (10, 37, S.HOLDING)
     assert (view.blueprint("r0c1"), view.blueprint("r0c0")) == ("conv_light", None)
     assert view.slot("r0c1", "contribution") == pytest.approx(0.3)
@@ -367,7 +368,7 @@ def test_decisions_use_only_observation_and_mask(name: str) -> None:
 
 def test_random_draws_of_an_env_do_not_depend_on_the_others() -> None:
     world = World()
-    observation, masks = LAYOUT.vector(world.base, world.slots)[None], world.masks()
+    observation, masks = one_observation(LAYOUT, world.base, world.slots)[None], world.masks()
     one, three = RandomController(SPEC, LAYOUT, 1, 3), RandomController(SPEC, LAYOUT, 3, 3)
     one.begin()
     three.begin()

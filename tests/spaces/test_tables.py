@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.spaces.action import HEADS, RELEVANT, Action, ActionSpec, Op
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import BASE, LIMIT, PER_SLOT, FeatureKind, ObservationLayout, clamp_pp, symlog
+from tests.spaces.spaces_helpers import Action, one_observation
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light"))
 
@@ -166,7 +167,7 @@ def test_an_observation_is_finite_whatever_its_values_and_reads_back(data: st.Da
     slots = {slot: {entry.name: data.draw(anything) for entry in PER_SLOT[:3]} for slot in seen.slots}
     for values in slots.values():
         values.update({entry.name: -3.0 for entry in PER_SLOT[3:]})
-    vector = seen.vector(base, slots)
+    vector = one_observation(seen, base, slots)
     assert vector.dtype == np.float32
     assert vector.shape == (seen.size,)
     assert np.isfinite(vector).all()
@@ -179,7 +180,7 @@ def test_an_observation_is_finite_whatever_its_values_and_reads_back(data: st.Da
 def test_a_value_that_is_missing_or_unknown_is_an_error() -> None:
     seen = layout()
     with pytest.raises(KeyError):
-        seen.vector({}, {})
+        one_observation(seen, {}, {})
     with pytest.raises(KeyError):
         seen.read(np.zeros(seen.size, dtype=np.float32), "accuracy of tomorrow")
 
