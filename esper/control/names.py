@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from esper.config import ConfigError
@@ -12,7 +13,8 @@ from esper.control.script import ScriptedController, read_schedule, shipped_sche
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-SIMPLE = {"heuristic": HeuristicController, "random": RandomController, "none": NoGrowth}
+Make = Callable[[ActionSpec, ObservationLayout, int, int], PerEnvController]
+SIMPLE: dict[str, Make] = {"heuristic": HeuristicController, "random": RandomController, "none": NoGrowth}
 NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
 
 

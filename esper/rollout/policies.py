@@ -1,4 +1,4 @@
-"""Players by their command-line names: controllers and trained agents."""
+"""Controllers by their command-line names, trained agents among them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What acts in a run: a controller that stays as it is, paired with hosts left alone, or an agent that learns."""
+"""The two kinds of agents: a controller that stays as it is, paired with hosts left alone, and one that learns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 
 from esper.config import ConfigError
 from esper.config_resolved import ResolvedConfig
-from esper.control.controller import Controller, NoGrowth
+from esper.control.controller import NoGrowth
 from esper.control.script import schedule_ships
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.comparison import ArmResult, play_arms
-from esper.evaluation.runner import HELD_OUT, HostResult
+from esper.evaluation.runner import HELD_OUT, HostResult, MakePlayer, Results
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
@@ -98,10 +99,8 @@ class LearningAgent:
         for name in self.baselines:
             make_player(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
-        self.compared: dict[str, dict[int, list[HostResult]]] = {
-            name: {} for name in [config.run.controller, *self.baselines]
-        }
-        """Results of the evaluation so far, by controller and round."""
+        self.compared: Results = {name: {} for name in [config.run.controller, *self.baselines]}
+        """Results of the evaluation so far."""
 
     def pretrain(self, emit: Emit) -> None:
         """Practises on simulated hosts that resemble the real ones."""
@@ -125,17 +124,16 @@ class LearningAgent:
         """
         config, seed = self.config, self.config.run.seed + HELD_OUT
 
-        def baseline(name: str) -> Callable[[SlotVectorEnv], Controller]:
-            return lambda env: make_player(name, config, env, seed)
-
         def report(event: ArmPlayed) -> None:
             emit(event)
             save()
 
-        players = {name: baseline(name) for name in self.baselines}
-        ours = {config.run.controller: lambda env: self.ppo.clone_policy(env.num_envs, seed, greedy=True)}
+        players: dict[str, MakePlayer] = {
+            config.run.controller: lambda env: self.ppo.clone_policy(env.num_envs, seed, greedy=True),
+            **{name: partial(make_player, name, config, run_seed=seed) for name in self.baselines},
+        }
         pairs = config.run.evaluation_pairs
-        return play_arms(self.maker, ours | players, pairs, seed, report, self.env.baseline, self.compared)
+        return play_arms(self.maker, players, pairs, seed, report, self.env.baseline, self.compared)
 
     def state_dict(self) -> dict[str, Any]:
         return {

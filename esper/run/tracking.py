@@ -15,8 +15,6 @@ from esper.telemetry.sinks.tracker import TrackerSink
 
 TENSORBOARD = "tensorboard"
 """Name of the tracker, and of its folder in the run folder."""
-
-
 MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Python module of each tracker."""
 
@@ -30,20 +28,17 @@ def check_trackers(config: TrainingConfig) -> None:
     Raises:
         ConfigError: a tracker cannot be imported; the message says how to install it.
     """
-    missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
+    missing = {}
+    for name in config.track.to:
+        try:
+            importlib.import_module(MODULES[name])
+        except Exception as error:  # a broken installation may raise anything
+            missing[name] = str(error)
     if missing:
         raise ConfigError(
             f"track.to names {', '.join(missing)}, which cannot be imported ({'; '.join(missing.values())}); "
             f"to install: pip install {' '.join(missing)}"
         )
-
-
-def _import_error(module: str) -> Exception | None:
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # a broken installation may raise anything
-        return error
-    return None
 
 
 def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[Sink]:
@@ -62,7 +57,7 @@ def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[
 
 
 def _steps_done(metrics: Path) -> int:
-    """Returns the epochs of all hosts in completed rounds. Raises ConfigError if ``metrics`` cannot be read."""
+    """Returns the epochs of all hosts in complete rounds. Raises ConfigError if ``metrics`` cannot be read."""
     try:
         return sum(done.epochs for done in read_metrics(metrics))
     except (OSError, ValueError) as error:
