@@ -62,6 +62,11 @@ class Arm:
         """The controller's name as known to ``make_player``."""
         return "none" if self.alone else self.controller
 
+    def plain(self) -> dict[str, Any]:
+        """Returns all but the name, ready for JSON."""
+        config = self.config.model_dump(mode="json")
+        return {"controller": self.controller, "of": self.control_of, "config": config}
+
 
 @dataclass
 class _Draft:

@@ -23,7 +23,7 @@ from esper.env.make import EnvMaker
 from esper.evaluation.analysis import METRICS, MetricResult, analyse
 from esper.evaluation.arms import Arm
 from esper.evaluation.controls import CONTROLS
-from esper.evaluation.folder import ComparisonFolder
+from esper.evaluation.folder import RESULTS, ComparisonFolder
 from esper.evaluation.runner import (
     HELD_OUT,
     ArmRunner,
@@ -37,6 +37,7 @@ from esper.evaluation.runner import (
     split_pairs,
 )
 from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
+from esper.files.atomic import write_json
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
 from esper.rollout.interrupt import termination_interrupts
@@ -161,9 +162,7 @@ class ComparisonResult:
             "reference": self.reference,
             "arms": {
                 arm.name: {
-                    "controller": arm.controller,
-                    "of": arm.control_of,
-                    "config": arm.config.model_dump(mode="json"),
+                    **arm.plain(),
                     "values": {metric.name: metric.values(self.hosts[arm.name]).tolist() for metric in METRICS},
                     "hosts": [host.plain() for host in self.hosts[arm.name]],
                 }
@@ -175,7 +174,7 @@ class ComparisonResult:
 
 
 def environment_without_paths() -> dict[str, Any]:
-    """Describes the environment, with only the names of compiled modules, so that results of two folders compare."""
+    """Describes the environment, with the names of compiled modules only, so that two result files can be compared."""
     environment = describe_environment()
     return {**environment, "modules": sorted(environment["modules"])}
 
@@ -287,7 +286,7 @@ class ComparisonRun:
             finally:
                 self.result = self._analyse()
                 if self.result is not None:
-                    self.files.write_results(self.result.plain())
+                    write_json(self.files.path / RESULTS, self.result.plain())
         assert self.result is not None
         return self.result
 

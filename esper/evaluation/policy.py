@@ -114,7 +114,10 @@ def evaluate_controller(
     check_devices(config.run.device)
     maker = EnvMaker.of(config, given)
     if width is not None:
-        maker = _widened(maker, width)
+        if maker.task is None:
+            raise ConfigError(f"hosts of {config.task.name} are simulated and have no width")
+        with seeded(0):  # the weights are not used
+            maker = maker.with_hosts(at_width(maker.task.build_host(), width))
     config, seed = maker.config, maker.config.run.seed + HELD_OUT
     players: dict[str, MakePlayer] = {
         ALONE: partial(make_player, ALONE, config, run_seed=seed),
@@ -152,12 +155,3 @@ def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, An
         tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}
     tables["task"]["name"] = task or learned_on
     return TrainingConfig.parse(merged(tables, changes))
-
-
-def _widened(maker: EnvMaker, width: int) -> EnvMaker:
-    """Returns the env maker with hosts of ``width``. Raises ConfigError if they have no width, or not this one."""
-    if maker.task is None:
-        raise ConfigError(f"hosts of {maker.config.task.name} are simulated and have no width")
-    with seeded(0):  # the weights are not used
-        build = at_width(maker.task.build_host(), width)
-    return maker.with_hosts(build)

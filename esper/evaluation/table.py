@@ -40,7 +40,10 @@ def write_report(result: ComparisonResult, console: Console) -> None:
 
 def print_report(result: ComparisonResult, console: Console, full: bool = False) -> None:
     """Prints the first metric in full and the others as one table each; with ``full``, all of them in full."""
-    _line(console, _headline(result))
+    pairs = "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
+    if result.pairs < result.requested_pairs:
+        pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
+    _line(console, f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}")
     for number, found in enumerate(result.metrics):
         metric = found.metric
         values = {metric.of(host) for hosts in result.hosts.values() for host in hosts}
@@ -64,13 +67,6 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
     _line(console, "")
     for note in _notes(result):
         _line(console, note)
-
-
-def _headline(result: ComparisonResult) -> str:
-    pairs = "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
-    if result.pairs < result.requested_pairs:
-        pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
-    return f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}"
 
 
 def _notes(result: ComparisonResult) -> Iterator[str]:

@@ -95,21 +95,20 @@ def update_policy(
         generator: shuffles the minibatches.
     """
     stats = UpdateStats(entropy_coefficient=entropy_coefficient, learning_rate=optimizer.param_groups[0]["lr"])
-    advantage = standardize(rollout["advantage"], rollout["valid"] & rollout["free"])
-    learned_from = {name: rollout[name] for name in LEARNED_FROM} | {"advantage": advantage}
-    envs = advantage.shape[1]
+    learned_from = {name: rollout[name] for name in LEARNED_FROM}
+    learned_from["advantage"] = standardize(rollout["advantage"], rollout["valid"] & rollout["free"])
+    envs = rollout["advantage"].shape[1]
     for _ in range(config.update_epochs):
         for chosen in torch.randperm(envs, generator=generator).tensor_split(min(config.n_minibatches, envs)):
             part = {name: values[:, chosen] for name, values in learned_from.items()}
             loss, measured = ppo_loss(evaluate(chosen), part, config, entropy_coefficient)
-            stops = measured["approx_kl"] > config.kl_stop * config.target_kl
-            if not stops and not math.isfinite(measured["loss"]):
-                stats.skipped_minibatches += 1
-                continue
-            if stops:
+            if measured["approx_kl"] > config.kl_stop * config.target_kl:
                 stats.add(measured)
                 stats.stopped_early = True
                 return reduce(stats, rollout)
+            if not math.isfinite(measured["loss"]):
+                stats.skipped_minibatches += 1
+                continue
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
