@@ -10,7 +10,6 @@ from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.ppo.agent import PPOAgent
-from esper.ppo.network import WAVES, fourier, place_waves
 from esper.ppo.policy import Policy, for_blueprints
 from esper.rollout.rollout import EpisodeStats, play_round
 from esper.spaces.action import Op
@@ -137,17 +136,3 @@ def test_where_no_blueprint_is_known_nothing_is_played(trained: PPOAgent) -> Non
 def test_an_agent_with_other_blueprints_is_not_resumed(trained: PPOAgent) -> None:
     with pytest.raises(ValueError, match="trained with the blueprints moss, fern, oak, ivy; this host has moss, fern"):
         make_agent(planted(4, ("moss", "fern"))).load_state_dict(trained.state_dict())
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
-def test_the_trunks_summary_of_few_slots_loses_nothing(slots: int) -> None:
-    assert torch.linalg.matrix_rank(fourier(place_waves(slots))) == min(slots, WAVES)
-
-
-def test_a_summary_is_made_of_fourier_coefficients() -> None:
-    """Of 5 + 3 · (first cosine) at any number of slots above two: mean 5, first coefficient 3, no others."""
-    for slots in (3, 4, 9):
-        waves = place_waves(slots)
-        values = 5 + 3 * waves[:, 1]
-        expected = torch.tensor([5.0, 3.0, 0.0, 0.0])
-        torch.testing.assert_close(fourier(waves) @ values, expected, atol=1e-5, rtol=0)
