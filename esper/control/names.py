@@ -21,11 +21,7 @@ NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
 def make_controller(
     name: str, task: str, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int
 ) -> PerEnvController:
-    """Makes the controller called ``name``.
-
-    Raises:
-        ConfigError: the name is unknown (lists the known names), or its schedule is invalid (names the file).
-    """
+    """Makes the controller called ``name``. Raises ConfigError for an unknown name or an invalid schedule."""
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
     path = schedule_file(name, task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,9 @@ class _Draft:
     """An arm as it is written, without the values that it shares or inherits."""
 
     name: str
-    controller: str = ""
-    tables: Tables = field(default_factory=dict)
+    tables: Tables
     control_of: str | None = None
+    controller: str = ""
 
 
 def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None) -> list[Arm]:
@@ -124,13 +124,13 @@ def _read(text: str, base: Tables) -> _Draft:
     if file := re.fullmatch(r"([^:=]+)=(.+)", text):
         draft = _from_file(text, file[1].strip(), Path(file[2].strip()), base)
     elif name == "ppo" and rest:
-        draft = _Draft(name, f"checkpoint:{rest}")
+        draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})
     elif not colon or name in ("checkpoint", "schedule") or "=" not in rest:
-        draft = _Draft(text, text)  # _check_controller refuses an unknown one
+        draft = _Draft(text, {"run": {"controller": text}})  # _check_controller refuses an unknown one
     else:
         draft = _inline(text, name.strip(), rest)
-    for tables in (draft.tables, base):
-        draft.controller = draft.controller or str(_section(tables, "run").get("controller", ""))
+    runs = [_section(tables, "run") for tables in (draft.tables, base)]
+    draft.controller = str(next((run["controller"] for run in runs if "controller" in run), ""))
     _check_controller(draft)
     return draft
 
@@ -144,28 +144,26 @@ def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
     from_run = (path.parent / "env.json").exists()
     if from_run and is_user_task(task) and _section(base, "task").get("name") != task:
         raise refuse_untrusted(task, str(path))  # only a run folder names this code, and not the user
-    return _Draft(name, tables=tables)
+    return _Draft(name, tables)
 
 
 def _inline(text: str, name: str, rest: str) -> _Draft:
     """Parses ``NAME:controller=CONTROLLER,SECTION.KEY=VALUE,...``."""
-    draft = _Draft(name)
+    draft = _Draft(name, {})
     for assignment in re.split(r",(?=\s*[\w.-]+\s*=)", rest):
         key, _, value = (part.strip() for part in assignment.partition("="))
-        if key in ("controller", "run.controller"):
-            draft.controller = value.strip("\"'")
-        elif key == "of":
+        if key == "of":
             draft.control_of = value.strip("\"'")
-        else:
-            for known, why in WITHOUT_EFFECT.items():
-                if f"{key}.".startswith(f"{known}."):
-                    raise ConfigError(f"--arm {text}: {key} has no effect here: {why}")
-            try:
-                set_dotted(draft.tables, f"{key}={value}")
-            except ConfigError:
-                raise ConfigError(
-                    f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
-                ) from None
+            continue
+        for known, why in WITHOUT_EFFECT.items():
+            if f"{key}.".startswith(f"{known}."):
+                raise ConfigError(f"--arm {text}: {key} has no effect here: {why}")
+        try:
+            set_dotted(draft.tables, f"{'run.controller' if key == 'controller' else key}={value}")
+        except ConfigError:
+            raise ConfigError(
+                f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
+            ) from None
     return draft
 
 

@@ -36,8 +36,7 @@ Control = tuple[Task, HostTrainingConfig, dict[str, Any]]
 class ControlRunner(ArmRunner):
     """Base class of arms that train hosts without growth, one for each host of the arm ``control_of``.
 
-    Raises:
-        ConfigError: hosts are simulated, and have no network.
+    Raises ConfigError if hosts are simulated, and so have no network.
     """
 
     kind = ""
@@ -120,8 +119,7 @@ class StaticRunner(ControlRunner):
 class BiggerRunner(ControlRunner):
     """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
-    Raises:
-        ConfigError: the host cannot be widened, for example a grafted one.
+    Raises ConfigError if the host cannot be widened, for example a grafted one.
     """
 
     kind = "bigger"

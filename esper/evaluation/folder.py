@@ -44,8 +44,7 @@ class ComparisonFolder:
     def settings(self) -> tuple[list[Arm], int, str]:
         """Returns arms, pairs and reference as they were saved by :meth:`create`.
 
-        Raises:
-            ConfigError: there is no such folder, it has another format, or a checkpoint or schedule has changed since.
+        Raises ConfigError for a missing folder, another format, or a checkpoint or schedule that has changed since.
         """
         file = self.path / SETTINGS
         try:
@@ -97,11 +96,7 @@ def resume_command(folder: Path, task: str) -> str:
 
 
 def _followed_digest(arm: Arm) -> str | None:
-    """Returns the SHA-256 of the schedule or policy that the arm's controller follows; None if it follows none.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Returns the SHA-256 of the schedule or policy that the arm's controller follows; None if it follows none."""
     file = schedule_file(arm.controller, arm.config.task.name)
     if arm.controller.partition(":")[0] in ("checkpoint", "pretrained"):
         path = policy_path(arm.controller)

@@ -20,11 +20,7 @@ GREY, DARK = "0.75", "0.2"
 
 @chart_style()
 def save_plots(result: ComparisonResult, folder: Path) -> list[Path]:
-    """Saves all plots as PNG in ``folder`` and returns their paths.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Saves all plots as PNG in ``folder`` and returns their paths. Raises ImportError without matplotlib."""
     files = []
     for name, draw in (("pairs", draw_pairs), ("differences", draw_differences), ("cost", draw_cost)):
         files.append(folder / f"{name}.png")

@@ -132,8 +132,7 @@ def evaluate_controller(
 def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:
     """Returns the config for the hosts: that of its run; for another task, with that task's sizes and rates.
 
-    Raises:
-        ConfigError: the task is unknown, or is code that is not named; a value is invalid or has no effect.
+    Raises ConfigError for a task that is code and is not named, and for a value that is invalid or has no effect.
     """
     for section, values in changes.items():
         for key in values if isinstance(values, dict) else ():

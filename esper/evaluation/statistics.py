@@ -98,15 +98,12 @@ class PairedComparison:
 def compare_pairs(
     a: Values, b: Values, *, name_a: str = "a", name_b: str = "b", resamples: int = 10_000, seed: int = 0
 ) -> PairedComparison:
-    """Compares two arms pair by pair.
+    """Compares two arms pair by pair. Raises ValueError for unequal lengths, no pairs, or a value that is not finite.
 
     Args:
         a, b: results of the arms, shape [n] each; ``a[i]`` and ``b[i]`` are one pair.
         resamples: number of bootstrap resamples, and of sign assignments drawn if there are too many to enumerate.
         seed: seed of both resamplings; the same input and seed give the same result.
-
-    Raises:
-        ValueError: unequal lengths, no pairs, or a value that is not finite.
     """
     left, right = _finite(a, name_a), _finite(b, name_b)
     if len(left) != len(right):
@@ -142,9 +139,6 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
 
     ``scipy.stats.permutation_test`` is not used because its tolerance is relative to the observed mean: it misses ties
     if the differences nearly cancel, as those of accuracies on a small split do.
-
-    Raises:
-        ValueError: no values, or one that is not finite.
     """
     values = _finite(differences, "differences")
     n = len(values)
@@ -191,10 +185,7 @@ def bootstrap_interval(
     90 % instead of 95 %; so does BCa, which is also undefined if values are nearly equal.
 
     One value carries no information about the spread: the interval is (-inf, inf). If all values are equal, the
-    interval is that single point, since no resample can differ.
-
-    Raises:
-        ValueError: no values, or one that is not finite.
+    interval is that single point, since no resample can differ. Raises ValueError as :func:`compare_pairs` does.
     """
     array = _finite(values, "values")
     n = len(array)

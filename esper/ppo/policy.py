@@ -129,10 +129,7 @@ def for_blueprints(weights: Mapping[str, Tensor], known: Sequence[str], wanted: 
     """Converts weights of a network that learned the blueprints ``known`` to hosts with the blueprints ``wanted``.
 
     A known name keeps its rows. An unknown one gets the mean of all known rows: its score is then the mean of the known
-    scores, and it is planted if that beats the alternatives.
-
-    Raises:
-        ValueError: ``known`` and ``wanted`` share no name; lists both.
+    scores, and it is planted if that beats the alternatives. Raises ValueError if there is no common name; lists both.
     """
     if not set(known) & set(wanted):
         raise ValueError(f"it knows the blueprints {', '.join(known)}; this host has {', '.join(wanted)}")

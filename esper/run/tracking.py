@@ -20,13 +20,10 @@ MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": 
 
 
 def check_trackers(config: TrainingConfig) -> None:
-    """Imports the trackers of the config.
+    """Imports the trackers of the config. Raises ConfigError, which says how to install the missing ones.
 
     They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
     locks for ever.
-
-    Raises:
-        ConfigError: a tracker cannot be imported; the message says how to install it.
     """
     missing = {}
     for name in config.track.to:
