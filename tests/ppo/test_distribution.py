@@ -22,7 +22,7 @@ def test_samples_follow_the_probabilities_and_are_always_legal() -> None:
 
 @pytest.mark.trap(19)
 def test_an_unlikely_choice_has_no_floor() -> None:
-    """Every head is made of these: a choice that was learned to be wrong is as good as never taken."""
+    """Every head uses this distribution: a choice that was learned to be wrong is practically never taken."""
     logits = torch.tensor([0.0, -30.0, 1.0])
     options = MaskedCategorical(logits.expand(20_000, 3), torch.ones(20_000, 3, dtype=torch.bool))
     assert float(options.log_probs[0, 1].exp()) < 1e-12
@@ -57,7 +57,7 @@ def test_masked_logits_stay_finite_in_reduced_precision() -> None:
 @pytest.mark.finding("G1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_illegal_choice_breaks_no_gradient(dtype: torch.dtype) -> None:
-    """Its logit is −1e4 and not −∞, of which 0 · ∞ would come in the gradient of the entropy."""
+    """Its logit is −1e4 instead of −∞, which would give 0 · ∞ in the gradient of the entropy."""
     assert MASKED_LOGIT == -1e4
     logits = torch.randn(2, 3, dtype=dtype, requires_grad=True)
     options = MaskedCategorical(logits, torch.tensor([[True, False, True]] * 2))

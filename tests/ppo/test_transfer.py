@@ -87,13 +87,13 @@ def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPO
 
 
 def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgent) -> None:
-    """EpisodeStats by itself, and by an agent that inherited it."""
+    """As a policy by itself, and in an agent that loaded it."""
     env = planted(4)
     observation, info = env.reset(seed=2)
-    heir = make_agent(env, run_seed=7)
-    heir.load_from(trained)
+    other = make_agent(env, run_seed=7)
+    other.load_from(trained)
     decisions = []
-    for policy in (trained.clone_policy(8, 7, greedy=True), heir.clone_policy(8, 7, greedy=True)):
+    for policy in (trained.clone_policy(8, 7, greedy=True), other.clone_policy(8, 7, greedy=True)):
         policy.begin()
         seen, context, decision = policy.step(torch.from_numpy(observation), policy.legal(info["action_mask"]))
         decisions.append((seen, context, decision.action, decision.log_prob))
@@ -128,7 +128,7 @@ def test_embeddings_follow_the_names() -> None:
     assert back["blueprints"].flatten().tolist() == [10.0, 60.0]
 
 
-def test_where_no_blueprint_is_known_nothing_is_played(trained: PPOAgent) -> None:
+def test_a_host_without_a_known_blueprint_is_refused(trained: PPOAgent) -> None:
     with pytest.raises(ValueError, match="knows the blueprints moss, fern, oak, ivy; this host has reed, rush"):
         moved(trained, planted(4, ("reed", "rush")))
 

@@ -96,7 +96,7 @@ def test_gradient_health_of_a_broken_gradient_is_zero() -> None:
     ("minibatches", "stopped", "mean"), [(0, True, 6.0), (2, True, 2.0), (3, False, 2.0), (0, False, math.nan)]
 )
 def test_the_means_of_an_update_are_over_what_was_measured(minibatches: int, stopped: bool, mean: float) -> None:
-    """Also where the first minibatch stops it, and where all were left out."""
-    told = {"valid": torch.ones(2, 2, dtype=torch.bool), "target": torch.rand(2, 2), "value": torch.rand(2, 2)}
-    stats = reduce(UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), told)
+    """Also if the first minibatch stops it, and if all were skipped."""
+    rollout = {"valid": torch.ones(2, 2, dtype=torch.bool), "target": torch.rand(2, 2), "value": torch.rand(2, 2)}
+    stats = reduce(UpdateStats(policy_loss=6.0, entropy=6.0, minibatches=minibatches, stopped_early=stopped), rollout)
     assert [stats.policy_loss, stats.entropy] == pytest.approx([mean, mean], nan_ok=True)
