@@ -141,11 +141,11 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
     end = recorder.events[-1]
     assert isinstance(end, RunCompleted)
     found = summary.comparison
-    (reported,) = end.comparisons
-    assert (found.name_a, found.name_b) == (end.controller, reported.reference) == ("random", "none")
-    assert (reported.accuracy, reported.reference_accuracy, reported.difference) == (found.mean_a, found.mean_b, found.difference)
-    assert (reported.low, reported.high, reported.p_value) == (found.interval.low, found.interval.high, found.p_value)
-    assert reported.verdict == "inconclusive: fewer than 10 pairs"
+    (sent,) = end.comparisons
+    assert (found.name_a, found.name_b) == (end.controller, sent.reference) == ("random", "none")
+    assert (sent.accuracy, sent.reference_accuracy, sent.difference) == (found.mean_a, found.mean_b, found.difference)
+    assert (sent.low, sent.high, sent.p_value) == (found.interval.low, found.interval.high, found.p_value)
+    assert sent.verdict == "inconclusive: fewer than 10 pairs"
     assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (4, 4, 2, False)
     assert (end.host_parameters, end.parameters, end.fossils) == (277, summary.grown_parameters, summary.fossils)
     assert summary.host_parameters == 277
