@@ -19,7 +19,7 @@ from esper.bench.synthetic import flat_baseline
 from esper.config import TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.vector_env import ignore
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event
@@ -58,7 +58,7 @@ def _at(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
             env = maker.make(emit=emit)
             stack.callback(env.close)
             env.baseline = flat_baseline(epochs)
-            player = make_player("schedule", maker.config, env, run_seed=0)
+            player = controller_for("schedule", maker.config, env, run_seed=0)
 
             def play() -> None:
                 player.episode[:] = -1

@@ -57,11 +57,6 @@ class Arm:
         """Whether it leaves hosts alone."""
         return self.controller in ALONE
 
-    @property
-    def player(self) -> str:
-        """The controller's name as known to ``make_player``."""
-        return "none" if self.alone else self.controller
-
     def plain(self) -> dict[str, Any]:
         """Returns all but the name, ready for JSON."""
         config = self.config.model_dump(mode="json")

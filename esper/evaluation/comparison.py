@@ -29,7 +29,7 @@ from esper.evaluation.runner import (
     ArmRunner,
     GrowingRunner,
     HostResult,
-    MakePlayer,
+    MakeController,
     Progress,
     Results,
     in_order,
@@ -41,7 +41,7 @@ from esper.files.atomic import write_json
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
 from esper.rollout.interrupt import termination_interrupts
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.threads import one_thread
 
 
@@ -93,39 +93,39 @@ def compare_controllers(
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
     seed = config.run.seed + HELD_OUT
-    players = {name: partial(make_player, name, maker.config, run_seed=seed) for name in controllers}
-    return play_arms(maker, players, pairs, seed, progress)
+    named = {name: partial(controller_for, name, maker.config, run_seed=seed) for name in controllers}
+    return play_arms(maker, named, pairs, seed, progress)
 
 
 @one_thread()
 def play_arms(
     maker: EnvMaker,
-    players: Mapping[str, MakePlayer],
+    controllers: Mapping[str, MakeController],
     pairs: int,
     run_seed: int,
     progress: Progress | None = None,
     baseline: Baseline | None = None,
     results: Results | None = None,
 ) -> list[ArmResult]:
-    """Plays the hosts of ``run_seed`` with every player: pair i is the same (env, episode) for each of them.
+    """Plays the hosts of ``run_seed`` with every controller: pair i is the same (env, episode) for each of them.
 
     Args:
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
         results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
             is called.
     """
-    results = {name: {} for name in players} if results is None else results
+    results = {name: {} for name in controllers} if results is None else results
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     runners: dict[str, GrowingRunner] = {}
     baselines: dict[Any, Baseline] = {}
     with ExitStack() as opened:
-        for name, make in players.items():
+        for name, make in controllers.items():
             runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
             runners[name] = opened.enter_context(closing(runner))
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
             runner.prepare()
-        play_rounds(runners, rounds, np.random.default_rng([run_seed, len(players)]), results, progress)
+        play_rounds(runners, rounds, np.random.default_rng([run_seed, len(controllers)]), results, progress)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
 
 
@@ -306,5 +306,5 @@ class ComparisonRun:
 def _runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
     if arm.control_of is not None:
         return CONTROLS[arm.controller](maker, arm.control_of, run_seed)
-    player = partial(make_player, arm.player, maker.config, run_seed=run_seed)
-    return GrowingRunner(maker, player, n_envs, run_seed, baselines)
+    make = partial(controller_for, "none" if arm.alone else arm.controller, maker.config, run_seed=run_seed)
+    return GrowingRunner(maker, make, n_envs, run_seed, baselines)

@@ -17,11 +17,11 @@ from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
-from esper.evaluation.runner import HELD_OUT, MakePlayer, Progress
+from esper.evaluation.runner import HELD_OUT, MakeController, Progress
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.training.rng import seeded
 
 ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
@@ -119,12 +119,12 @@ def evaluate_controller(
         with seeded(0):  # the weights are not used
             maker = maker.with_hosts(at_width(maker.task.build_host(), width))
     config, seed = maker.config, maker.config.run.seed + HELD_OUT
-    players: dict[str, MakePlayer] = {
-        ALONE: partial(make_player, ALONE, config, run_seed=seed),
-        GREEDY: partial(policy.player, run_seed=seed),
-        STOCHASTIC: partial(policy.player, run_seed=seed, greedy=False),
+    controllers: dict[str, MakeController] = {
+        ALONE: partial(controller_for, ALONE, config, run_seed=seed),
+        GREEDY: partial(policy.controller, run_seed=seed),
+        STOCHASTIC: partial(policy.controller, run_seed=seed, greedy=False),
     }
-    arms = play_arms(maker, players, config.run.evaluation_pairs, seed, progress)
+    arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
     return PolicyEvaluation(policy, config, width, tuple(arms), tuple(comparisons))
 

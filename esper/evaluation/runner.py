@@ -21,7 +21,7 @@ from esper.hosts.grown import KeptSeed
 from esper.rollout.rollout import play_round
 from esper.telemetry.event import ArmPlayed
 
-MakePlayer = Callable[[SlotVectorEnv], Controller]
+MakeController = Callable[[SlotVectorEnv], Controller]
 Progress = Callable[[ArmPlayed], None]
 """Called after each arm's round."""
 
@@ -99,7 +99,7 @@ class GrowingRunner(ArmRunner):
     def __init__(
         self,
         maker: EnvMaker,
-        make_player: MakePlayer,
+        make_controller: MakeController,
         n_envs: int,
         run_seed: int,
         baselines: dict[Any, Baseline],
@@ -108,7 +108,7 @@ class GrowingRunner(ArmRunner):
         self.run_seed, self.baselines = run_seed, baselines
         self.env = maker.make(n_envs=n_envs)
         try:
-            self.player = make_player(self.env)
+            self.controller = make_controller(self.env)
         except BaseException:
             self.env.close()
             raise
@@ -129,8 +129,8 @@ class GrowingRunner(ArmRunner):
 
     def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
         env = self.env
-        env.episode_numbers[:] = self.player.episode[:] = number - 1
-        played, accuracy = play_round(env, self.player), env.test_accuracy()
+        env.episode_numbers[:] = self.controller.episode[:] = number - 1
+        played, accuracy = play_round(env, self.controller), env.test_accuracy()
         trained = env.training if isinstance(env, GrowthVectorEnv) else None
         return [
             HostResult(

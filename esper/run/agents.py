@@ -16,12 +16,12 @@ from esper.control.script import schedule_ships
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.comparison import ArmResult, play_arms
-from esper.evaluation.runner import HELD_OUT, HostResult, MakePlayer, Results
+from esper.evaluation.runner import HELD_OUT, HostResult, MakeController, Results
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import ArmPlayed, Event, PracticeRound
@@ -38,7 +38,7 @@ class FixedAgent:
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv, follows: str) -> None:
         self.env, self.config = env, maker.config
-        controller = make_player(follows, maker.config, env, maker.config.run.seed)
+        controller = controller_for(follows, maker.config, env, maker.config.run.seed)
         self.policy = controller if isinstance(controller, Policy) else None
         """The policy that checkpoints contain; None for a controller without one."""
         self.seed_offset = 0 if self.policy is None else HELD_OUT
@@ -97,7 +97,7 @@ class LearningAgent:
         shipped = ["schedule"] if schedule_ships(config.task.name) else []
         self.baselines = ["none", "random", "heuristic", *shipped]
         for name in self.baselines:
-            make_player(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
+            controller_for(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.compared: Results = {name: {} for name in [config.run.controller, *self.baselines]}
         """Results of the evaluation so far."""
@@ -128,12 +128,12 @@ class LearningAgent:
             emit(event)
             save()
 
-        players: dict[str, MakePlayer] = {
+        controllers: dict[str, MakeController] = {
             config.run.controller: lambda env: self.ppo.clone_policy(env.num_envs, seed, greedy=True),
-            **{name: partial(make_player, name, config, run_seed=seed) for name in self.baselines},
+            **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
         }
         pairs = config.run.evaluation_pairs
-        return play_arms(self.maker, players, pairs, seed, report, self.env.baseline, self.compared)
+        return play_arms(self.maker, controllers, pairs, seed, report, self.env.baseline, self.compared)
 
     def state_dict(self) -> dict[str, Any]:
         return {

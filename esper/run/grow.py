@@ -13,7 +13,7 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network
 from esper.files.system_info import check_devices
 from esper.hosts.grown import GrownHost
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.spaces.action import Op
@@ -88,5 +88,5 @@ def grow(
 
 def _play(env: SlotVectorEnv, controller: str, config: TrainingConfig) -> float:
     """Plays one episode and returns the test accuracy of the host, in pp."""
-    play_round(env, make_player(controller, config, env, config.run.seed), config.run.seed)
+    play_round(env, controller_for(controller, config, env, config.run.seed), config.run.seed)
     return float(env.test_accuracy()[0])
