@@ -47,9 +47,9 @@ class PairedComparison:
     """Arms ``a`` and ``b`` measured on the same n pairs; every difference is a - b.
 
     ``difference_std`` is the sample standard deviation (n - 1), ``effect_size`` is ``difference / difference_std``
-    (Cohen's d_z); both are NaN for one pair. ``p_value`` is the sign-flip test's. ``mann_whitney_u`` (of ``a``) and its
-    two-sided p ignore the pairing; they are only displayed, and the verdict does not use them. Wins, ties and losses
-    count the pairs in which ``a`` is higher, equal and lower.
+    (Cohen's d_z), infinite without spread; both are NaN for one pair. ``p_value`` is the sign-flip test's.
+    ``mann_whitney_u`` (of ``a``) and its two-sided p ignore the pairing; they are only displayed, and the verdict does
+    not use them. Wins, ties and losses count the pairs in which ``a`` is higher, equal and lower.
     """
 
     name_a: str
@@ -110,6 +110,7 @@ def compare_pairs(
         raise ValueError(f"pairs need equal lengths: {name_a} has {len(left)} values, {name_b} has {len(right)}")
     differences = left - right
     difference, std = float(differences.mean()), _sample_std(differences)
+    without_spread = math.copysign(math.inf, difference) if difference else 0.0
     mann_whitney = stats.mannwhitneyu(left, right, alternative="two-sided")
     return PairedComparison(
         name_a=name_a,
@@ -119,7 +120,7 @@ def compare_pairs(
         mean_b=float(right.mean()),
         difference=difference,
         difference_std=std,
-        effect_size=_effect_size(difference, std),
+        effect_size=difference / std if std else without_spread,
         level=LEVEL,
         interval=bootstrap_interval(differences, resamples=resamples, seed=seed),
         p_value=sign_flip_test(differences, resamples, seed),
@@ -235,10 +236,3 @@ def _sample_std(values: Floats) -> float:
     if len(values) == 1:
         return math.nan
     return 0.0 if (values == values[0]).all() else float(values.std(ddof=1))
-
-
-def _effect_size(difference: float, std: float) -> float:
-    """Returns difference / std. Without spread, it is 0 for no difference, else infinite; NaN if std is NaN."""
-    if std == 0:
-        return math.copysign(math.inf, difference) if difference else 0.0
-    return difference / std

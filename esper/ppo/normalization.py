@@ -82,7 +82,7 @@ class ObservationStatistics(RunningMeanStd):
 
 
 class RewardNormalizer(RunningMeanStd):
-    """Statistics of discounted returns [1], whose standard deviation (at least ``floor``) rewards are divided by."""
+    """Divides rewards by the running standard deviation of discounted returns (at least ``floor``), without a shift."""
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         super().__init__(1, device, config)
