@@ -27,6 +27,8 @@ from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import ArmPlayed, Event, PracticeRound
 
 Emit = Callable[[Event], None]
+COLUMNS = ("test", "alone", "parameters", "fossils")
+"""Results of a controller that stays as it is, by their names in checkpoints."""
 
 
 class FixedAgent:
@@ -46,33 +48,31 @@ class FixedAgent:
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
         alone = NoGrowth(env.action_spec, env.layout, env.num_envs)
         self.rollout, self.control = Rollout(env, controller), Rollout(maker.make(), alone)
-        self.results: dict[str, list[Floats]] = {"test": [], "alone": [], "parameters": [], "fossils": []}
-        """Results of each round, [E]."""
+        self.results: list[Floats] = []
+        """Results of each round, [COLUMNS, E]."""
 
     def update(self, number: int, played: Round) -> None:
         """Records the results of a round."""
         assert played.test is not None
         assert played.control_test is not None
-        row = (played.test, played.control_test, played.stats.parameters, played.stats.fossils)
-        for column, values in zip(self.results.values(), row, strict=True):
-            column.append(values)
+        columns = (played.test, played.control_test, played.stats.parameters, played.stats.fossils)
+        self.results.append(np.stack(columns))
 
     def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
-        test, alone, parameters, fossils = (np.concatenate(column) for column in self.results.values())
+        test, alone, parameters, fossils = np.concatenate(self.results, axis=1)
         host = np.full_like(parameters, self.env.host_parameters)
         name = self.config.run.controller
         return [ArmResult(name, test, parameters, fossils), ArmResult("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
         # One tensor [rounds, E] per column: each tensor adds 250 bytes to the file, whatever its size.
-        results = {name: torch.from_numpy(np.array(column)) for name, column in self.results.items()}
+        results = {name: torch.tensor(np.array([each[i] for each in self.results])) for i, name in enumerate(COLUMNS)}
         return {"results": results, "memory": [each.controller.memory_state() for each in (self.rollout, self.control)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.results = {name: [v.numpy() for v in state["results"][name]] for name in self.results}
-        if len({state["results"][name].shape for name in self.results}) > 1:
-            raise ValueError("the columns of its results have different lengths")
+        columns = [state["results"][name].numpy() for name in COLUMNS]
+        self.results = [np.stack(each) for each in zip(*columns, strict=True)]
         for each, memory in zip((self.rollout, self.control), state["memory"], strict=True):
             each.controller.load_memory_state(memory)
 
