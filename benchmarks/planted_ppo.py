@@ -42,7 +42,7 @@ def train(seed: int, rounds: int, scale: PlantedScale) -> dict[str, Any]:
         env = PlantedVectorEnv()
         finals = {}
         for kind, greedy in (("likeliest", True), ("sampled", False)):
-            policy = find_policy(f"{folder}/run").player(env, HELD_OUT, greedy)
+            policy = find_policy(f"{folder}/run").controller(env, HELD_OUT, greedy)
             finals[kind] = scale.score(float(play_round(env, policy, HELD_OUT).returns.mean()))
     curve = [scale.score(event["mean_return"]) for event in events if event["event"] == "RoundCompleted"]
     steps = [event["env_steps"] for event in events if event["event"] == "PolicyUpdated"]

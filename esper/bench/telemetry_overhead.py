@@ -18,7 +18,7 @@ from esper.control.controller import Controller
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import ignore
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event
@@ -68,7 +68,7 @@ def _at(envs: int, epochs: int, device: torch.device, quick: bool) -> Iterator[B
             env = maker.make(emit=receive)
             stack.callback(env.close)
             env.baseline = flat_baseline(epochs)
-            sides.append((env, make_player("schedule", maker.config, env, run_seed=0)))
+            sides.append((env, controller_for("schedule", maker.config, env, run_seed=0)))
 
         case, size = f"{NAME}: console, events.jsonl, metrics.csv", f"digits, E {envs}, {epochs} epochs"
         off, bar = partial(play, *sides[1]), None if quick else _BAR

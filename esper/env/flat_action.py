@@ -12,8 +12,8 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.spaces.action import ActionSpec
-from esper.spaces.flat import joint_actions, legal_joint_actions
+from esper.spaces.action import ActionSpec, joint_actions
+from esper.spaces.mask import legal_joint_actions
 
 Float32s = NDArray[np.float32]
 Ints = NDArray[np.int64]

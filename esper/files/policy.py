@@ -1,4 +1,4 @@
-"""Trained agents: finding one by name, saving one as a single portable file, and making a player of it.
+"""Trained agents: finding one by name, saving one as a single portable file, and making a controller of it.
 
 A policy file has weights as safetensors and everything else as JSON in its header. Reading one executes no code. A file
 is rejected unless every tensor has the name, shape and bytes that were written.
@@ -89,7 +89,7 @@ class SavedPolicy:
             return f"played as {run.controller} on {self.config.task.name}"
         return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds, seed {run.seed}"
 
-    def player(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+    def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.
 
         The hosts may have other slots than those it learned on, and other blueprints as long as it knows at least one.

@@ -20,7 +20,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """Results of a rollout, one value per env [E]; accuracies in pp, validation split."""
+    """Results of a rollout, one value per env [E].
+
+    Accuracies are in pp, on the validation split. ``observation`` [E, size] follows the last step. ``seconds`` are
+    those spent on the rollout, excluding pauses between its steps.
+    """
 
     committed: Floats
     """Accuracy of the committed network."""
@@ -31,15 +35,11 @@ class EpisodeStats:
     parameters: Floats
     """Number of parameters of the committed network."""
     fossils: Floats
-    """Number of seeds kept."""
     epochs: Floats
-    """Epochs trained."""
     rollbacks: Floats
     illegal_actions: Floats
     observation: NDArray[np.float32]
-    """[E, size]: observation after the last step."""
     seconds: float
-    """Seconds spent on the rollout, excluding pauses between its steps."""
 
 
 class Rollout:
@@ -65,13 +65,11 @@ class Rollout:
 
     @property
     def over(self) -> bool:
-        """Whether every episode has ended."""
         return bool(self.done.all())
 
     def step(self) -> None:
         """Performs one step of every env."""
-        start = time.perf_counter()
-        env = self.env
+        start, env = time.perf_counter(), self.env
         with env.spans("act"):
             actions = self.controller.act(self.observation, self.info["action_mask"])
         self.observation, rewards, terminated, truncated, self.info = env.step(actions)

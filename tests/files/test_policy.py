@@ -19,7 +19,7 @@ from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.files import checkpoint
 from esper.files.policy import HEADER, PRETRAINED, Facts, command_of, digest, find_policy, save_policy
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.run.grow import grow
@@ -80,7 +80,7 @@ def test_it_plays_as_its_run_does(run: Path, saved: Path) -> None:
     returns = []
     for name in (f"checkpoint:{run}", f"checkpoint:{run / checkpoint.NAME}", f"checkpoint:{saved}"):
         env = make_env(config)
-        returns.append(play_round(env, make_player(name, config, env, 5), seed=5).returns)
+        returns.append(play_round(env, controller_for(name, config, env, 5), seed=5).returns)
         env.close()
     assert len(set(returns[0])) > 1
     np.testing.assert_array_equal(returns[0], returns[1])
@@ -240,7 +240,7 @@ def test_tensors_of_another_network_are_refused(
     """Under an honest digest, as a writer of another version would leave it."""
     file = rewritten(saved, tmp_path / "a.safetensors", change)
     with pytest.raises(ConfigError, match=message) as found:
-        make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+        controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
     assert str(found.value).startswith(f"{file} is not a usable policy: ")
 
 
@@ -250,7 +250,7 @@ def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(saved: Path, tm
 
     file = rewritten(saved, tmp_path / "a.safetensors", renamed)
     with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints other_"):
-        make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+        controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
 
 
 def test_only_the_run_that_learned_is_saved(run: Path, saved: Path, tmp_path: Path) -> None:

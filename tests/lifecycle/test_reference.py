@@ -14,8 +14,9 @@ from esper.env.planted import PlantedVectorEnv
 from esper.lifecycle import transitions
 from esper.lifecycle.slots import MEASUREMENTS, Slots
 from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import HEADS, RELEVANT, Action, Op
+from esper.spaces.action import HEADS, RELEVANT, Op
 from tests.lifecycle.reference import Slot, automatic_gate, legal
+from tests.spaces.spaces_helpers import Action
 
 S = SeedStage
 EPISODES, EPOCHS = 8, 50
