@@ -69,7 +69,7 @@ __all__ = [
 _FORMER = {
     "CounterfactualHelper": ("esper.attribution.counterfactual", "CounterfactualHelper"),
     "ParallelEnvState": ("esper.training.host_training", "HostTraining"),
-    "SeedGradientCollector": ("esper.training.gradient_stats", "SeedGradientCollector"),
+    "SeedGradientCollector": ("esper.training.metrics", "SeedGradientCollector"),
 }
 """Module and present name of classes that are known by these names."""
 

@@ -62,7 +62,7 @@ class Governor:
         """Number of consecutive anomalous checks."""
         self.rollbacks = 0
         self._rolled_back_at: int | None = None
-        self._captured = 0
+        self._saved = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns histories and snapshots of the episode, as plain values and CPU tensors."""
@@ -71,7 +71,7 @@ class Governor:
             "anomalies": self.anomalies,
             "rollbacks": self.rollbacks,
             "rolled_back_at": self._rolled_back_at,
-            "snapshots": [snapshot.state_dict() for snapshot in self._generations[: self._captured]],
+            "snapshots": [snapshot.state_dict() for snapshot in self._generations[: self._saved]],
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
@@ -80,7 +80,7 @@ class Governor:
         self.losses.extend(state["losses"])
         self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
         self._rolled_back_at = state["rolled_back_at"]
-        self._captured = len(state["snapshots"])
+        self._saved = len(state["snapshots"])
         for snapshot, saved in zip(self._generations, state["snapshots"], strict=False):
             snapshot.load_state_dict(saved, device)
 
@@ -140,12 +140,12 @@ class Governor:
         ``measured`` are the measurements of each fossil, which the snapshot keeps.
         """
         age = training.epoch - self._generations[0].epoch
-        due = fossilized or self._captured == 0 or age >= self.durations.snapshot_every
+        due = fossilized or self._saved == 0 or age >= self.durations.snapshot_every
         if self.anomaly_pending or not due:
             return False
         self._make_room()
-        self._generations[0].capture(training, record, measured)
-        self._captured = min(2, self._captured + 1)
+        self._generations[0].save(training, record, measured)
+        self._saved = min(2, self._saved + 1)
         return True
 
     def _make_room(self) -> None:
@@ -155,26 +155,26 @@ class Governor:
         with the newest, before the storage of that one on the device is filled again.
         """
         newest, older = self._generations
-        if older.pinned == self._pins_newest:
+        if older.copies.pinned == self._pins_newest:
             self._generations.reverse()
-        elif self._captured:
+        elif self._saved:
             older.take_over(newest)
 
     def held(self) -> Counter[str]:
         """Bytes of the snapshots by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
         total: Counter[str] = Counter()
         for snapshot in self._generations:
-            total[snapshot.place] += snapshot.bytes
+            total[snapshot.copies.place] += snapshot.copies.bytes
         return total
 
     def roll_back(self, training: HostTraining) -> Snapshot:
         """Restores the newest snapshot, or the older one if the last rollback was less than ``snapshot_every`` ago."""
         last = self._rolled_back_at
         recent = last is not None and training.epoch - last <= self.durations.snapshot_every
-        if recent and self._captured == 2:
+        if recent and self._saved == 2:
             # What was restored last led straight to this panic: it is not trusted again.
             self._generations.reverse()
-            self._captured = 1
+            self._saved = 1
         snapshot = self._generations[0]
         snapshot.restore(training)
         self.rollbacks += 1

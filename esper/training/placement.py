@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from esper.config import RunConfig
-from esper.training.contents import network_tensors
+from esper.training.host_state import network_tensors
 from esper.training.host_training import HostTraining
 
 MIB = 2**20

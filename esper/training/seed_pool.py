@@ -29,6 +29,10 @@ class ParameterGroup:
     optimizer: SGD
     site: Site | None
 
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
 
 class SeedPool:
     """One env's pool of seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each site."""

@@ -20,11 +20,11 @@ from esper.data.task import PAD, Split
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.site import Site
+from esper.training.batches import upload
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.shadow import ShadowBuffers
 from esper.training.step import delta_of
-from esper.training.upload import upload
 
 Configuration = tuple[float, ...]
 

@@ -182,7 +182,6 @@ class _Epoch:
 
     def begin(self) -> None:
         training, groups = self.training, begin_epoch(self.training)
-        self.feed.begin(training.epoch, training.order)
         training.batch = 0
 
         def work() -> None:

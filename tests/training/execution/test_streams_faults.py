@@ -64,12 +64,12 @@ def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.Monk
     gpu = FakeGpu()
     with growing(gpu) as made:
 
-        def begin(*_arguments: object) -> None:
+        def shuffle(*_arguments: object) -> None:
             raise OSError("no order")
 
         feed = made.envs[0].feed
         assert feed is not None
-        monkeypatch.setattr(feed, "begin", begin)
+        monkeypatch.setattr(feed, "shuffle", shuffle)
         with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: OSError: no order"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [0, 1]
