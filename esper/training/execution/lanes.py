@@ -48,12 +48,15 @@ class Lanes(Protocol):
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         """Captures what ``hosts`` repeat, until :meth:`release`; does nothing if nothing can be captured."""
+        return
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
         """Drops what was captured for ``hosts`` and all references to them; a second call does nothing."""
+        return
 
     def reasons(self) -> dict[str, int]:
         """Returns why work was not captured, each reason with the number of pieces of work it applied to."""
+        return {}
 
     def cancel(self) -> None:
         """Starts no more of the current work; callable from any thread. Later work is not affected."""

@@ -54,15 +54,6 @@ class WorkerLanes(Lanes):
     def train(self, hosts: Sequence[HostTraining]) -> None:
         self.run(partial(train_epoch, cancelled=lambda: self.cancelled), hosts)
 
-    def adopt(self, hosts: Iterable[HostTraining]) -> None:
-        """Does nothing, since a CPU captures nothing."""
-
-    def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Does nothing."""
-
-    def reasons(self) -> dict[str, int]:
-        return {}
-
     def cancel(self) -> None:
         self._pool.cancel()
 
