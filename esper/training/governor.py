@@ -34,12 +34,12 @@ class Governor:
 
     Args:
         config: thresholds.
-        durations: epochs between snapshots, and losses remembered.
-        classes: of the task; a loss of ln(classes) is chance.
-        pinned: the copies that lie in pinned CPU memory where the host is on a GPU. Restored bits do not depend on it.
+        durations: epochs between snapshots, and number of losses remembered.
+        classes: number of classes of the task; a loss of ln(classes) is chance.
+        pinned: copies that lie in pinned CPU memory if the host is on a GPU; restored bits do not depend on it.
 
     Raises:
-        ValueError: the newest snapshot is to be pinned and the older one is not.
+        ValueError: the newest snapshot is pinned, but not the older one.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Governor:
         self.durations = durations
         self.chance = math.log(classes)
         self._pins_newest = HostCopy.NEWEST in pinned
-        # Newest first. Storage stays where it is; what is in it moves.
+        # Newest first. Memory stays where it is; its contents move.
         self._generations = [Snapshot(self._pins_newest), Snapshot(HostCopy.OLDER in pinned)]
         self.reset()
 
     def reset(self) -> None:
-        """Starts an episode; the storage of snapshots is kept."""
+        """Starts an episode; the memory of snapshots is kept."""
         self.losses: deque[float] = deque(maxlen=self.durations.governor_window)
         self.anomalies = 0
         """Number of consecutive anomalous checks."""
@@ -85,10 +85,10 @@ class Governor:
             snapshot.load_state_dict(saved, device)
 
     def start_from(self, loss: float) -> None:
-        """Starts the history of losses with that of the untrained host, or of the restored one.
+        """Restarts the history of losses with that of the untrained or restored host.
 
         Otherwise an explosion in the first epoch would become the normal loss, and a restored host, which has lost its
-        living seeds, would be compared with the losses that it had with them.
+        living seeds, would be compared with its losses with them.
         """
         self.losses.clear()
         self.losses.append(loss)
@@ -96,10 +96,6 @@ class Governor:
     @property
     def anomaly_pending(self) -> bool:
         return self.anomalies > 0
-
-    @property
-    def ends_episode(self) -> bool:
-        return self.rollbacks >= self.config.max_rollbacks
 
     def check(self, loss: float, not_finite: float) -> Panic | None:
         """Checks one epoch by its validation loss and the number of non-finite values in losses, host and fossils."""
@@ -135,7 +131,7 @@ class Governor:
         measured: Mapping[str, Mapping[str, float]],
         fossilized: bool,
     ) -> bool:
-        """After a check without an anomaly: takes a snapshot if one is due or a seed has just fossilized.
+        """Takes a snapshot if the check found no anomaly, and one is due or a seed has just fossilized.
 
         ``measured`` are the measurements of each fossil, which the snapshot keeps.
         """
@@ -149,10 +145,10 @@ class Governor:
         return True
 
     def _make_room(self) -> None:
-        """Makes the newest snapshot the older one, whose storage is used for the next one.
+        """Makes the newest snapshot the older one, whose memory the next one uses.
 
-        Where both lie in the same kind of memory, they change places. An older one in pinned memory is written over
-        with the newest, before the storage of that one on the device is filled again.
+        If both lie in the same kind of memory, they change places. An older one in pinned memory is overwritten with
+        the newest, before the newest one's memory on the device is filled again.
         """
         newest, older = self._generations
         if older.copies.pinned == self._pins_newest:
@@ -161,7 +157,7 @@ class Governor:
             older.take_over(newest)
 
     def held(self) -> Counter[str]:
-        """Bytes of the snapshots by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        """Returns the bytes of the snapshots by place: ``cpu``, ``cuda:0``, ... or ``pinned``."""
         total: Counter[str] = Counter()
         for snapshot in self._generations:
             total[snapshot.copies.place] += snapshot.copies.bytes
@@ -172,7 +168,7 @@ class Governor:
         last = self._rolled_back_at
         recent = last is not None and training.epoch - last <= self.durations.snapshot_every
         if recent and self._saved == 2:
-            # What was restored last led straight to this panic: it is not trusted again.
+            # The state that was restored last led straight to this panic, so it is not trusted again.
             self._generations.reverse()
             self._saved = 1
         snapshot = self._generations[0]

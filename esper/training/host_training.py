@@ -17,7 +17,7 @@ from esper.seeds.blueprints import Blueprint
 from esper.seeds.site import Role, Site
 from esper.training.batches import BatchLoader
 from esper.training.metrics import EpochMetrics, SeedGradientCollector
-from esper.training.precision import Arithmetic, concrete
+from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
@@ -43,7 +43,7 @@ class HostTraining:
         self.device = task.device
         self.totals = totals
         """Sums of this host's passes."""
-        self.arithmetic = Arithmetic(concrete(config.task.precision or task.precision, self.device), self.device)
+        self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
         """Learning rate of host and seeds, a float64 scalar that their steps read on the device."""
         with seeded(0):  # overwritten by reset
@@ -96,7 +96,7 @@ class HostTraining:
         self.host_parameters = self.host.parameter_count
 
     def reset(self, run_seed: int, episode: int) -> None:
-        """Makes a new host for ``episode`` in the storage of the last one."""
+        """Makes a new host for ``episode`` in the memory of the last one."""
         self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
         with seeded(self._seed(RngStream.HOST)):
             _copy_fresh_host(self)
@@ -143,7 +143,7 @@ class HostTraining:
         self.seed_groups[site.name] = self._group_of(site, site.seed)
 
     def remove(self, site: Site) -> None:
-        """Drops the seed with its optimizer, so that the next one starts with its own (trap 15), and its buffers."""
+        """Drops the seed with its shadow buffers and its optimizer, so that the next one starts with its own."""
         site.remove()
         del self.seed_groups[site.name]
         self.global_seeds.discard(site.name)
@@ -199,8 +199,7 @@ class HostTraining:
     def learning_groups(self) -> list[ParameterGroup]:
         """Returns the groups that this epoch's steps update: the host, then seeds in the order of their sites.
 
-        The order does not depend on when seeds were planted, so that a captured step finds their statistics in the same
-        rows.
+        So a captured step finds their statistics in the same rows, whenever the seeds were planted.
         """
         for group in self.seed_groups.values():
             for parameter in group.parameters:  # excludes those frozen by the blueprint
@@ -225,7 +224,7 @@ def do(_key: Hashable, work: Callable[[], None]) -> None:
 
 
 def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
-    """Returns the features of inputs ``x`` at ``site``, in eval mode so that no buffer of the host changes."""
+    """Returns the features of inputs ``x`` at ``site``, in eval mode, so that no buffer of the host changes."""
     host, place, found = training.host, training.sites.index(site), list[Tensor]()
 
     def keep(reached: int, h: Tensor) -> Tensor:

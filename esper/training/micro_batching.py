@@ -20,7 +20,7 @@ OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
-"""Messages of plain RuntimeErrors: two of PyTorch's CPU allocator, the others of CUDA and its libraries where they
+"""Messages of plain RuntimeErrors: two of PyTorch's CPU allocator, the others of CUDA and its libraries if they
 allocate without PyTorch, as for a graph. "(CUDA error 2)" is how Esper's own launches report it."""
 
 SHORT = 0.25
@@ -62,8 +62,8 @@ def may_run_out(device: torch.device, first_epoch: bool) -> bool:
 class MicroBatchPolicy:
     """The number of micro-batches per batch, for all hosts of a run.
 
-    It doubles only once: a host whose memory shrinks by the hour would otherwise become slower and slower. Evaluation
-    batches are halved with it.
+    It doubles at most once: a host whose memory shrinks by the hour would otherwise become slower and slower.
+    Evaluation batches are halved with it.
 
     Args:
         config: with the task's sizes in place of None.
@@ -115,7 +115,7 @@ class MicroBatchPolicy:
         self.count = count
 
     def evaluation_batch(self, samples: int) -> int:
-        """Returns the size of evaluation batches, where ``samples`` is the task's."""
+        """Returns the size of evaluation batches for a task that evaluates ``samples`` at once."""
         return -(-samples // 2) if self.was_split else samples
 
     def advice(self) -> str:

@@ -1,8 +1,8 @@
 """Training steps and epochs of one host with its seeds.
 
-The host trains on its own loss. A seed in TRAINING is incubated: it sees detached features of the host and trains on
-its shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own
-pass (``env.incubation``). The host's output, gradients and buffers are bit-identical to those without the seed.
+The host trains on its own loss. An incubating seed sees detached features of the host and trains on its shadow loss,
+the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own pass
+(``env.incubation``). The host's output, gradients and buffers are bit-identical to those without the seed.
 """
 
 from __future__ import annotations
@@ -116,9 +116,8 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
 def blending(training: HostTraining, features: dict[int, Tensor] | None = None, track_finite: bool = True) -> At:
     """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
-    The identity path stays open, so no stage cuts the gradient of the host. If ``features`` is given, an incubating
-    seed runs straight through (``ste``), or its detached input is stored in ``features`` by site number.
-    ``track_finite`` is as for :func:`delta_of`.
+    If ``features`` is given, an incubating seed runs straight through (``ste``), or its detached input is stored in
+    ``features`` by site number. ``track_finite`` is as for :func:`delta_of`.
     """
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -209,11 +208,10 @@ def shadow_gradients(
 
 
 def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:
-    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked.
+    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked unless ``excused``.
 
-    Seeds of groups that are ``excused`` (bool [G]) are not marked. The optimizers multiply gradients by the clip
-    coefficient, which is 0 if they are not finite, and read it from device memory, so that clipping needs neither a
-    pass of its own nor a sync.
+    The optimizers multiply gradients by the clip coefficient, which is 0 if they are not finite, and read it from
+    device memory, so that clipping needs neither a pass of its own nor a sync. ``excused`` is bool [G].
     """
     sgd_step([group.optimizer for group in groups], stats.clip_coef)
     sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]

@@ -1,4 +1,4 @@
-"""One GPU as lanes see it: its streams, captured work, and the loop that launches captured work."""
+"""One GPU: its streams, captured work, and the loop that launches captured work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from esper.training.execution import process_wide
 from esper.training.execution.process_wide import PROCESS_WIDE, without_collector
 
 _CUT_OFF: list[torch.cuda.CUDAGraph] = []
-"""Captures that CUDA aborted, kept until the process ends; they hold no captured work. In PyTorch 2.11 and 2.12
-``capture_end`` raises before it removes the function by which the allocator recognises the capture's stream. That
-function refers to the graph: if the graph were freed, a later allocation would read freed memory."""
+"""Captures that CUDA aborted, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
+removes the function by which the allocator recognises the capture's stream. That function refers to the graph: if the
+graph were freed, a later allocation would read freed memory."""
 
 _IDLE: dict[int, list[torch.cuda.Stream]] = {}
 """Streams of closed lanes for the next lanes, by device number. PyTorch keeps memory and cuBLAS's workspaces per
@@ -25,7 +25,7 @@ stream, so those of an abandoned stream would be lost."""
 
 @dataclass
 class Captured:
-    """Work that the GPU can repeat by itself; it belongs to the stream on which it was captured."""
+    """Work that the GPU can repeat by itself, on the stream on which it was captured."""
 
     graph: torch.cuda.CUDAGraph
     keeps: tuple[object, ...]
@@ -36,7 +36,7 @@ class Captured:
         return self.graph.raw_cuda_graph_exec()
 
     def replay(self) -> None:
-        """Launches it once, on the current stream."""
+        """Launches the work once, on the current stream."""
         self.graph.replay()
 
 
@@ -53,13 +53,10 @@ class Gpu:
         self.device = torch.device("cuda", self.number)
         self._runtime = CudaRuntime()
         self._failed: list[torch.cuda.CUDAGraph] = []
-        """Failed captures, which have ended, since the last call of :meth:`give_back`."""
+        """Ended captures that failed since the last call of :meth:`give_back`."""
 
     def stream(self) -> torch.cuda.Stream:
-        """Returns a stream that has no other user and waits for no other stream.
-
-        PyTorch's own pool has only 32 streams and then returns them again.
-        """
+        """Returns a stream without another user. PyTorch's own pool has only 32 and then returns them again."""
         with suppress(KeyError, IndexError):
             return _IDLE[self.number].pop()
         with torch.cuda.device(self.device):
@@ -67,14 +64,11 @@ class Gpu:
             return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
 
     def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
-        """Leaves ``streams``, whose work is done and whose captured work is dropped, to the next lanes."""
+        """Leaves ``streams`` to the next lanes; their work is done, and their captured work is dropped."""
         _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
 
     def pool(self) -> Any:
-        """Returns memory for pieces of captured work that are never launched at the same time.
-
-        It can be used until the last of them is dropped; PyTorch requires another pool then.
-        """
+        """Returns memory for captured work that is never launched at the same time, until the last of it is dropped."""
         return torch.cuda.graph_pool_handle()
 
     def fork(self, streams: Sequence[torch.cuda.Stream]) -> None:
@@ -94,8 +88,7 @@ class Gpu:
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Queues work on ``stream``, including backward passes, which one thread of PyTorch would otherwise queue for
-        all streams."""
+        """Queues work on ``stream``, also backward passes, which one thread of PyTorch would else queue for all."""
         with (
             torch.cuda.device(self.device),  # else the end of torch.cuda.stream switches to another device
             torch.cuda.stream(stream),
@@ -134,7 +127,7 @@ class Gpu:
         return Captured(graph, keeps)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a failed capture, so that its stream can be used again. Its memory is given back later."""
+        """Ends a failed capture, so that its stream can be used again."""
         try:
             graph.capture_end()
         except RuntimeError:  # CUDA aborted it, or it had ended; the first error is the one to report
@@ -163,6 +156,6 @@ class Gpu:
         self, captured: Sequence[Captured], streams: Sequence[torch.cuda.Stream], steps: Sequence[int], stop: StopFlag
     ) -> LaunchResult:
         """Launches each piece as often as ``steps`` says, in turns, without Python in between and without waiting."""
-        handles, lanes = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
+        graphs, handles = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
         with torch.cuda.device(self.device):
-            return self._runtime.launch(self.number, handles, lanes, steps, stop)
+            return self._runtime.launch(self.number, graphs, handles, steps, stop)

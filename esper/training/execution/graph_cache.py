@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.blend import Seed
-from esper.seeds.site import Role
+from esper.seeds.site import Role, Site
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import ran_out
@@ -29,49 +27,34 @@ WAITS = "it waits for the GPU, as .item() does"
 REPLACES = "a layer replaces a buffer by a new tensor, but a captured step keeps using the old one"
 
 
-@dataclass(frozen=True)
-class _ActiveSeed:
-    """A seed that takes part in passes. It is part of signatures, so that no seed is freed and mistaken for another."""
-
-    site: str
-    seed: Seed
-    role: Role
-    learning: bool
-    finite: Tensor | None = field(compare=False)
+def _active_sites(training: HostTraining) -> list[Site]:
+    """Returns the sites that take part in passes, in order."""
+    return [site for site in training.sites if site.seed is not None and site.role is not Role.ABSENT]
 
 
-def _active_seeds(training: HostTraining) -> tuple[_ActiveSeed | None, ...]:
-    """Returns the seed of each site, in order; None for a site that passes do not change."""
-    return tuple(
-        _ActiveSeed(site.name, site.seed, site.role, site.learning, site.finite)
-        if site.seed is not None and site.role is not Role.ABSENT
-        else None
-        for site in training.sites
-    )
+def signature_of(training: HostTraining) -> Signature:
+    """Returns a value that is equal for passes that do the same work on the same memory.
+
+    It refers to the seeds, so that none is freed and mistaken for another. Numbers that differ between such passes are
+    read on the device.
+    """
+    return tuple((site.name, site.seed, site.role, site.learning) for site in _active_sites(training))
 
 
 def step_signature(training: HostTraining) -> Signature:
-    """Returns a value that is equal for training steps that do the same work on the same memory.
-
-    Numbers that differ between such steps are read on the device, except the augmentation's seed.
-    """
+    """Returns the signature of a training step, which includes the augmentation's seed and the micro-batches."""
     assert training.feed is not None
-    return ("step", training.feed.seed, training.micro_batches, _active_seeds(training))
+    return ("step", training.feed.seed, training.micro_batches, signature_of(training))
 
 
-def _memory_of(training: HostTraining) -> tuple[object, ...]:
+def memory_of(training: HostTraining) -> tuple[object, ...]:
     """Returns what passes read and write that may be freed before the host."""
-    active = [seed for seed in _active_seeds(training) if seed is not None]
-    return (
-        *(seed.seed for seed in active),
-        *(seed.finite for seed in active),
-        *training.seed_groups.values(),
-        *training.shadows.values(),
-    )
+    seeds = [kept for site in _active_sites(training) for kept in (site.seed, site.finite)]
+    return (*seeds, *training.seed_groups.values(), *training.shadows.values())
 
 
 def _networks(training: HostTraining) -> list[nn.Module]:
-    return [training.host, *(active.seed for active in _active_seeds(training) if active is not None)]
+    return [training.host, *(site.seed for site in _active_sites(training) if site.seed is not None)]
 
 
 def buffers_of(training: HostTraining) -> list[Tensor]:
@@ -83,8 +66,7 @@ def capture_obstacle(training: HostTraining) -> str | None:
     """Returns the reason why the host's training step cannot be captured, or None if it can be tried."""
     if training.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
-    active = {seed.site for seed in _active_seeds(training) if seed is not None}
-    if training.host_draws_globally or training.global_seeds & active:
+    if training.host_draws_globally or training.global_seeds & {site.name for site in _active_sites(training)}:
         return "a network draws from torch's own generator"
     if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(training) for m in network.modules()):
         return "dropout: launched without torch, a captured step would draw the same numbers every time"
@@ -127,7 +109,7 @@ class HostGraphs:
 
     def repeat(self, key: Hashable, work: Callable[[], None]) -> None:
         """Does ``work``: captures it the second time, since much is never repeated, and replays it from then on."""
-        signature = (key, _active_seeds(self.training))
+        signature = (key, signature_of(self.training))
         captured, refused = self._kept.get(signature), self._refused.get(signature)
         if captured is not None:
             captured.replay()
@@ -155,7 +137,7 @@ class HostGraphs:
         if self._pool is None:
             self._pool = self.gpu.pool()
         try:
-            captured = self.gpu.capture(work, self.stream, self._pool, (work, *_memory_of(self.training)))
+            captured = self.gpu.capture(work, self.stream, self._pool, (work, *memory_of(self.training)))
         except BaseException as error:
             self._drop_after(error)
             if not isinstance(error, Exception) or ran_out(error):  # smaller micro-batches may fit

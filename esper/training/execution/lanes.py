@@ -1,4 +1,4 @@
-"""Lanes, on which the hosts of a run train at the same time, and the errors that they raise."""
+"""Lanes, on which the hosts of a run train at the same time, and their errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.training.host_training import HostTraining
 
 
 class HasPlace(Protocol):
-    """An object that is worked on in a lane; error messages contain its position."""
+    """An object that lanes work on; error messages contain its position."""
 
     @property
     def index(self) -> int: ...
@@ -24,7 +24,7 @@ Env = TypeVar("Env", bound=HasPlace)
 
 
 class Lanes(Protocol):
-    """Does work for many envs at the same time. An env that fails does not stop the others."""
+    """Do work for many envs at the same time; an env that fails does not stop the others."""
 
     captures: bool
     """True if repeated work is captured as CUDA graphs."""
@@ -51,11 +51,11 @@ class Lanes(Protocol):
         return
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Drops what was captured for ``hosts`` and all references to them; a second call does nothing."""
+        """Drops what was captured for ``hosts`` and all references to them."""
         return
 
     def reasons(self) -> dict[str, int]:
-        """Returns why work was not captured, each reason with the number of pieces of work it applied to."""
+        """Returns why work was not captured, each reason with the number of pieces of work."""
         return {}
 
     def cancel(self) -> None:

@@ -31,8 +31,7 @@ OFF = 0
 def waits(work: Callable[[], object]) -> bool:
     """Does ``work`` and returns whether this thread waited for a GPU, as far as PyTorch reports.
 
-    Other threads may wait meanwhile: their warnings do not count, and are shown only if the user had turned the mode
-    on.
+    Warnings about other threads do not count, and are shown only if the user had turned the mode on.
     """
     watcher, waited = threading.get_ident(), False
     with PROCESS_WIDE, warnings.catch_warnings():

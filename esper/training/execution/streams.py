@@ -37,7 +37,7 @@ class StreamLanes(Lanes):
         self.gpu = gpu
         self.captures = captures
         self.graphs: dict[int, HostGraphs] = {}
-        """Captured work by index of the host."""
+        """Captured work by host."""
         self._reasons: Counter[str] = Counter()  # of hosts that were released
         self._stop = StopFlag()
         self._cut_short = False
@@ -96,10 +96,7 @@ class StreamLanes(Lanes):
         self._streams.clear()
 
     def _forked(self, envs: Sequence[HasPlace], queue: Callable[[], object]) -> None:
-        """Calls ``queue`` so that its work starts after everything queued before, and later work waits for it.
-
-        An error gets a note if the GPU fails after it.
-        """
+        """Calls ``queue`` so that its work starts after everything queued before, and later work waits for it."""
         self._stop.clear()
         self._failures, self._cut_short = [], False
         try:
@@ -182,10 +179,13 @@ def _launch(
         return []
     result = gpu.launch(captured, streams, [epoch.left for epoch in epochs], stop)
     for epoch, launched in zip(epochs, result.launched, strict=True):
-        epoch.advance(launched)
+        epoch.left -= launched
+        epoch.training.batch = max(epoch.batches - epoch.left - 1, 0)
+        epoch.training.collector.batches += launched
     failed = [(epochs[place], RuntimeError(text)) for place, _step, _code, text in result.failures]
     for epoch, _ in failed:
-        epoch.fail()
+        epoch.failed = True
+        epoch.training.batch = epoch.batches - epoch.left  # the step that could not be launched
     return failed
 
 
@@ -234,14 +234,3 @@ class _Epoch:
         batches = self.training.collector.batches + 1
         self.captured = self.graphs.capture(self.signature, self.step, self.work)
         self.training.collector.batches = batches  # the capture executed nothing
-
-    def advance(self, launched: int) -> None:
-        """Counts steps that were launched without Python."""
-        self.left -= launched
-        self.training.batch = max(self.batches - self.left - 1, 0)
-        self.training.collector.batches += launched
-
-    def fail(self) -> None:
-        """Records that the next step could not be launched."""
-        self.failed = True
-        self.training.batch = self.batches - self.left
