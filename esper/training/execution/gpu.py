@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,8 +13,19 @@ from typing import Any
 import torch
 
 from esper._runtime import CudaRuntime, LaunchResult, StopFlag
-from esper.training.execution import process_wide
-from esper.training.execution.process_wide import PROCESS_WIDE, without_collector
+
+PROCESS_WIDE = threading.RLock()
+"""Held by the thread that changes PyTorch's sync debug mode, the warning filters or the garbage collector, until they
+are restored: they belong to the process, but every device has its own thread."""
+
+WAITED = "called a synchronizing CUDA operation"
+"""PyTorch's warning about an operation whose result the CPU waits for."""
+
+PROTOTYPE = "Synchronization debug mode is a prototype feature"
+"""PyTorch's warning when the mode is first set."""
+
+OFF = 0
+"""The sync debug mode that neither warns nor raises."""
 
 _CUT_OFF: list[torch.cuda.CUDAGraph] = []
 """Captures that CUDA aborted, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
@@ -97,12 +111,32 @@ class Gpu:
             yield
 
     def waits(self, work: Callable[[], object]) -> bool:
-        """Does ``work`` and returns whether the CPU waited for the GPU, as far as PyTorch reports.
+        """Does ``work`` and returns whether this thread waited for a GPU, as far as PyTorch reports.
 
         Such work cannot be captured. Probing by capturing is unsafe: up to PyTorch 2.12 an aborted capture leaves the
-        allocator unusable.
+        allocator unusable. Warnings about other threads do not count, and are shown only if the user had turned the
+        mode on.
         """
-        return process_wide.waits(work)
+        watcher, waited = threading.get_ident(), False
+        with PROCESS_WIDE, warnings.catch_warnings():
+            before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+
+            def note(message: Warning | str, *details: Any, **options: Any) -> None:
+                nonlocal waited
+                about_waiting = WAITED in str(message)
+                waited |= about_waiting and threading.get_ident() == watcher
+                if not about_waiting or before != OFF:
+                    show(message, *details, **options)
+
+            warnings.filterwarnings("ignore", message=PROTOTYPE)
+            warnings.filterwarnings("always", message=WAITED)
+            warnings.showwarning = note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return waited
 
     def capture(
         self, work: Callable[[], object], stream: torch.cuda.Stream, pool: Any, keeps: tuple[object, ...]
@@ -159,3 +193,16 @@ class Gpu:
         graphs, handles = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
         with torch.cuda.device(self.device):
             return self._runtime.launch(self.number, graphs, handles, steps, stop)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Turns automatic garbage collection off: garbage may hold CUDA graphs, which a capture must not destroy."""
+    with PROCESS_WIDE:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
