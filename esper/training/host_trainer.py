@@ -85,14 +85,15 @@ class HostTrainer:
     def _apply_policy(self) -> bool:
         """Gives the policy's sizes to all hosts; returns True if any changed; drops what was captured with others."""
         changed = [training for training in self.hosts if training.micro_batches != self.policy.count]
-        if changed:
-            gc.collect()  # frees tensors that the frames of an error referred to
+        if not changed:
+            return False
+        gc.collect()  # frees tensors that the frames of an error referred to
         self.lanes.release(changed)
         for training in changed:
             training.micro_batches = self.policy.count
             training.evaluation_batch = self.policy.evaluation_batch(training.task.evaluation_batch)
         self.lanes.adopt(changed)
-        return bool(changed)
+        return True
 
     def close(self) -> None:
         """Drops what lanes captured of the hosts and ends the workers; a second call does nothing."""

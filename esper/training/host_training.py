@@ -184,8 +184,12 @@ class HostTraining:
     @contextmanager
     def draws_of(self, site: Site) -> Iterator[None]:
         """Runs a block with the random numbers of ``site``'s incubating seed."""
-        with self.draws.using(self.shadow_dropout[site.name]), self.global_draws(1 + self.sites.index(site)):
-            yield
+        self.draws.generator = self.shadow_dropout[site.name]
+        try:
+            with self.global_draws(1 + self.sites.index(site)):
+                yield
+        finally:
+            self.draws.generator = self.dropout
 
     def global_draws(self, place: int = 0) -> AbstractContextManager[None]:
         """Seeds and locks the process's generators for a pass, if this host's passes draw from them.

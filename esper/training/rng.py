@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -49,19 +50,11 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
+@dataclass
 class RngHandle:
     """Holds the generator of one network's dropout; a pass that must not advance it replaces it for a while."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    @contextmanager
-    def using(self, generator: torch.Generator) -> Iterator[None]:
-        own, self.generator = self.generator, generator
-        try:
-            yield
-        finally:
-            self.generator = own
+    generator: torch.Generator
 
 
 class OwnedDropout(nn.Module):
