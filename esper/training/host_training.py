@@ -110,13 +110,13 @@ class HostTraining:
             self.feed.restart(derive_seed(run_seed, self.index, 0, RngStream.AUGMENTATION), episode)
         self.dropout.manual_seed(self._seed(RngStream.DROPOUT))
         self.totals.zero_training()
+        self.collector.restart(())
+        for site in self.sites:
+            site.remove()
         self.seed_groups.clear()
         self.shadows.clear()
         self.shadow_dropout.clear()
         self.global_seeds.clear()
-        for site in self.sites:
-            site.remove()
-        self.collector.restart(())
 
     def germinate(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
         """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
@@ -176,7 +176,7 @@ class HostTraining:
         return self.shadows[site.name]
 
     @contextmanager
-    def apart(self, site: Site) -> Iterator[None]:
+    def shadow_pass(self, site: Site) -> Iterator[None]:
         """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's."""
         with self.shadow_of(site).in_place(), self.draws_of(site):
             yield
@@ -259,7 +259,6 @@ def guard_group_norm(module: nn.Module) -> None:
     torch's CPU kernel (2.13) crashes the process in the backward pass for channels_last inputs that require no
     gradient, such as the features of an incubating seed.
     """
-
     for layer in module.modules():
         if isinstance(layer, nn.GroupNorm):
             layer.register_forward_pre_hook(_contiguous_input, with_kwargs=True)

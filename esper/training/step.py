@@ -199,7 +199,7 @@ def shadow_gradients(
     """
     incubating = training.sites[site]
     parameters = [p for p in training.seed_groups[incubating.name].parameters if p.requires_grad]
-    with training.apart(incubating), training.arithmetic.casting():
+    with training.shadow_pass(incubating), training.arithmetic.casting():
         grown = blend(h, delta_of(incubating, h), training.alphas[1, site])
         logits = training.host.forward_from(x, site, grown, blending(training, track_finite=False), training.vacant)
     loss = cross_entropy(logits, y, ignore_index=PAD).loss

@@ -147,18 +147,17 @@ def compile_hosts(hosts: Sequence[HostTraining], lanes: Lanes) -> str | None:
 
     Compiled code depends on the device and the number of threads, so one host of each device is compiled on a lane.
 
-    Raises:
-        RuntimeError: they cannot be compiled, and ``ESPER_REQUIRE_NATIVE`` is 1.
+    Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     first_of_device = {training.device: training for training in reversed(hosts)}
-    reasons = [reason for first in first_of_device.values() if (reason := _compile_on_lane(first, lanes)) is not None]
+    reasons = (_compile_on_lane(first, lanes) for first in first_of_device.values())
+    reason = next((reason for reason in reasons if reason is not None), None)
     for training in hosts:
         if isinstance(training.host, SegmentedHost):
-            training.host.compiled = None if reasons else compiled_run(BACKEND)
-    if not reasons:
-        return None
-    _native.refuse_fallback("hosts are not compiled", reasons[0])
-    return reasons[0]
+            training.host.compiled = compiled_run(BACKEND) if reason is None else None
+    if reason is not None:
+        _native.refuse_fallback("hosts are not compiled", reason)
+    return reason
 
 
 def _compile_on_lane(training: HostTraining, lanes: Lanes) -> str | None:
@@ -211,12 +210,12 @@ def _rehearse(
     host.train()
     parameters = [parameter for parameter in host.parameters() if parameter.requires_grad]
     for x in trained:
-        for begins in (False, True):
+        for detached in (False, True):
             features: list[Tensor] = []
 
-            def at(_site: int, h: Tensor, features: list[Tensor] = features, begins: bool = begins) -> Tensor:
+            def at(_site: int, h: Tensor, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
                 features.append(h)
-                return h.detach().requires_grad_() if begins else h
+                return h.detach().requires_grad_() if detached else h
 
             with casting():
                 features.append(host.walk(x, at))

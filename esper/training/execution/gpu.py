@@ -21,12 +21,6 @@ are restored: they belong to the process, but every device has its own thread.""
 WAITED = "called a synchronizing CUDA operation"
 """PyTorch's warning about an operation whose result the CPU waits for."""
 
-PROTOTYPE = "Synchronization debug mode is a prototype feature"
-"""PyTorch's warning when the mode is first set."""
-
-OFF = 0
-"""The sync debug mode that neither warns nor raises."""
-
 _CUT_OFF: list[torch.cuda.CUDAGraph] = []
 """Captures that CUDA aborted, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
 removes the function by which the allocator recognises the capture's stream. That function refers to the graph: if the
@@ -44,10 +38,6 @@ class Captured:
     graph: torch.cuda.CUDAGraph
     keeps: tuple[object, ...]
     """Objects whose memory the graph reads and writes, so that it is not freed while the graph can be launched."""
-
-    @property
-    def handle(self) -> int:
-        return self.graph.raw_cuda_graph_exec()
 
     def replay(self) -> None:
         """Launches the work once, on the current stream."""
@@ -119,16 +109,16 @@ class Gpu:
         """
         watcher, waited = threading.get_ident(), False
         with PROCESS_WIDE, warnings.catch_warnings():
-            before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+            before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning  # 0: neither warns nor raises
 
             def note(message: Warning | str, *details: Any, **options: Any) -> None:
                 nonlocal waited
                 about_waiting = WAITED in str(message)
                 waited |= about_waiting and threading.get_ident() == watcher
-                if not about_waiting or before != OFF:
+                if not about_waiting or before:
                     show(message, *details, **options)
 
-            warnings.filterwarnings("ignore", message=PROTOTYPE)
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
             warnings.filterwarnings("always", message=WAITED)
             warnings.showwarning = note
             torch.cuda.set_sync_debug_mode("warn")
@@ -190,9 +180,9 @@ class Gpu:
         self, captured: Sequence[Captured], streams: Sequence[torch.cuda.Stream], steps: Sequence[int], stop: StopFlag
     ) -> LaunchResult:
         """Launches each piece as often as ``steps`` says, in turns, without Python in between and without waiting."""
-        graphs, handles = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
+        graphs = [one.graph.raw_cuda_graph_exec() for one in captured]
         with torch.cuda.device(self.device):
-            return self._runtime.launch(self.number, graphs, handles, steps, stop)
+            return self._runtime.launch(self.number, graphs, [stream.cuda_stream for stream in streams], steps, stop)
 
 
 @contextmanager
