@@ -83,7 +83,7 @@ class HostTrainer:
                 self.lanes.run(work, envs)
 
     def _apply_policy(self) -> bool:
-        """Gives the policy's sizes to all hosts; returns True if any changed; drops what was captured with others."""
+        """Gives hosts the policy's sizes and drops work that was captured with others; returns True if any changed."""
         changed = [training for training in self.hosts if training.micro_batches != self.policy.count]
         if not changed:
             return False

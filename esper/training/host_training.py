@@ -245,7 +245,7 @@ def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
 
 
 def _copy_fresh_host(training: HostTraining) -> None:
-    """Overwrites the host with a new one, in its own storage."""
+    """Overwrites the host with a new one, in its own memory."""
     fresh = training.task.build_host().to(training.device)
     fresh.probe(training.sample)  # lazy layers get their weights here
     training.host.load_state_dict(fresh.state_dict())

@@ -186,7 +186,7 @@ def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arith
 
 
 def _all_finite(values: Tensor) -> Tensor:
-    """Returns a bool scalar: whether the sum of ``values``, in float32 or wider, and so all of them are finite."""
+    """Returns a bool scalar on the device: True if all ``values``, and so their sum in float32 or wider, are finite."""
     return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
 
 

@@ -92,7 +92,7 @@ class Gpu:
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Queues work on ``stream``, also backward passes, which one thread of PyTorch would else queue for all."""
+        """Queues work on ``stream``, also backward passes, which one thread of PyTorch queues for all otherwise."""
         with (
             torch.cuda.device(self.device),  # else the end of torch.cuda.stream switches to another device
             torch.cuda.stream(stream),

@@ -24,7 +24,7 @@ Env = TypeVar("Env", bound=HasPlace)
 
 
 class Lanes(Protocol):
-    """Do work for many envs at the same time; an env that fails does not stop the others."""
+    """Lanes do work for many envs at the same time; an env that fails does not stop the others."""
 
     captures: bool
     """True if repeated work is captured as CUDA graphs."""
