@@ -95,14 +95,9 @@ class Cancelled(RuntimeError):
     """Raised by work that stops because of ``Lanes.cancelled``, and then by ``Lanes.run``."""
 
 
-def first_of(errors: Sequence[tuple[HasPlace, Exception]]) -> LaneError:
-    """Makes the error of the first env, with a note for each other one."""
-    first, *others = (LaneError(env, cause) for env, cause in errors)
-    return merged(first, others)
-
-
-def merged(first: LaneError, others: Sequence[LaneError]) -> LaneError:
-    """Adds the causes of ``others`` to ``first``, with a note for each."""
+def merged(errors: Sequence[LaneError]) -> LaneError:
+    """Returns the first error, with the causes of the others and a note for each of them."""
+    first, *others = errors
     for other in others:
         first.causes += other.causes
         first.add_note(f"It was not the only one: {other}")

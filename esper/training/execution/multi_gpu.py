@@ -101,6 +101,6 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
             foreign[0].add_note(f"It was not the only one: {type(other).__name__}: {other}")
         raise foreign[0]
     if failed:
-        raise merged(failed[0], failed[1:])
+        raise merged(failed)
     if errors:
         raise errors[0]

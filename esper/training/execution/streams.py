@@ -17,7 +17,7 @@ import torch
 from esper._runtime import StopFlag
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.execution.graph_cache import HostGraphs, step_signature
-from esper.training.execution.lanes import Cancelled, DeviceFailed, Env, HasPlace, Lanes, first_of
+from esper.training.execution.lanes import Cancelled, DeviceFailed, Env, HasPlace, LaneError, Lanes, merged
 from esper.training.host_training import HostTraining, do
 from esper.training.step import begin_epoch, train_step
 
@@ -41,7 +41,7 @@ class StreamLanes(Lanes):
         self._reasons: Counter[str] = Counter()  # of hosts that were released
         self._stop = StopFlag()
         self._cut_short = False
-        self._failures: list[tuple[HasPlace, Exception]] = []  # of the current work
+        self._failures: list[LaneError] = []  # of the current work
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
@@ -107,7 +107,7 @@ class StreamLanes(Lanes):
         error: BaseException | None = None
         try:
             queue()
-            error = first_of(self._failures) if self._failures else None
+            error = merged(self._failures) if self._failures else None
         except BaseException as raised:
             error = raised
         try:
@@ -128,7 +128,7 @@ class StreamLanes(Lanes):
             with self.gpu.on(self._stream(env.index)):
                 work()
         except Exception as error:
-            self._failures.append((env, error))
+            self._failures.append(LaneError(env, error))
             return False
         return True
 
@@ -141,8 +141,7 @@ class StreamLanes(Lanes):
                 epoch.failed = not self._guarded(epoch.training, epoch.capture)
         launched = [epoch for epoch in epochs if epoch.captured is not None and not epoch.failed]
         streams = [self._stream(epoch.training.index) for epoch in launched]
-        for epoch, error in _launch(self.gpu, launched, streams, self._stop):
-            self._failures.append((epoch.training, error))
+        self._failures += _launch(self.gpu, launched, streams, self._stop)
         self._step_in_turns([epoch for epoch in epochs if epoch.captured is None])
         for epoch in epochs:
             if epoch.left and not epoch.failed:
@@ -170,9 +169,7 @@ class StreamLanes(Lanes):
         return self.graphs.get(training.index)
 
 
-def _launch(
-    gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], stop: StopFlag
-) -> list[tuple[_Epoch, RuntimeError]]:
+def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], stop: StopFlag) -> list[LaneError]:
     """Launches the captured steps that are left of each epoch, and returns the errors of those that failed."""
     captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
     if not captured:
@@ -182,11 +179,12 @@ def _launch(
         epoch.left -= launched
         epoch.training.batch = max(epoch.batches - epoch.left - 1, 0)
         epoch.training.collector.batches += launched
-    failed = [(epochs[place], RuntimeError(text)) for place, _step, _code, text in result.failures]
-    for epoch, _ in failed:
-        epoch.failed = True
-        epoch.training.batch = epoch.batches - epoch.left  # the step that could not be launched
-    return failed
+    errors = []
+    for place, _step, _code, text in result.failures:
+        epochs[place].failed = True
+        epochs[place].training.batch = epochs[place].batches - epochs[place].left  # the step that was not launched
+        errors.append(LaneError(epochs[place].training, RuntimeError(text)))
+    return errors
 
 
 def _device_failed(verb: str, envs: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
