@@ -38,7 +38,7 @@ _HOMES = {
     "Grown": "esper.run.grow",
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
-    "SeedGradientCollector": "esper.training.gradient_stats",
+    "SeedGradientCollector": "esper.training.metrics",
     "Split": "esper.data.task",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",

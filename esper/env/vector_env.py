@@ -30,7 +30,7 @@ from esper.training.execution.tiers import make_lanes, prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
-from esper.training.precision import casting, concrete, image_dtype
+from esper.training.precision import Arithmetic
 from esper.training.rng import seeded
 
 
@@ -73,10 +73,10 @@ class GrowthVectorEnv(SlotVectorEnv):
     ) -> None:
         config = resolve(config, task)
         n_envs = config.env.n_envs
-        precision = concrete(config.task.precision, task.device)
-        config = config.with_values(task={"precision": precision})
-        with seeded(0), casting(precision, task.device):
-            check_hosts(task, image_dtype(precision))
+        arithmetic = Arithmetic(config.task.precision, task.device)
+        config = config.with_values(task={"precision": arithmetic.precision})
+        with seeded(0), arithmetic.casting():
+            check_hosts(task, arithmetic.image_dtype)
         self.tasks = (task, *elsewhere)[:n_envs]
         of_env = [self.tasks[device_index(i, len(self.tasks))] for i in range(n_envs)]
         self.training = make_trainings(of_env, [config] * n_envs, range(n_envs), len(self.tasks))

@@ -150,7 +150,7 @@ def feed_of(split: Split, batch: int, augmentation: Augmentation, seed: int = 5,
 
 def batches_of(feed: BatchLoader, epoch: int, order: int = 1) -> dict[int, Tensor]:
     """The image of each sample of an epoch, by its row in the split."""
-    feed.begin(epoch, torch.Generator().manual_seed(order))
+    feed.shuffle(epoch, torch.Generator().manual_seed(order))
     found: dict[int, Tensor] = {}
     for number in range(feed.batches):
         x, y = feed.batch(number)

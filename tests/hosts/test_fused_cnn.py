@@ -270,7 +270,7 @@ def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
     env = grown_env()
     before, places = tensors_of(env, ("r0c0", "r1c1")), [p.data_ptr() for p in env.host.parameters()]
     snapshot = Snapshot()
-    snapshot.capture(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
+    snapshot.save(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
     train(env)
     assert not torch.equal(before["host.parameter.0"], tensors_of(env)["host.parameter.0"])
     snapshot.restore(env)

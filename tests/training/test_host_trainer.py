@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,12 +16,11 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import Event, MicroBatchHalved
-from esper.training import micro_batching
-from esper.training.contents import TensorSnapshot
-from esper.training.epoch_start import EpochStart
+from esper.training import host_trainer, micro_batching
 from esper.training.execution.lanes import LaneError, Lanes
 from esper.training.execution.streams import StreamLanes
 from esper.training.execution.workers import WorkerLanes
+from esper.training.host_state import State, host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out
 from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
@@ -109,20 +108,25 @@ def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
 def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One env has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
     hurt = course(WorkerLanes(2), lambda _made: None)
-    capture, captured = TensorSnapshot.capture, []
+    copied: list[int] = []
 
-    def too_large(copies: TensorSnapshot, live: Iterable[tuple[str, Tensor]]) -> None:
-        captured.append(copies)
-        whole = dict(live)
-        if whole["host.segments.0.0.weight"] is hurt.envs[1].host.segments[0][0].weight:  # type: ignore[index,operator,union-attr]
-            capture(copies, list(whole.items())[:fitting])
-            raise RuntimeError(FULL)
-        capture(copies, whole.items())
+    def too_large(training: HostTraining, copy: Callable[[Tensor], Tensor]) -> State:
+        room = fitting if training.index == 1 else 1_000
+        copied.append(training.index)
 
-    monkeypatch.setattr(TensorSnapshot, "capture", too_large)
+        def fits(tensor: Tensor) -> Tensor:
+            nonlocal room
+            room -= 1
+            if room < 0:
+                raise RuntimeError(FULL)
+            return copy(tensor)
+
+        return host_state(training, fits)
+
+    monkeypatch.setattr(host_trainer, "host_state", too_large)
     records = finished(hurt)
-    assert len(captured) == 2
-    monkeypatch.setattr(TensorSnapshot, "capture", capture)
+    assert sorted(copied) == [0, 1]
+    monkeypatch.setattr(host_trainer, "host_state", host_state)
     assert_same(records, finished(course(WorkerLanes(1), from_here_on)))
 
 
@@ -255,7 +259,7 @@ def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_les
     def copies(*_arguments: object) -> None:
         raise AssertionError("a copy")
 
-    monkeypatch.setattr(TensorSnapshot, "capture", copies)
+    monkeypatch.setattr(host_trainer, "host_state", copies)
     with course(WorkerLanes(1), lambda made: shrink(made.envs[1], BATCH // 2, from_batch=1)) as made:
         with pytest.raises(OutOfMemory, match=r"--set task\.micro_batches=2") as caught:
             made.trainer.epoch(made.envs)
@@ -272,11 +276,11 @@ def test_without_a_copy_the_first_shortage_is_the_error_that_says_what_takes_les
 def test_the_first_epoch_and_those_that_are_short_of_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
 
-    def noted(training: HostTraining) -> EpochStart:
+    def noted(training: HostTraining, copy: Callable[[Tensor], Tensor]) -> State:
         copied.append(training.index)
-        return EpochStart(training)
+        return host_state(training, copy)
 
-    monkeypatch.setattr(micro_batching, "EpochStart", noted)
+    monkeypatch.setattr(host_trainer, "host_state", noted)
     short = False
     monkeypatch.setattr(micro_batching, "may_run_out", lambda _device, first_epoch: first_epoch or short)
     with Growing(KINDS["float images"], WorkerLanes(1)) as made:

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from esper.lifecycle.stage import SeedStage as S
-from esper.training.execution.torch_faults import guard_group_norm
+from esper.training.host_training import guard_group_norm
 from tests.core_helpers import plant, train
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
 
 CRASHES = """
 import torch
-from esper.training.execution.torch_faults import guard_group_norm
+from esper.training.host_training import guard_group_norm
 layer, x = torch.nn.GroupNorm(1, 8), torch.randn(4, 8, 4, 4).contiguous(memory_format=torch.channels_last)
 guard_group_norm(layer)
 layer(x).square().sum().backward()
