@@ -10,7 +10,6 @@ import json
 import math
 import time
 import tomllib
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from esper.telemetry.event import (
 )
 from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks.jsonl import being_written
+from esper.telemetry.sinks.metrics_csv import TABLES
 from esper.telemetry.text import clean, count
 
 E = TypeVar("E", bound=Event)
@@ -237,24 +237,18 @@ def _round(row: dict[str, str], number: int) -> RoundCompleted:
     fields: dict[str, Any] = {"phase_seconds": {}, "memory": {}}
     try:
         for name, cell in row.items():
-            if name.startswith("phase/"):
-                if cell:
-                    fields["phase_seconds"][name.removeprefix("phase/")] = float(cell)
-            elif name.startswith("memory/"):
-                if cell:
-                    fields["memory"][name.removeprefix("memory/")] = int(cell)
-            else:
+            prefix, table, entry = name.partition("/")
+            if not table:
                 fields[name] = _cell(cell)
-        return typing.cast(RoundCompleted, build(RoundCompleted, fields))
+            elif cell and prefix in TABLES:
+                fields[TABLES[prefix]][entry] = _cell(cell)
+        return build(RoundCompleted, fields)
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"row {number}: {error}") from None
 
 
-def _cell(cell: str) -> int | float | str | None:
-    if not cell:
-        return None
+def _cell(cell: str) -> Any:
     try:
-        return int(cell)
+        return json.loads(cell) if cell else None
     except ValueError:
-        value = float(cell)
-        return value if math.isfinite(value) else cell
+        return cell  # nan and inf stand as words

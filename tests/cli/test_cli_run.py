@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from esper.telemetry.event import Event, RoundCompleted
-from esper.telemetry.sinks.jsonl import read_events
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 from tests.cli.child import start
+from tests.telemetry.sample_events import read_events
 
 TINY = (
     "--controller",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from esper.report.event_log import EventLog
-from esper.telemetry.event import SeedCut
+from esper.telemetry.event import SeedCut, record
 from esper.telemetry.sinks.jsonl import JsonlSink, being_written
 from tests.telemetry.sample_events import cut
 
@@ -43,6 +44,16 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
         file.write(line[20:])
     assert epochs(log) == [1]
     assert log.problems() == []
+
+
+def test_every_way_to_tear_the_last_line_is_noticed(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    whole, last = (json.dumps(record(cut(epoch))) for epoch in range(2))
+    for length in range(1, len(last) + 1):
+        log.path.write_text(f"{whole}\n{last[:length]}")
+        assert epochs(EventLog(log.path)) == [0]
+        log.read()
+        assert "the last line is incomplete" in log.problems()[0]
 
 
 def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:

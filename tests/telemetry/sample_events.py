@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from esper.spaces.action import HEADS
 from esper.telemetry.event import EpochCompleted, PolicyUpdated, RoundCompleted, RunStarted, SeedCut
 from esper.telemetry.span import PHASES
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The records of an event log."""
+    with Path(path).open() as log:
+        yield from map(json.loads, log)
 
 
 def cut(epoch: int, slot: str = "r0c1") -> SeedCut:

@@ -19,6 +19,7 @@ from esper.telemetry.event import (
     Event,
     GateEvaluated,
     GovernorRollback,
+    HostEvent,
     MicroBatchHalved,
     RoundCompleted,
     RunCompleted,
@@ -31,7 +32,7 @@ Kind = TypeVar("Kind", bound=Event)
 KINDS = [
     kind
     for _, kind in inspect.getmembers(events, inspect.isclass)
-    if issubclass(kind, Event) and kind is not Event and kind.__module__ == events.__name__
+    if issubclass(kind, Event) and kind not in (Event, HostEvent) and kind.__module__ == events.__name__
 ]
 
 # One value for each annotation that events use: a new annotation needs a line here, and is JSON-checked by that.
