@@ -49,6 +49,12 @@ class Line:
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if drawable(x) and drawable(y)]
 
 
+def by_round(name: str, events: Sequence[Any], field: str, color: int, dashed: bool = False) -> list[Line]:
+    """Returns a line through that field of the events, by round; empty if no event has a value."""
+    points = {event.round: value for event in events if (value := getattr(event, field)) is not None}
+    return [Line(name, list(points), list(points.values()), color, dashed=dashed)] if points else []
+
+
 @dataclass(frozen=True)
 class Points:
     """Points of one kind in a scatter chart."""
