@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from esper.report.charts import Line, Points, by_round, line_figure, scatter_chart
-from esper.report.curves import by_epoch, epochs_of, label, shown_rounds
+from esper.report.curves import by_epoch, label, shown_epochs
 from esper.report.html import figure, figures, note, section, table
 from esper.report.read import Run
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, RoundCompleted
@@ -24,12 +24,12 @@ def epochs_figure(runs: Sequence[Run]) -> str:
     lines: list[Line] = []
     rounds = []
     for place, run in enumerate(runs):
-        chosen, words = shown_rounds(run)
+        epochs, words = shown_epochs(run)
         rounds.append(label(runs, run, words))
-        if epochs := epochs_of(run, chosen):
+        if epochs:
             lines += _grown(runs, place, epochs)
-            if len(runs) == 1 and run.learns and 0 not in chosen:
-                first = by_epoch(epochs_of(run, {0}), lambda e: e.validation_accuracy)
+            if len(runs) == 1 and run.learns and all(e.episode for e in epochs):
+                first = by_epoch((e for e in run.of(EpochCompleted) if not e.episode), lambda e: e.validation_accuracy)
                 lines.append(Line("grown in round 1", first.x, first.mean, 1))
     lines += _baselines(runs)
     if not lines:

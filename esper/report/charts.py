@@ -236,16 +236,19 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> str
     return _svg(axes, title, "; ".join(f"{row.name}: {number(row.value, 2, 'pp', sign=True)}" for row in rows))
 
 
+def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Sums the values of each name."""
+    return {name: sum(p.get(name, 0.0) for p in parts) for name in dict.fromkeys(name for p in parts for name in p)}
+
+
 def grouped(values: Sequence[dict[str, float]], max_bars: int = MAX_BARS) -> list[tuple[int, int, dict[str, float]]]:
     """Averages neighbouring bars until at most ``max_bars`` are left; returns (first, last, parts), counted from 1."""
     size = -(-len(values) // max_bars) or 1
-    bars = []
-    for first in range(0, len(values), size):
-        group = values[first : first + size]
-        names = {name for parts in group for name in parts}
-        means = {name: sum(parts.get(name, 0.0) for parts in group) / len(group) for name in names}
-        bars.append((first + 1, first + len(group), means))
-    return bars
+    groups = [(first, values[first : first + size]) for first in range(0, len(values), size)]
+    return [
+        (first + 1, first + len(group), {name: seconds / len(group) for name, seconds in total(group).items()})
+        for first, group in groups
+    ]
 
 
 @chart_style()

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from esper.report.charts import Line, by_round, drawable, line_figure
-from esper.report.curves import by_epoch, episodes, epochs_of, shown_rounds
+from esper.report.curves import by_epoch, episodes, shown_epochs
 from esper.report.html import figures, heading, note, section
 from esper.report.read import Run
 from esper.telemetry.event import EpochCompleted, Event, PolicyUpdated, PracticeRound, RoundCompleted
@@ -52,7 +52,7 @@ def terms_by_round(run: Run) -> str:
     sums: dict[int, dict[str, float]] = {}
     hosts: Counter[int] = Counter()
     for (episode, _), epochs in episodes(run).items():
-        if run.done and episode >= run.done:
+        if run.view.done and episode >= run.view.done:
             continue
         hosts[episode] += 1
         terms = sums.setdefault(episode, defaultdict(float))
@@ -72,8 +72,7 @@ def terms_by_round(run: Run) -> str:
 
 def terms_by_epoch(run: Run) -> str:
     """Each reward term by epoch of the episode."""
-    chosen, words = shown_rounds(run)
-    epochs = epochs_of(run, chosen)
+    epochs, words = shown_epochs(run)
     lines = []
     for place, name in enumerate(_reward_terms(epochs)):
         curve = by_epoch(epochs, lambda e, name=name: e.reward_terms.get(name))  # type: ignore[misc]

@@ -10,19 +10,7 @@ from esper.report.charts import IntervalRow, drawable, interval_chart
 from esper.report.curves import label
 from esper.report.html import escape, figure, figures, heading, note, section, table
 from esper.report.read import Run
-from esper.telemetry.event import (
-    ActionTaken,
-    BaselineMeasured,
-    Comparison,
-    GateEvaluated,
-    GovernorRollback,
-    MicroBatchHalved,
-    RoundCompleted,
-    RunCompleted,
-    RunResumed,
-    RunStarted,
-    SeedCut,
-)
+from esper.telemetry import event as events
 from esper.telemetry.status import incident
 from esper.telemetry.text import number
 
@@ -53,8 +41,8 @@ def _problems(run: Run, named: bool) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    started, completed = run.last(RunStarted), run.last(RunCompleted)
-    last, baseline = run.last(RoundCompleted), run.last(BaselineMeasured)
+    started, completed = run.last(events.RunStarted), run.last(events.RunCompleted)
+    last, baseline = run.last(events.RoundCompleted), run.last(events.BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
     return {
         "state": run.state_words(),
@@ -70,17 +58,17 @@ def _facts(run: Run) -> dict[str, str]:
             last.committed_accuracy if last else None, 2, "%" if last else ""
         ),
         "baseline at the last epoch, validation": number(alone, 2, "%" if alone is not None else ""),
-        "rollbacks": f"{len(run.of(GovernorRollback)):,}",
+        "rollbacks": f"{len(run.of(events.GovernorRollback)):,}",
         "seconds": number(completed.seconds, 0) if completed else "not finished",
     }
 
 
-def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, Comparison]]:
+def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, events.Comparison]]:
     """Returns (name, index of the run, pairs, comparison) for every comparison."""
     return [
         (label(runs, run, comparison.reference), place, completed.pairs, comparison)
         for place, run in enumerate(runs)
-        if (completed := run.last(RunCompleted)) is not None
+        if (completed := run.last(events.RunCompleted)) is not None
         for comparison in completed.comparisons
     ]
 
@@ -123,20 +111,17 @@ def events_section(runs: Sequence[Run]) -> str:
 
 
 def _events(run: Run, named: bool) -> str:
-    actions = _tally((action.op, action.accepted) for action in run.of(ActionTaken))
-    gates = _tally((gate.gate, gate.passed) for gate in run.of(GateEvaluated))
-    incidents = [
-        incident(event)
-        for events in (run.of(GovernorRollback), run.of(SeedCut), run.of(MicroBatchHalved))
-        for event in events
-    ]
+    actions = _tally((action.op, action.accepted) for action in run.of(events.ActionTaken))
+    gates = _tally((gate.gate, gate.passed) for gate in run.of(events.GateEvaluated))
+    halved = run.of(events.MicroBatchHalved)
+    incidents = [incident(event) for event in (*run.of(events.GovernorRollback), *run.of(events.SeedCut), *halved)]
     incidents += [
         (
             f"after round {e.round}" + (f", {e.epochs} epochs into the next round" if e.epochs else ""),
             "resumed",
             "; ".join(e.warnings) or "the run had stopped there, or before the next checkpoint",
         )
-        for e in run.of(RunResumed)
+        for e in run.of(events.RunResumed)
     ]
     warnings = [
         [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice]

@@ -167,7 +167,7 @@ def test_a_lane_holds_every_stage_from_change_to_change() -> None:
     ]
     run = Run.__new__(Run)
     run.events = {StageChanged: changes, EpochCompleted: [epoch(0, number) for number in range(1, 11)]}
-    (life,) = lives(run).values()
+    (life,) = lives(run)
     read = [(s.slot, s.stage, s.begin, s.end) for s in life.stretches]
     assert read == [
         ("r0c0", "GERMINATED", 2, 3),

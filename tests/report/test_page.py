@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from esper.config import ConfigError
-from esper.report.page import LINKS, report_html, write_report
+from esper.report.page import SECTIONS, report_html, write_report
 from esper.report.read import open_run, open_runs
 from esper.report.terminal import short_form
 from esper.telemetry.event import EpochCompleted, RunCompleted
@@ -24,7 +24,7 @@ def html_of(*folders: Path) -> str:
 def test_a_report_has_all_its_parts(learned: Path) -> None:
     html = html_of(learned)
     page = Page(html)
-    assert set(LINKS) <= set(page.ids)
+    assert set(SECTIONS) <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     for title in (
         "Difference to each baseline",
