@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.report.charts import Line, Points, by_round, line_figure, scatter_chart
+from esper.report.charts import Line, by_round, line_figure, scatter_chart
 from esper.report.curves import by_epoch, label, shown_epochs
 from esper.report.html import figure, figures, note, section, table
 from esper.report.read import Run
@@ -66,7 +66,7 @@ def _baselines(runs: Sequence[Run]) -> list[Line]:
     for accuracy, places in owners.items():
         names = "" if len(places) == len(runs) else f"{', '.join(runs[place].name for place in places)}: "
         shade = places[0] if len(runs) > 1 and len(places) == 1 else -1
-        lines.append(Line(f"{names}left alone (baseline)", range(len(accuracy)), accuracy, shade, dashed=True))
+        lines.append(Line(f"{names}left alone (baseline)", range(len(accuracy)), accuracy, shade, reference=True))
     return lines
 
 
@@ -77,10 +77,10 @@ def rounds_figure(runs: Sequence[Run]) -> str:
     for place, run in enumerate(runs):
         rounds, baseline = run.of(RoundCompleted), place if len(runs) > 1 else -1
         lines += by_round(label(runs, run, "grown, committed"), rounds, "committed_accuracy", place)
-        lines += by_round(label(runs, run, "baseline"), rounds, "baseline_accuracy", baseline, dashed=True)
+        lines += by_round(label(runs, run, "baseline"), rounds, "baseline_accuracy", baseline, reference=True)
         if len(runs) == 1:
             tested += by_round("grown, test", rounds, "test_accuracy", 2)
-            tested += by_round("same hosts alone, test", rounds, "alone_test_accuracy", 1, dashed=True)
+            tested += by_round("same hosts alone, test", rounds, "alone_test_accuracy", 1, reference=True)
     if not lines:
         return note("Accuracy by round: no round was completed yet.")
     words = "Accuracy of the committed networks at the end of a round, on validation images" + (
@@ -97,10 +97,10 @@ def parameters_figure(runs: Sequence[Run]) -> str:
         if not episodes:
             continue
         sizes = [e.host_parameters + e.fossil_parameters for e in episodes]
-        groups.append(Points(label(runs, run, "grown host"), sizes, [e.committed_accuracy for e in episodes], place))
+        groups.append(Line(label(runs, run, "grown host"), sizes, [e.committed_accuracy for e in episodes], place))
         last = episodes[-1]
         alone = ([last.host_parameters], [last.baseline_accuracy], place if len(runs) > 1 else -1)
-        groups.append(Points(label(runs, run, "left alone (baseline)"), *alone, reference=True))
+        groups.append(Line(label(runs, run, "left alone (baseline)"), *alone, reference=True))
         rows += [
             [
                 label(runs, run, f"round {e.episode + 1}, host {e.env}"),

@@ -23,7 +23,7 @@ NORMAL = 1.96
 class Curve:
     """By epoch: mean, bounds of the middle 80 % of the hosts, extremes, and standard error of the mean."""
 
-    x: list[float]
+    x: list[int]
     mean: list[float]
     low: list[float]
     high: list[float]
@@ -42,13 +42,13 @@ def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted],
     numbers = sorted(values)
     columns = [np.array(values[number]) for number in numbers]
     return Curve(
-        x=[float(number) for number in numbers],
-        mean=[float(c.mean()) for c in columns],
-        low=[float(np.percentile(c, MIDDLE[0])) for c in columns],
-        high=[float(np.percentile(c, MIDDLE[1])) for c in columns],
-        error=[float(c.std(ddof=1) / math.sqrt(len(c))) if len(c) > 1 else math.nan for c in columns],
-        worst=[float(c.min()) for c in columns],
-        best=[float(c.max()) for c in columns],
+        x=numbers,
+        mean=[c.mean() for c in columns],
+        low=[np.percentile(c, MIDDLE[0]) for c in columns],
+        high=[np.percentile(c, MIDDLE[1]) for c in columns],
+        error=[c.std(ddof=1) / math.sqrt(len(c)) if len(c) > 1 else math.nan for c in columns],
+        worst=[c.min() for c in columns],
+        best=[c.max() for c in columns],
     )
 
 

@@ -107,7 +107,7 @@ def _kl(runs: Sequence[Run], learning: Sequence[Run]) -> str:
     limit, *others = {_kl_limit(run) for run in learning}
     if limit is not None and not others:
         x = [value for line in lines for value in line.x]
-        lines.append(Line("updates stop here", [min(x), max(x)], [limit, limit], -1, dashed=True))
+        lines.append(Line("updates stop here", [min(x), max(x)], [limit, limit], -1, reference=True))
     return line_figure("KL divergence", words, lines, "round", "KL, nats", 4, [0.0])
 
 

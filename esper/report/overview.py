@@ -44,19 +44,18 @@ def _facts(run: Run) -> dict[str, str]:
     started, completed = run.last(events.RunStarted), run.last(events.RunCompleted)
     last, baseline = run.last(events.RoundCompleted), run.last(events.BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
+    unknown, unfinished = "not known", "not compared yet"
     return {
         "state": run.state_words(),
-        "task": started.task if started else str(run.value("task", "name") or "not known"),
-        "controller": started.controller if started else str(run.value("run", "controller") or "not known"),
+        "task": started.task if started else str(run.value("task", "name") or unknown),
+        "controller": started.controller if started else str(run.value("run", "controller") or unknown),
         "seed": str(started.seed if started else run.value("run", "seed")),
-        "hosts per round": str(started.n_envs) if started else "not known",
-        "epochs per host": str(started.episode_length) if started else "not known",
-        "parameters of the host": f"{started.host_parameters:,}" if started else "not known",
-        "parameters, grown": number(completed.parameters, 0) if completed else "not compared yet",
-        "seeds kept per host": number(completed.fossils, 1) if completed else "not compared yet",
-        "last round, committed networks, validation": number(
-            last.committed_accuracy if last else None, 2, "%" if last else ""
-        ),
+        "hosts per round": str(started.n_envs) if started else unknown,
+        "epochs per host": str(started.episode_length) if started else unknown,
+        "parameters of the host": f"{started.host_parameters:,}" if started else unknown,
+        "parameters, grown": number(completed.parameters, 0) if completed else unfinished,
+        "seeds kept per host": number(completed.fossils, 1) if completed else unfinished,
+        "last round, committed networks, validation": number(last.committed_accuracy, 2, "%") if last else number(None),
         "baseline at the last epoch, validation": number(alone, 2, "%" if alone is not None else ""),
         "rollbacks": f"{len(run.of(events.GovernorRollback)):,}",
         "seconds": number(completed.seconds, 0) if completed else "not finished",
