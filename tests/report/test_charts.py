@@ -1,4 +1,4 @@
-"""Charts: that the values are drawn as they are, that any numbers can be drawn, and how lifecycles are read."""
+"""Charts draw the exact values, accept any numbers, and lifecycles are read correctly."""
 
 from __future__ import annotations
 

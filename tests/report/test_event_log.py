@@ -1,4 +1,4 @@
-"""An event log that grows, is torn, broken, cut back or not there."""
+"""Event logs that grow, are torn, broken, cut back or missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def epochs(log: EventLog) -> list[int]:
     return [event.epoch for event in events if isinstance(event, SeedCut)]
 
 
-def test_only_what_is_new_is_read_again(tmp_path: Path) -> None:
+def test_only_new_lines_are_read(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     assert log.read() == ([], False)
     assert not log.exists
@@ -68,7 +68,7 @@ def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "line 2:" in words
 
 
-def test_what_is_not_known_is_counted_by_kind(tmp_path: Path) -> None:
+def test_unknown_events_are_counted_by_kind(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.path.write_text('{"event": "Novelty", "schema": 1}\n' * 3)
     assert epochs(log) == []
@@ -77,7 +77,7 @@ def test_what_is_not_known_is_counted_by_kind(tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
-    """As a resumed run does it, and also when it has grown longer again in the meantime."""
+    """A resumed run cuts its log; in the meantime, it may have grown longer again."""
     log = EventLog(tmp_path / "events.jsonl")
     sink = JsonlSink(log.path)
     for epoch in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The page: whole, self-contained, with everything from outside escaped, whatever the numbers are."""
+"""The page is complete and self-contained, and escapes everything from outside, whatever the numbers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_numbers_that_are_none_leave_gaps_and_break_nothing(
     assert short_form(run)
 
 
-def test_several_runs_are_told_apart(learned: Path, grown: Path) -> None:
+def test_several_runs_are_named_in_every_section(learned: Path, grown: Path) -> None:
     page = Page(html_of(learned, grown))
     assert "2 runs: learned, grown" in page.text
     for name in ("learned: grown", "grown: grown", "Differences between the runs", "Seconds per round"):

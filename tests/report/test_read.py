@@ -1,4 +1,4 @@
-"""Run folders that are whole, going, interrupted, damaged, incomplete, or none."""
+"""Run folders that are complete, in progress, interrupted, damaged, incomplete, or not run folders."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
     assert "Configuration" in report_html([run])
 
 
-def test_without_its_log_a_run_is_what_its_other_files_say(grown: Path, copy: Callable[..., Path]) -> None:
+def test_without_its_log_a_run_is_read_from_its_other_files(grown: Path, copy: Callable[..., Path]) -> None:
     whole, folder = open_run(grown), copy(grown)
     (folder / "events.jsonl").unlink()
     run = open_run(folder)

@@ -1,4 +1,4 @@
-"""Events for the tests of sinks, whose every value can be told from the others."""
+"""Events for the tests of sinks; every value differs from the others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
 
 
 def completed(number: int, **changes: Any) -> RoundCompleted:
-    """Round ``number`` of 10: every value tells its round."""
+    """Round ``number`` of 10; values depend on it."""
     fields: dict[str, Any] = {
         "round": number,
         "rounds": 10,
@@ -95,7 +95,7 @@ def started(**changes: Any) -> RunStarted:
 
 
 def updated(**changes: Any) -> PolicyUpdated:
-    """What an update reports; heads have entropies 0.1, 0.2, ..."""
+    """An update; heads have entropies 0.1, 0.2, ..."""
     fields: dict[str, Any] = {
         **dict.fromkeys((field.name for field in dataclasses.fields(PolicyUpdated)), 0.0),
         "env_steps": 12800,

@@ -1,4 +1,4 @@
-"""Events: what they are made of, and that their records survive JSON."""
+"""Events: their fields, and that their records survive JSON."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_two_runs_that_differ_in_time_only_have_equal_stable_records() -> None:
 
 @pytest.mark.finding("M22")
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_happens_in_an_env_says_in_which(kind: type[Event]) -> None:
+def test_events_of_an_env_name_it(kind: type[Event]) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
     whole = (RoundCompleted, RunCompleted, MicroBatchHalved)  # means over hosts, and what changes all of them
     if names & {"slot", "epoch", "stages", "fossils", "total_reward"} and kind not in whole:

@@ -44,7 +44,7 @@ def test_tensorboard_has_the_names_of_cleanrl_over_env_steps(tmp_path: Path) -> 
 
 
 def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
-    """Round 2 was written, then the run fell back to its checkpoint after round 1 and did it again, otherwise."""
+    """Round 2 was written; then the run resumed from its checkpoint after round 1 and played it differently."""
     folder = tmp_path / "tensorboard"
     write(TensorBoardSink(folder), [PracticeRound(n, 3, float(n)) for n in (1, 2, 3)] + a_run(1, 3))
     again = [completed(2, mean_return=7.0), updated(round=2, env_steps=480)]
