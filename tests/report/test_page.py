@@ -137,7 +137,7 @@ def test_numbers_that_are_none_leave_gaps_and_break_nothing(
     assert short_form(run)
 
 
-def test_several_runs_are_named_in_every_section(learned: Path, grown: Path) -> None:
+def test_several_runs_are_named(learned: Path, grown: Path) -> None:
     page = Page(html_of(learned, grown))
     assert "2 runs: learned, grown" in page.text
     for name in ("learned: grown", "grown: grown", "Differences between the runs", "Seconds per round"):
