@@ -7,7 +7,6 @@ of growing, and there is no bar.
 
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
 from esper.files.run_folder import EVENTS
+from esper.report.event_log import EventLog
 from esper.run.experiment import Experiment
-from esper.telemetry.sinks.jsonl import read_events
+from esper.telemetry.event import RoundCompleted
 
 NAME = "end-to-end"
 SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 4),))
@@ -49,11 +49,10 @@ def run_rounds(envs: int, epochs: int, device: torch.device, samples: int) -> tu
 
 def rates(log: Path) -> tuple[float, float]:
     """Returns the images and the epochs per second of all rounds in an event log, learning included."""
-    total: Counter[str] = Counter()
-    for event in read_events(log):
-        if event["event"] == "RoundCompleted":
-            total.update({name: event[name] for name in ("samples", "epochs", "seconds")})
-    return total["samples"] / total["seconds"], total["epochs"] / total["seconds"]
+    events, _ = EventLog(log).read()
+    rounds = [event for event in events if isinstance(event, RoundCompleted)]
+    seconds = sum(each.seconds for each in rounds)
+    return sum(each.samples for each in rounds) / seconds, sum(each.epochs for each in rounds) / seconds
 
 
 def comparisons(args: BenchArgs) -> Iterator[BenchCase]:

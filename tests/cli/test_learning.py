@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from esper.files import checkpoint
-from esper.telemetry.sinks.jsonl import read_events
 from esper.training.step import train_epoch
 from tests.cli.child import start
 from tests.run.run_helpers import same_run
+from tests.telemetry.sample_events import read_events
 
 Esper = Callable[..., Any]
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from esper.telemetry.event import Event, RoundCompleted
-from esper.telemetry.sinks.jsonl import read_events
 from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
 from tests.cli.child import start
 from tests.cli.conftest import TINY
+from tests.telemetry.sample_events import read_events
 
 
 def test_help_does_not_import_torch() -> None:

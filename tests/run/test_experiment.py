@@ -34,10 +34,10 @@ from esper.telemetry.event import (
     RunStarted,
     record,
 )
-from esper.telemetry.sinks.jsonl import read_events
 from esper.training.rng import seeded
 from esper.training.step import train_epoch
 from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
+from tests.telemetry.sample_events import read_events
 
 FILES = {
     "baseline.json",

@@ -22,7 +22,6 @@ from esper.telemetry.event import (
     PracticeRound,
     RunCompleted,
 )
-from esper.telemetry.sinks.jsonl import read_events
 from tests.run.run_helpers import (
     Does,
     kinds,
@@ -34,6 +33,7 @@ from tests.run.run_helpers import (
     stable_log,
     tiny,
 )
+from tests.telemetry.sample_events import read_events
 
 GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
 

@@ -1,4 +1,4 @@
-"""The short form, and looking at a run until it ends."""
+"""`esper show`: the short form, and watching a run until it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain() -> tuple[Console, io.StringIO]:
     return Console(file=out, width=80), out
 
 
-def test_the_short_form_tells_what_a_person_asks_first(learned: Path) -> None:
+def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> None:
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
@@ -47,7 +47,7 @@ def test_the_short_form_tells_what_a_person_asks_first(learned: Path) -> None:
     assert re.fullmatch(r"memory +cpu: copies [\d.]+ KiB, copies per host [\d.]+ KiB, resident [\d.]+ [MG]iB", memory)
 
 
-def test_a_long_line_is_folded_below_itself_where_there_is_a_width(learned: Path) -> None:
+def test_long_lines_wrap_if_there_is_a_width(learned: Path) -> None:
     run = open_run(learned)
     narrow = short_form(run, 60).splitlines()
     assert all(len(line) <= 60 for line in narrow)
@@ -56,7 +56,7 @@ def test_a_long_line_is_folded_below_itself_where_there_is_a_width(learned: Path
     assert "".join(" ".join(narrow).split()) == "".join(whole.split())  # nothing is lost
 
 
-def test_the_time_left_is_that_of_the_rounds_to_come(tmp_path: Path) -> None:
+def test_the_time_left_is_that_of_the_remaining_rounds(tmp_path: Path) -> None:
     seen: list[tuple[float, float | None, str]] = []
 
     def look() -> None:
@@ -99,13 +99,13 @@ def test_a_watched_run_is_shown_until_it_ends(tmp_path: Path) -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_watching_what_has_ended_shows_it_once(grown: Path) -> None:
+def test_watching_an_ended_run_shows_it_once(grown: Path) -> None:
     console, out = plain()
     watch(open_run(grown), console, pause=lambda _: pytest.fail("it waited"))
     assert out.getvalue().count("state") == 1
 
 
-def test_an_interrupt_ends_the_view_and_nothing_else(tmp_path: Path) -> None:
+def test_an_interrupt_ends_only_the_view(tmp_path: Path) -> None:
     console, out = plain()
 
     def interrupt(_: float) -> None:
@@ -119,7 +119,7 @@ def test_an_interrupt_ends_the_view_and_nothing_else(tmp_path: Path) -> None:
     assert "The view was closed; the run continues." in out.getvalue()
 
 
-def test_a_terminal_gets_the_last_picture_to_keep(grown: Path) -> None:
+def test_the_last_view_stays_in_the_terminal(grown: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None)
     watch(open_run(grown), console)
