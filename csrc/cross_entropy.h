@@ -21,6 +21,18 @@ enum Field : int {
     kFieldCount,
 };
 
+// Logits and targets as rows, for every shape of the arguments.
+struct Rows {
+    const void* logits;      // [N, C] contiguous
+    const int64_t* targets;  // [N]
+    int64_t rows;            // N: samples, or tokens of all sequences
+    int64_t classes;         // C
+    int64_t samples;         // B
+    int64_t sequence;        // tokens of a sequence, T; 1 for classification
+    int64_t ignore_index;
+    double smoothing;
+};
+
 // Statistics of some rows. Counts are doubles (exact up to 2^53), so that they can be added to a float64 block.
 struct Totals {
     double loss;

@@ -36,8 +36,6 @@ constexpr double kClipEpsilon = 1e-6;
 constexpr float kTrustedMin = 1e-25f;
 constexpr float kTrustedMax = 1e30f;
 
-enum class Dtype : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64 };
-
 // Statistics of a run of elements: a block, a chunk or a whole tensor. Counts are doubles (exact up to 2^53), so that a
 // record is a row of a float64 tensor.
 struct Totals {

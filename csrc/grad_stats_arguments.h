@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -38,15 +37,6 @@ struct Outputs {
     OwnedTensor scratch;  // [R, kScratchColumns] float64, zero before its first use; may be empty on the CPU
 };
 
-inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
-    static const std::array<int32_t, 4> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
-                                                 aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
-    const auto found = dtype_position(tensor, known);
-    check(found < static_cast<int64_t>(known.size()), "grad_stats: gradient ", position,
-          " must be float32, bfloat16, float16 or float64");
-    return static_cast<Dtype>(found);
-}
-
 // Sums and counts do not depend on the order of the elements.
 inline bool is_dense(AtenTensorHandle tensor, int64_t numel) {
     bool contiguous = false;
@@ -58,7 +48,9 @@ inline void read_gradient(Arguments& arguments, OwnedTensor tensor, int64_t posi
     check(device_of(tensor.get()) == arguments.device, "grad_stats: gradient ", position,
           " is on another device than the rest of this call");
     Gradient gradient{};
-    gradient.dtype = dtype_of(tensor.get(), position);
+    gradient.dtype = dtype_of(tensor.get());
+    check(gradient.dtype != Dtype::kOther, "grad_stats: gradient ", position,
+          " must be float32, bfloat16, float16 or float64");
     gradient.elements = numel_of(tensor.get());
     if (!is_dense(tensor.get(), gradient.elements)) {
         // Holes or repeats (a sliced or expanded gradient): rare enough for a copy.

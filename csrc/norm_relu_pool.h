@@ -23,6 +23,40 @@ enum Statistic : int {
 // made it zero, so that no gradient passes.
 constexpr int kDead = 4;
 
+// Sizes of a call. Tensors lie channels_last: [N, H, W, C] in memory.
+struct Shape {
+    int64_t batch;     // N
+    int64_t height;    // H
+    int64_t width;     // W
+    int64_t channels;  // C
+    bool pool;
+
+    ESPER_HOST_DEVICE int64_t pixels() const { return batch * height * width; }
+    // Odd rows and columns have no window, as in max_pool2d.
+    int64_t out_height() const { return pool ? height / 2 : height; }
+    int64_t out_width() const { return pool ? width / 2 : width; }
+    int64_t out_elements() const { return batch * out_height() * out_width() * channels; }
+};
+
+// Per-channel arguments of forward.
+struct Parameters {
+    const float* weight;            // [C]
+    const float* bias;              // [C]
+    const float* running_mean;      // [C], or null for the batch's own statistics
+    const float* running_variance;  // likewise
+    double eps;
+};
+
+// Running statistics to be updated in place.
+struct Running {
+    float* mean;        // [C]
+    float* variance;    // [C]
+    int64_t* count;     // scalar: batches seen
+    const float* rows;  // [kStatistics, C] of this batch
+    int64_t channels;
+    double momentum;  // negative for the average of all batches
+};
+
 // --- a channel -----------------------------------------------------------------------------------------------------
 
 // Mean and sum of squared distances from it of `count` values. Doubles: a channel can have millions of values.
@@ -67,10 +101,13 @@ ESPER_HOST_DEVICE Statistics running_statistics(float mean, float variance, doub
     return Statistics{mean, static_cast<float>(1 / sqrt(static_cast<double>(variance) + eps)), variance};
 }
 
-// The running value after a batch, the `count`th; a negative momentum averages all batches.
-ESPER_HOST_DEVICE float updated(float running, float batch, double momentum, int64_t count) {
-    const auto part = static_cast<float>(momentum < 0 ? 1.0 / static_cast<double>(count) : momentum);
-    return (1 - part) * running + part * batch;
+// Updates a channel's running values after the `count`th batch.
+ESPER_HOST_DEVICE void update_channel(const Running& running, int64_t channel, int64_t count) {
+    const auto part = static_cast<float>(running.momentum < 0 ? 1.0 / static_cast<double>(count) : running.momentum);
+    float& mean = running.mean[channel];
+    float& variance = running.variance[channel];
+    mean = (1 - part) * mean + part * running.rows[kMean * running.channels + channel];
+    variance = (1 - part) * variance + part * running.rows[kVariance * running.channels + channel];
 }
 
 // y = x * scale + shift

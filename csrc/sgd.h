@@ -7,7 +7,17 @@
 
 namespace esper::sgd {
 
-enum class Dtype : uint8_t { kFloat32, kBFloat16, kFloat64 };
+// A float32 or float64 number in device memory.
+struct Number {
+    const void* data;
+    bool is_double;
+};
+
+ESPER_HOST_DEVICE double read(const Number& number, double otherwise) {
+    if (number.data == nullptr) return otherwise;
+    return number.is_double ? *static_cast<const double*>(number.data)
+                            : static_cast<double>(*static_cast<const float*>(number.data));
+}
 
 // What all elements of a tensor have in common. T is double for float64 and float for all else.
 template <typename T>

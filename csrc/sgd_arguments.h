@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,12 +12,6 @@
 #include "tensors.h"
 
 namespace esper::sgd {
-
-// A float32 or float64 number in device memory.
-struct Number {
-    const void* data;
-    bool is_double;
-};
 
 // A parameter with the data of its step.
 struct Tensor {
@@ -50,15 +43,6 @@ struct Arguments {
     std::vector<torch::stable::Tensor> copies;
 };
 
-inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
-    static const std::array<int32_t, 3> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
-                                                 aoti_torch_dtype_float64()};
-    const auto found = dtype_position(tensor, known);
-    check(found < static_cast<int64_t>(known.size()), "sgd_step_: parameter ", position,
-          " must be float32, bfloat16 or float64");
-    return static_cast<Dtype>(found);
-}
-
 inline Number checked_number(AtenTensorHandle tensor, const char* name, Device device, int64_t count = 1) {
     const int32_t code = dtype_code(tensor);
     check((code == aoti_torch_dtype_float64() || code == aoti_torch_dtype_float32()) && numel_of(tensor) == count &&
@@ -81,7 +65,9 @@ inline OwnedTensor take_optional_tensor(StableIValue value) {
 inline void read_tensor(Arguments& arguments, OwnedTensor parameter, OwnedTensor gradient, OwnedTensor buffer,
                         int64_t group, int64_t position) {
     Tensor tensor{};
-    tensor.dtype = dtype_of(parameter.get(), position);
+    tensor.dtype = dtype_of(parameter.get());
+    check(tensor.dtype == Dtype::kFloat32 || tensor.dtype == Dtype::kBFloat16 || tensor.dtype == Dtype::kFloat64,
+          "sgd_step_: parameter ", position, " must be float32, bfloat16 or float64");
     tensor.elements = numel_of(parameter.get());
     tensor.group = group;
     check(group >= 0 && group < static_cast<int64_t>(arguments.groups.size()), "sgd_step_: group_of[", position,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "host_device.h"
 
@@ -63,10 +64,15 @@ ESPER_HOST_DEVICE bool is_inside(int32_t place, int32_t size) {
     return static_cast<uint32_t>(place) < static_cast<uint32_t>(size);
 }
 
-// float32 to the upper half of it, rounded to nearest even; NaN stays NaN.
-ESPER_HOST_DEVICE uint16_t bfloat16_of(uint32_t bits) {
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+// A value of the table in the dtype of the output: float32, or bfloat16 rounded to nearest even; NaN stays NaN.
+ESPER_HOST_DEVICE void to_dtype(float value, float& out) {
+    out = value;
+}
+ESPER_HOST_DEVICE void to_dtype(float value, uint16_t& out) {
+    uint32_t bits = 0;
+    memcpy(&bits, &value, sizeof(bits));
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    out = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace esper::stage_batch

@@ -4,11 +4,13 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "boxed.h"
+#include "host_device.h"
 
 namespace esper {
 
@@ -45,10 +47,10 @@ inline int32_t dtype_code(AtenTensorHandle tensor) {
     return code;
 }
 
-// Position of the tensor's dtype among `known`, or their number if it is none of them.
-template <typename Known>
-int64_t dtype_position(AtenTensorHandle tensor, const Known& known) {
-    return std::find(known.begin(), known.end(), dtype_code(tensor)) - known.begin();
+inline Dtype dtype_of(AtenTensorHandle tensor) {
+    static const std::array<int32_t, 4> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
+                                                 aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
+    return static_cast<Dtype>(std::find(known.begin(), known.end(), dtype_code(tensor)) - known.begin());
 }
 
 // Sizes and strides of a tensor, valid as long as the tensor.

@@ -80,12 +80,13 @@ struct Channels {
     std::vector<double> total = doubles(), total_other = doubles();  // of all blocks
 
     // Lane of the channel, in the first pixel of a group (0) or in the second (1).
-    size_t lane(Dtype dtype, int64_t channel, int64_t pixel = 0) const {
+    size_t lane(ScalarType dtype, int64_t channel, int64_t pixel = 0) const {
         const int64_t element = channel % kGroup + pixel * kHalf;
-        const int64_t lane = dtype == Dtype::Float ? Float32Lanes::lane_of(element) : BFloat16Lanes::lane_of(element);
+        const int64_t lane =
+            dtype == ScalarType::Float ? Float32Lanes::lane_of(element) : BFloat16Lanes::lane_of(element);
         return static_cast<size_t>(channel / kGroup * kGroup + lane);
     }
-    void set(std::vector<float>& values, Dtype dtype, int64_t channel, float value) const {
+    void set(std::vector<float>& values, ScalarType dtype, int64_t channel, float value) const {
         values[lane(dtype, channel)] = value;
         if (flat) values[lane(dtype, channel, 1)] = value;
     }

@@ -16,21 +16,13 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kUnroll = 4;  // logits a thread has in flight
 
 // Arguments of a launch. Outputs of forward that are null are not written.
-struct Launch {
-    const void* logits;      // [N, C]
-    const int64_t* targets;  // [N]
-    int64_t rows;            // N
-    int64_t classes;         // C
-    int64_t ignore_index;
-    double smoothing;
+struct Launch : Rows {
     uint8_t* correct;       // [N]
     void* normaliser;       // [N, 2]
     void* loss;             // []
     double* stats;          // [kFieldCount], written
     double* row;            // [kFieldCount], added to
     int16_t* counts;        // [B] from `correct`, B sequences of T
-    int64_t samples;        // B
-    int64_t sequence;       // T
     unsigned int* counter;  // zero; unused by a single block
     Totals* partials;       // [blocks], likewise
     // Backward only; it reads `normaliser` and `stats` of forward.

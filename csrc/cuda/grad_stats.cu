@@ -6,10 +6,7 @@
 // scratch memory. The block that finishes last adds the rows in a fixed order, so results are the same bits every time,
 // and sets the counter back to zero, so that the graph can be replayed. More tensors take more launches, one table
 // each; the last one closes the groups.
-#include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 
 #include <limits>
 
@@ -254,8 +251,7 @@ void compute(const Arguments& arguments, double* fields, double* norms, double* 
 void grad_stats(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack, nullptr);
     const Device device = arguments.device;
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
+    const DeviceStream stream(device);
     OwnedTensor fields = empty_float64(device, static_cast<int64_t>(arguments.group_sizes.size()), kFieldCount);
     OwnedTensor norms = empty_float64(device, static_cast<int64_t>(arguments.gradients.size()));
     const OwnedTensor scratch = empty_float64(device, scratch_rows(arguments), kScratchColumns);
@@ -274,10 +270,10 @@ void grad_stats_out(StableIValue* stack, uint64_t, uint64_t) {
     check_output_sizes(arguments, outputs);
     check(numel_of(outputs.scratch.get()) >= scratch_rows(arguments) * kScratchColumns,
           "grad_stats: out= was made for smaller gradients; make a new one by a call without out=");
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const DeviceStream stream(device);
     compute(arguments, checked_float64(outputs.fields.get(), "fields", device),
             checked_float64(outputs.norms.get(), "norms", device),
-            checked_float64(outputs.scratch.get(), "scratch", device), current_stream(device));
+            checked_float64(outputs.scratch.get(), "scratch", device), stream);
 }
 
 }  // namespace

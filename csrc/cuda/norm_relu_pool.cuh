@@ -17,30 +17,20 @@ constexpr int64_t kSumBlocks = 132;    // at most, over all tiles: as many rows 
 constexpr int64_t kApplyBlocks = 528;  // likewise, of a second launch
 
 // One call. X is `columns`.
-struct Launch {
-    const void* input;              // [N, H, W, C]
-    const void* gradient;           // [N, OH, OW, C] of the output
-    void* result;                   // [N, OH, OW, C], or [N, H, W, C] for the input's gradient
-    uint8_t* choice;                // [N, OH, OW, C]
-    const float* weight;            // [C]
-    const float* bias;              // [C]
-    const float* running_mean;      // [C], or null for the statistics of the batch
-    const float* running_variance;  // likewise
-    float* statistics;              // [kStatistics, C], written forward and read backward
-    float* grad_weight;             // [C]
-    float* grad_bias;               // [C]
-    double* partials;               // [rows, tiles, X * V, 2]
-    double eps;
-    int64_t batch;
-    int64_t height;
-    int64_t width;
-    int64_t channels;
-    int columns;  // of a tile: 1, 2, 4, 8, 16 or 32
+struct Launch : Shape, Parameters {
+    const void* input;     // [N, H, W, C]
+    const void* gradient;  // [N, OH, OW, C] of the output
+    void* result;          // [N, OH, OW, C], or [N, H, W, C] for the input's gradient
+    uint8_t* choice;       // [N, OH, OW, C]
+    float* statistics;     // [kStatistics, C], written forward and read backward
+    float* grad_weight;    // [C]
+    float* grad_bias;      // [C]
+    double* partials;      // [rows, tiles, X * V, 2]
+    int columns;           // of a tile: 1, 2, 4, 8, 16 or 32
     int tiles;
     int rows;  // of partial sums
     bool batch_statistics;
 
-    __host__ __device__ int64_t pixels() const { return batch * height * width; }
     // Windows, with those at odd ends that are cut off.
     __host__ __device__ int64_t windows() const { return batch * ((height + 1) / 2) * ((width + 1) / 2); }
 };
