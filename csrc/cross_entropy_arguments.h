@@ -25,7 +25,7 @@ struct Problem : Rows {
     Tensor held_targets;
 
     bool is_double() const { return dtype == ScalarType::Double; }
-    // The dtype of the loss and of what is saved of each row.
+    // The dtype of the loss and of the values saved for each row.
     ScalarType real() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
 };
 
@@ -68,17 +68,15 @@ struct Outputs {
     Tensor loss;        // [] float32, or float64 for float64 logits
     Tensor correct;     // [N] in the shape of the targets, uint8
     Tensor stats;       // [kFieldCount] float64
-    Tensor normaliser;  // [N, 2]: of each row its largest logit and log of sum over exp(logit - largest); dtype of loss
+    Tensor normaliser;  // [N, 2]: per row, largest logit and log of sum over exp(logit - largest); dtype of loss
 };
 
 inline Outputs make_outputs(const Problem& problem) {
     const Tensor& targets = problem.held_targets;
-    const int64_t fields[1] = {kFieldCount};
-    const int64_t pairs[2] = {problem.rows, 2};
     return Outputs{torch::stable::new_empty(targets, {}, problem.real()),
                    torch::stable::new_empty(targets, targets.sizes(), ScalarType::Byte),
-                   torch::stable::new_empty(targets, {fields, 1}, ScalarType::Double),
-                   torch::stable::new_empty(targets, {pairs, 2}, problem.real())};
+                   torch::stable::new_empty(targets, {kFieldCount}, ScalarType::Double),
+                   torch::stable::new_empty(targets, {problem.rows, 2}, problem.real())};
 }
 
 // Saved tensors that backward reads besides the problem.
@@ -143,7 +141,7 @@ inline Results results_row(const Problem& problem, const std::optional<Tensor>& 
                             : Results{static_cast<uint8_t*>(data) + offset, nullptr};
 }
 
-// The row of one earlier call.
+// The statistics of one earlier call.
 inline const double* stats_row(const Tensor& stats) {
     check(stats.scalar_type() == ScalarType::Double && stats.is_contiguous() && stats.numel() == kFieldCount,
           "accumulate_: stats must be the contiguous float64 [", static_cast<int>(kFieldCount),

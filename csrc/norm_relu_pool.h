@@ -15,11 +15,11 @@ namespace esper::norm_relu_pool {
 enum Statistic : int {
     kMean = 0,  // of the batch, or the running one
     kInvStd,    // 1 / sqrt(variance + eps), of the biased variance
-    kVariance,  // unbiased: what the running variance is made of
+    kVariance,  // unbiased, for the running variance
     kStatistics,
 };
 
-// `choice` of a pooled output: 0 to 3, the place in its window (row-major) that it was taken from, or kDead where ReLU
+// `choice` of a pooled output: 0 to 3, the place in its window (row-major) that it was taken from, or kDead if ReLU
 // made it zero, so that no gradient passes.
 constexpr int kDead = 4;
 
@@ -72,13 +72,13 @@ struct PivotSums {
     double sum_sq;
 };
 
-// The same of `count` values for another pivot, `distance` below the one of the sums.
+// The sums of `count` values around another pivot, `distance` below theirs.
 ESPER_HOST_DEVICE PivotSums rebased(double count, double distance, double sum, double sum_sq) {
     return PivotSums{sum + count * distance, sum_sq + 2 * distance * sum + count * distance * distance};
 }
 
-// Moments of `count` values from sums of their distances to a pivot. Where the sums are float32 the pivot is a value
-// near them, so that nothing is lost where the mean is large against the spread.
+// Moments of `count` values from sums of their distances to a pivot. For float32 sums the pivot is near the values, so
+// that no digits are lost if the mean is large against the spread.
 ESPER_HOST_DEVICE Moments moments_of(double count, double pivot, double sum, double sum_sq) {
     const double shift = sum / count;
     const double m2 = sum_sq - sum * shift;
@@ -121,7 +121,7 @@ ESPER_HOST_DEVICE Affine affine_of(float mean, float inv_std, float weight, floa
     return Affine{scale, bias - mean * scale};
 }
 
-// dx = g * scale + (x - mean) * slope + offset, with g the gradient behind the normalisation.
+// dx = g * scale + (x - mean) * slope + offset, with g the gradient of the normalisation's output.
 struct Slope {
     float slope;
     float offset;
@@ -138,7 +138,7 @@ ESPER_HOST_DEVICE Slope slope_of(double sum, double dot, double count, float inv
 template <typename F>
 ESPER_HOST_DEVICE F multiply_add(F a, F b, F c) {
 #if defined(__CUDA_ARCH__)
-    return __fmaf_rn(a, b, c);  // said, so that every kernel rounds alike
+    return __fmaf_rn(a, b, c);  // explicit, so that every kernel rounds alike
 #else
     return a * b + c;
 #endif
@@ -155,7 +155,7 @@ ESPER_HOST_DEVICE F relu(F y) {
     return y <= 0.0f ? F{} : y;
 }
 
-// The gradient g where relu(y), rounded to storage, is not zero. `rounds_to_zero` is the largest y that is.
+// The gradient g if relu(y), rounded to storage, is not zero, else 0. `rounds_to_zero` is the largest y that is zero.
 template <typename F>
 ESPER_HOST_DEVICE F relu_gradient(F g, F y, float rounds_to_zero) {
     return y <= rounds_to_zero ? F{} : g;

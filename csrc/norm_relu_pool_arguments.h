@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <utility>
@@ -64,19 +63,8 @@ inline Parameters checked_parameters(const Tensor& input, const Shape& shape, co
     return parameters;
 }
 
-// A new tensor [N, C, H, W] in channels_last, or with fewer dimensions contiguous. Not initialised.
-inline Tensor empty(const Device& device, int32_t dtype, std::initializer_list<int64_t> sizes) {
-    int64_t strides[4] = {};
-    int64_t stride = 1;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-        const size_t d = sizes.size() == 4 ? kChannelsLast[i] : sizes.size() - 1 - i;
-        strides[d] = stride;
-        stride *= std::max<int64_t>(sizes.begin()[d], 1);
-    }
-    AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
-                                                    device.type, device.index, &handle));
-    return Tensor(handle);
+inline Tensor new_tensor(const Device& device, int32_t dtype, std::initializer_list<int64_t> sizes) {
+    return Tensor(empty(device, dtype, sizes).release());
 }
 
 // Results of forward.
@@ -91,10 +79,10 @@ inline Outputs make_outputs(const Tensor& input, const Shape& shape) {
     const int32_t byte = aoti_torch_dtype_uint8();
     const int64_t height = shape.out_height();
     const int64_t width = shape.out_width();
-    return Outputs{
-        empty(device, dtype_code(input.get()), {shape.batch, shape.channels, height, width}),
-        empty(device, aoti_torch_dtype_float32(), {kStatistics, shape.channels}),
-        shape.pool ? empty(device, byte, {shape.batch, shape.channels, height, width}) : empty(device, byte, {0})};
+    return Outputs{new_tensor(device, dtype_code(input.get()), {shape.batch, shape.channels, height, width}),
+                   new_tensor(device, aoti_torch_dtype_float32(), {kStatistics, shape.channels}),
+                   shape.pool ? new_tensor(device, byte, {shape.batch, shape.channels, height, width})
+                              : new_tensor(device, byte, {0})};
 }
 
 inline void check_backward(const Tensor& grad_output, const Tensor& input, const Shape& shape, const Tensor& statistics,
@@ -123,8 +111,9 @@ struct Gradients {
 inline Gradients make_gradients(const Tensor& input, const Shape& shape) {
     const Device device = device_of(input);
     const int32_t float32 = aoti_torch_dtype_float32();
-    return Gradients{empty(device, dtype_code(input.get()), {shape.batch, shape.channels, shape.height, shape.width}),
-                     empty(device, float32, {shape.channels}), empty(device, float32, {shape.channels})};
+    return Gradients{
+        new_tensor(device, dtype_code(input.get()), {shape.batch, shape.channels, shape.height, shape.width}),
+        new_tensor(device, float32, {shape.channels}), new_tensor(device, float32, {shape.channels})};
 }
 
 inline Running checked_running(const Tensor& mean, const Tensor& variance, const Tensor& count,

@@ -58,7 +58,7 @@ struct Tokens {
     int64_t stride;
     int64_t length;        // T
     int64_t* out;          // [B, T]
-    int64_t* targets_out;  // [B, T], each the token after, or null
+    int64_t* targets_out;  // [B, T] the next tokens, or null
     Selection selection;
 };
 
@@ -66,7 +66,7 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
     check(tensor.device() == like.device(), op, ": ", name, " is on another device than the dataset");
 }
 
-// One-dimensional contiguous int64 of `size` values (any size where negative), on the device of `like`.
+// A contiguous int64 vector of `size` values (any number if negative), on the device of `like`.
 inline int64_t* int64_vector(const char* op, const char* name, const Tensor& tensor, const Tensor& like, int64_t size) {
     check_device(op, name, tensor, like);
     check(tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 && tensor.is_contiguous(), op, ": ", name,

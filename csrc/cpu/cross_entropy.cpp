@@ -4,8 +4,8 @@
 // rows at a time as a register has lanes, so that no row pays for reducing across lanes. Many classes: a row in blocks
 // that stay in the nearest cache, each reduced to (largest, sum) and joined. The float32 kernels are compiled for each
 // instruction set with lanes of its own width. float64 takes the plain path of cross_entropy.h, which is also the CUDA
-// kernel's. Rows are independent and their sums are added tile by tile in order, so the result
-// has the same bits for any number of threads.
+// kernel's. Rows are independent and their sums are added tile by tile in order, so the result has the same bits for
+// any number of threads.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>

@@ -36,7 +36,7 @@ struct FastSum {
     int32_t zero;
 };
 
-// float32 sum of squares and count of zeros of at most kBlock elements.
+// float32 sum of squares and count of zeros of max kBlock elements.
 template <typename Type>
 ESPER_INLINE FastSum fast_sum(const typename Type::Storage* x, int64_t n) {
     // Four chains hide the latency of the additions; 2048 elements are 32 additions a lane.
@@ -78,7 +78,7 @@ ESPER_CLONES FastSum fast_sum_float16(const uint16_t* x, int64_t n) {
     return fast_sum<Float16Magnitude>(x, n);
 }
 
-// One block of a 16- or 32-bit type: trust the float32 sum, or do it again.
+// One block of a 16- or 32-bit type: trust the float32 sum, or sum again in float64.
 template <typename Type>
 Totals block(const typename Type::Storage* x, int64_t n, FastSum (*fast)(const typename Type::Storage*, int64_t)) {
     const FastSum sum = fast(x, n);
@@ -116,7 +116,7 @@ ESPER_CLONES void fast_sum_float64(const double* x, int64_t n, double* sum_sq, i
     }
 }
 
-// float64 is summed as it is; only the counts of a non-finite block need a second look.
+// float64 is summed as it is; only the counts of a non-finite block need a second pass.
 Totals block_float64(const double* x, int64_t n) {
     int64_t zero = 0;
     Totals totals{0, 0, 0, 0, static_cast<double>(n)};
@@ -171,8 +171,7 @@ std::vector<Totals> all_blocks(const std::vector<Gradient>& gradients) {
 
 void compute(const Arguments& arguments, double* fields, double* norms) {
     const std::vector<Totals> blocks = all_blocks(arguments.gradients);
-    size_t n = 0;
-    size_t b = 0;
+    size_t n = 0, b = 0;
     for (size_t g = 0; g < arguments.group_sizes.size(); ++g) {
         GroupTotals group = empty_group();
         for (int64_t left = arguments.group_sizes[g]; left > 0; --left, ++n) {
@@ -187,9 +186,7 @@ void compute(const Arguments& arguments, double* fields, double* norms) {
 
 void grad_stats(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack, nullptr);
-    OwnedTensor fields =
-        empty_float64(arguments.device, static_cast<int64_t>(arguments.group_sizes.size()), kFieldCount);
-    OwnedTensor norms = empty_float64(arguments.device, static_cast<int64_t>(arguments.gradients.size()));
+    auto [fields, norms] = new_outputs(arguments);
     compute(arguments, checked_float64(fields.get(), "fields", arguments.device),
             checked_float64(norms.get(), "norms", arguments.device));
     stack[0] = give_tensor(std::move(fields));

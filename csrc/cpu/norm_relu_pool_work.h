@@ -10,7 +10,7 @@ namespace esper::norm_relu_pool {
 
 using namespace groups;
 
-constexpr int64_t kBlock = 256;  // pixels of a float32 sum, about
+constexpr int64_t kBlock = 256;  // pixels of a float32 sum, approximately
 constexpr int kChains = 2;       // sums kept apart, to hide the latency of additions
 
 // Channels that are processed together, from `first` on: one group of elements.
@@ -107,7 +107,7 @@ struct Work {
     Channels* channels;
 };
 
-// Rows 2i and 2i + 1 of one image, and the row that they become.
+// Rows 2i and 2i + 1 of one image, and their pooled row.
 struct RowPair {
     int64_t first;   // pixel where the first row starts
     int64_t pooled;  // output pixel where the pooled row starts

@@ -5,7 +5,7 @@
 // joined in a fixed order. Blocks leave a row of partial sums in scratch memory; the one that finishes last adds them
 // in a fixed order and writes loss and statistics, so results are the same bits every time. A problem that fits one
 // block needs no scratch memory. Scratch memory comes from torch's allocator, which is safe in a graph capture. A
-// target that is no class cannot be reported from here without a sync: its loss and gradient are NaN.
+// target that is not a class cannot be reported from here without a sync: its loss and gradient are NaN.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ __device__ void backward_element(const Launch& launch, const GradientScale<typen
     static_cast<typename Type::Storage*>(launch.gradient)[i] = Type::storage(gradient);
 }
 
-// kWide: a block takes kChunk columns of a row at a time; else a thread takes an element, whatever its row.
+// kWide: a block takes kChunk columns of a row at a time; else a thread takes one element of any row.
 template <typename Type, bool kWide>
 __global__ void __launch_bounds__(kThreads) backward_kernel(const Launch launch) {
     using Real = typename Type::Real;
@@ -142,9 +142,8 @@ void forward(const Problem& problem, Launch launch) {
     const int64_t tokens = launch.counts != nullptr ? divided_up(problem.rows, sizeof(double)) : 0;
     OwnedTensor scratch;
     if (head + tokens > 0) {
-        scratch = empty_float64(device, head + tokens);
-        void* data = nullptr;
-        TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(scratch.get(), &data));
+        scratch = empty_float64(device, {head + tokens});
+        void* const data = mutable_data(scratch.get());
         if (blocks > 1) {
             launch.counter = static_cast<unsigned int*>(data);
             launch.partials = static_cast<Totals*>(data) + 1;

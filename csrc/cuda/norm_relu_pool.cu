@@ -40,16 +40,13 @@ void set_tiles(Launch& launch) {
     launch.tiles = static_cast<int>((columns + launch.columns - 1) / launch.columns);
 }
 
-// Rows of partial sums over `count` pixels or windows, of which a thread should have several, and room for them.
+// Allocates rows of partial sums over `count` pixels or windows, of which each thread should have `per_thread`.
 template <int V>
 OwnedTensor make_partials(Launch& launch, int64_t count, int64_t per_thread, const Device& device) {
     launch.rows =
         static_cast<int>(blocks_for(count, kThreads / launch.columns * per_thread, kSumBlocks / launch.tiles));
-    OwnedTensor partials =
-        empty_float64(device, static_cast<int64_t>(launch.rows) * launch.tiles * launch.columns * V * 2);
-    void* data = nullptr;
-    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(partials.get(), &data));
-    launch.partials = static_cast<double*>(data);
+    OwnedTensor partials = empty_float64(device, {launch.rows, launch.tiles * launch.columns * V * 2});
+    launch.partials = static_cast<double*>(mutable_data(partials.get()));
     return partials;
 }
 

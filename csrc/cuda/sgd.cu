@@ -1,6 +1,6 @@
 // Fused SGD on CUDA.
 //
-// Policy: one launch for up to kLargeCapacity tensors, of as many groups as there are. The table of pointers travels by
+// Policy: one launch for up to kLargeCapacity tensors, of any number of groups. The table of pointers travels by
 // value among the kernel's arguments, so there is nothing to upload and a captured graph holds its own copy. A block
 // steps one chunk of 8192 elements of one tensor; learning rate, coefficient, loss scale and found_inf are read from
 // device memory by every block. More tensors take more launches, one table each.
@@ -21,7 +21,7 @@ constexpr int kUnroll = 4;           // elements of each kind in flight per thre
 constexpr int kSmallCapacity = 40;   // fits the 4 KB of arguments that every launch has
 constexpr int kLargeCapacity = 352;  // fits the 32 KB of CUDA 12.1 and later
 
-// Tensors of one launch, T = count. What belongs to a group is repeated for each of its tensors.
+// Tensors of one launch, T = count. Values of a group are repeated for each of its tensors.
 template <int Capacity>
 struct Table {
     Tensor tensor[Capacity];            // [T]
@@ -34,7 +34,7 @@ struct Table {
     int32_t count;
 };
 
-// What all tensors have in common.
+// Arguments that all tensors share.
 struct Launch {
     Number loss_scale;
     Number found_inf;

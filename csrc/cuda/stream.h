@@ -5,7 +5,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
-#include "../boxed.h"
+#include "../tensors.h"
 
 namespace esper {
 

@@ -24,11 +24,10 @@ inline int topology(int cpu, const char* name) {
     return file ? value : -1;
 }
 
-// The usable CPUs of each physical core: hardware threads of one core are one row. If the system does not report cores,
-// every usable CPU is a row; empty if it does not report usable CPUs.
+// The usable CPUs of each physical core: hardware threads of one core are one row. A CPU whose core the system does not
+// report is a row; empty if the system does not report usable CPUs.
 inline std::vector<std::vector<int>> cores() {
-    std::vector<std::vector<int>> single, found;
-    bool known = true;
+    std::vector<std::vector<int>> found;
 #if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof(set), &set) != 0) return {};
@@ -36,14 +35,13 @@ inline std::vector<std::vector<int>> cores() {
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
         if (!CPU_ISSET(cpu, &set)) continue;
         const int core = topology(cpu, "core_id");
-        known = known && core >= 0;
-        const auto [place, is_new] = places.try_emplace({topology(cpu, "physical_package_id"), core}, found.size());
+        const int package = core >= 0 ? topology(cpu, "physical_package_id") : -2 - cpu;  // below any package
+        const auto [place, is_new] = places.try_emplace({package, core}, found.size());
         if (is_new) found.emplace_back();
         found[place->second].push_back(cpu);
-        single.push_back({cpu});
     }
 #endif
-    return known ? found : single;
+    return found;
 }
 
 // Number of physical cores that this process may run on, at least 1; fewer than the machine has inside a container.

@@ -144,8 +144,8 @@ class CudaRuntime {
         return version;
     }
 
-    // Each stream is a new one, unlike torch's, of which the 33rd is the first again. It is never destroyed: torch may
-    // hold memory that belongs to it.
+    // Each stream is a new one; torch's pool has 32 and then repeats them. It is never destroyed: torch may hold memory
+    // that belongs to it.
     Handle create_stream(int device) const {
         const OnDevice on(*this, device);
         void* stream = nullptr;

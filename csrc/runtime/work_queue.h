@@ -49,7 +49,7 @@ struct Job {
 
 class WorkQueue {
  public:
-    // --- for callers that bring a batch; none waits longer than `patience`
+    // --- for callers with a batch; none waits longer than `patience`
 
     // Waits for the batch's turn. When it comes, the batch begins and `cancelled` is cleared.
     Turn begin(const std::shared_ptr<Batch>& batch, std::chrono::milliseconds patience) {
