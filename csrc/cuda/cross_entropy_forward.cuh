@@ -2,8 +2,6 @@
 // policy of both.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "../cross_entropy.h"
 #include "elements.cuh"
 #include "reduce.cuh"

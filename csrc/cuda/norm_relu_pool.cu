@@ -6,6 +6,7 @@
 // channels allow it, else one) and over pixels; a block works on one tile of columns. Sums are float32 in a thread and
 // float64 from there on. Backward goes by windows with and without the pool, with the same threads in the same order,
 // so that a pool outside gives the same bits as the one inside.
+#include <cuda_runtime.h>
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
