@@ -78,15 +78,15 @@ void stage_images(const Tensor& images, const Tensor& indices, const Tensor& tab
 
 template <typename Token>
 void stage_rows(const Tokens& problem, const int64_t* indices) {
-    const int64_t length = problem.length;
-    const auto copy = [length](const Token* from, int64_t* to) {
-        for (int64_t t = 0; t < length; ++t) to[t] = static_cast<int64_t>(from[t]);
-    };
-    for_parts(problem.selection.batch, problem.selection.batch * length, [&](int64_t begin, int64_t end) {
+    for_parts(problem.selection.batch, problem.selection.batch * problem.length, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b) {
             const Token* row = static_cast<const Token*>(problem.tokens) + indices[b] * problem.stride;
-            copy(row, problem.out + b * length);
-            if (problem.targets_out != nullptr) copy(row + 1, problem.targets_out + b * length);
+            const int64_t offset = b * problem.length;
+            for (int64_t t = 0; t < problem.length; ++t) problem.out[offset + t] = static_cast<int64_t>(row[t]);
+            if (problem.targets_out == nullptr) continue;
+            for (int64_t t = 0; t < problem.length; ++t) {
+                problem.targets_out[offset + t] = static_cast<int64_t>(row[t + 1]);
+            }
         }
     });
 }
