@@ -36,7 +36,6 @@ def test_batch_major_and_each_lane_as_long_as_it_is(fake: Fake, runtime: CudaRun
     assert fake.launches == [(10, 1), (30, 3), (10, 1), (30, 3), (30, 3)]
     assert fake.launch_devices == {1}
     assert (result.launched, result.failures, result.stopped) == ([2, 0, 3], [], False)
-    assert result.seconds > 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
