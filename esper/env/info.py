@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from esper.env.slot_env import SlotVectorEnv
-
 Info = dict[str, Any]
-
-
-def step_info(env: SlotVectorEnv) -> Info:
-    """Returns the info dict of a vector env's present state; copies, because the env itself uses these arrays."""
-    assert env.rules is not None
-    return {
-        "action_mask": {name: mask.copy() for name, mask in env.mask.heads(env.action_spec).items()},
-        "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
-        "illegal_actions": env.illegal_actions.copy(),
-        "idle": env.done.copy(),
-        "validation_accuracy": env.state.accuracy.copy(),
-        "committed_accuracy": env.state.committed.copy(),
-        "baseline_accuracy": env.rules.baseline_at(env.state.epoch),
-    }
 
 
 def of_env(info: Info, env: int) -> Info:
@@ -34,13 +17,10 @@ def of_env(info: Info, env: int) -> Info:
     """
     part: Info = {}
     for key, value in info.items():
-        if key.startswith("_"):
-            continue
         if isinstance(value, dict):
             part[key] = of_env(value, env)
-        else:
-            entry = value[env]
-            part[key] = entry.copy() if isinstance(entry, np.ndarray) else entry.item()
+        elif not key.startswith("_"):
+            part[key] = value[env].copy() if isinstance(value[env], np.ndarray) else value[env].item()
     return part
 
 

@@ -71,7 +71,7 @@ def measure_baseline(
 def _curves(loop: EpochLoop, run_seed: int) -> NDArray[np.float64]:
     """Returns validation accuracy and loss by epochs done, [2, T + 1, E]."""
     state = loop.state
-    loop.begin(state.done.copy(), run_seed)
+    loop.start(state.done.copy(), run_seed)
     curves = [np.stack((state.accuracy, state.loss))]
     while not state.done.all():
         loop.wait()

@@ -63,7 +63,7 @@ def _base(state: EnvState, rules: Rules) -> dict[str, Floats]:
 
 
 def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
-    horizon, holding = rules.horizon, slots.holding
+    horizon, holding = rules.horizon, slots.steady
     return {
         **{f"stage_{stage.name.lower()}": slots.stage == stage for stage in STAGES},
         "alpha": slots.alpha,

@@ -7,7 +7,6 @@ hundreds of thousands of steps in a minute, and the best return is known (``benc
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from gymnasium.vector import AutoresetMode
 
 from esper.config import TrainingConfig
 from esper.config_resolved import ResolvedConfig
+from esper.env.backend import Backend
+from esper.env.baseline import Baseline
 from esper.env.planted_law import Accuracies, Growth, Law
 from esper.env.slot_env import SlotVectorEnv, copied
-from esper.env.state import EnvState, Rules
+from esper.env.state import EnvState
 from esper.lifecycle.ramps import STYLE_IS_GATED
 from esper.lifecycle.slots import IS_BLENDED, Bools, Floats, Ints
 from esper.lifecycle.stage import SeedStage
@@ -44,8 +45,8 @@ def resolve(config: TrainingConfig) -> ResolvedConfig:
     )
 
 
-class SimulatedBackend:
-    """E hosts under a law; see :class:`esper.env.backend.Backend`. No host ever goes bad.
+class PlantedBackend(Backend):
+    """E hosts under a law.
 
     A host's noise depends on (run seed, env, episode) only, so that adding hosts changes nothing for the others.
     """
@@ -73,27 +74,25 @@ class SimulatedBackend:
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         return np.array(self.law.parameters)[blueprint] + self.law.gate_parameters * STYLE_IS_GATED[style], {}
 
-    def drop(self, where: Bools) -> None:
-        pass
-
     def train(self, active: Bools, state: EnvState) -> None:
         self.growth.train(state.slots, state.epoch, active)
 
     def measure(self, active: Bools, state: EnvState) -> None:
-        places = len(self.law.slots)
-        true = self.growth.measure(state.slots, state.epoch)
+        true, places = self.growth.measure(state.slots, state.epoch), len(self.law.slots)
         errors = self.noise[np.arange(len(active)), state.epoch]
         trained = active & (state.epoch > 0)
-        np.copyto(state.train_accuracy, true.accuracy, where=trained)
-        np.copyto(state.train_loss, self.law.loss(true.accuracy), where=trained)
-        for exact, accuracy, loss in (
-            (true.accuracy, state.accuracy, state.loss),
-            (true.committed, state.committed, state.committed_loss),
-            (true.all_off, state.all_off, state.all_off_loss),
-        ):
-            measured = np.clip(exact + errors[:, 0], 0.0, 100.0)
-            np.copyto(accuracy, measured, where=active)
-            np.copyto(loss, self.law.loss(measured), where=active)
+        state.write(trained, train_accuracy=true.accuracy, train_loss=self.law.loss(true.accuracy))
+        measured = (
+            np.clip(exact + errors[:, 0], 0.0, 100.0) for exact in (true.accuracy, true.committed, true.all_off)
+        )
+        accuracy, committed, all_off = measured
+        state.write(active, accuracy=accuracy, committed=committed, all_off=all_off)
+        state.write(
+            active,
+            loss=self.law.loss(accuracy),
+            committed_loss=self.law.loss(committed),
+            all_off_loss=self.law.loss(all_off),
+        )
         self._measure_seeds(state, true, errors[:, 1 : 1 + places], errors[:, 1 + places :], active[:, None])
 
     def _measure_seeds(
@@ -105,41 +104,25 @@ class SimulatedBackend:
         contribution = true.contribution + errors
         change = contribution - np.where(measured_before, seeds.contribution, 0.0)
         seeds.epochs_since_measured += here & measured_before
-        seeds.epochs_since_measured[blended] = 0
+        seeds.write(
+            blended,
+            contribution_change=change,
+            contribution=contribution,
+            contribution_error=paired,
+            epochs_since_measured=0,
+        )
         # A seed that is blended alone interacts with nothing, which costs no measurement to know.
         due = state.epoch % self.counterfactual_every == 0
-        costly = blended & (due | (blended.sum(axis=1) == 1))[:, None]
+        seeds.write(blended & (due | (blended.sum(axis=1) == 1))[:, None], interaction=true.interaction)
         incubating = here & (seeds.stage == SeedStage.TRAINING)
-        learning = here & seeds.learning
-        immaturity = 1 - self.growth.maturity
-        for values, new, where in (
-            (seeds.contribution_change, change, blended),
-            (seeds.contribution, contribution, blended),
-            (seeds.contribution_error, paired, blended),
-            (seeds.interaction, true.interaction, costly),
-            (seeds.trial, true.trial + trial_errors, incubating),
-            (seeds.trial_error, paired, incubating),
-            # A seed's gradient is large while it has much to learn, and it is always sound.
-            (seeds.gradient_norm, immaturity, learning),
-            (seeds.gradient_ratio, immaturity, learning),
-            (seeds.gradient_health, 1.0, learning),
-            (seeds.vanishing, 0.0, learning),
-            (seeds.exploding, 0.0, learning),
-        ):
-            np.copyto(values, new, where=where)
-
-    def begin(self, starting: Bools, state: EnvState) -> None:
-        pass
-
-    def govern(self, active: Bools, state: EnvState) -> Bools:
-        return np.zeros_like(state.slots.gate_passed)
+        seeds.write(incubating, trial=true.trial + trial_errors, trial_error=paired)
+        # A seed's gradient is large while it has much to learn, and it is always sound.
+        immaturity, sound = 1 - self.growth.maturity, {"gradient_health": 1.0, "vanishing": 0.0, "exploding": 0.0}
+        seeds.write(here & seeds.learning, gradient_norm=immaturity, gradient_ratio=immaturity, **sound)
 
     def test_accuracy(self, state: EnvState) -> Floats:
         """Returns the accuracy of each committed network under the law, without noise, pp [E]."""
         return self.growth.measure(state.slots, state.epoch).committed
-
-    def copies_held(self) -> list[Counter[str]]:
-        return []
 
     def state_dict(self) -> Any:
         arrays = {name: getattr(self.growth, name) for name in self.growth.STATE}
@@ -149,9 +132,6 @@ class SimulatedBackend:
         for name in self.growth.STATE:
             getattr(self.growth, name)[:] = saved[name].numpy()
         self.noise[:] = saved["noise"].numpy()
-
-    def close(self) -> None:
-        pass
 
 
 class PlantedVectorEnv(SlotVectorEnv):
@@ -173,21 +153,11 @@ class PlantedVectorEnv(SlotVectorEnv):
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
         n_envs, horizon = config.env.n_envs, config.env.episode_length
         self.law = law
-        self.simulated = SimulatedBackend(law, n_envs, horizon, config.env.counterfactual_every)
-        spans = Spans(marks=config.run.mark_phases)
-        super().__init__(config, ActionSpec(law.slots, law.blueprints), self.simulated, spans, autoreset_mode)
-        self.baseline = law.baseline(self.horizon, config.env.baseline_episodes)
+        self.hosts: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
+        spec, spans = ActionSpec(law.slots, law.blueprints), Spans(marks=config.run.mark_phases)
+        largest = np.tile(np.array(law.parameters) + law.gate_parameters, (len(law.slots), 1))
+        super().__init__(config, spec, self.hosts, spans, largest, autoreset_mode)
+        self.baseline = self._no_growth()
 
-    def prepare(self) -> None:
-        """Derives the rules from the law."""
-        if self.rules is None:
-            law = self.law
-            gated = np.array(law.parameters) + law.gate_parameters
-            self.rules = Rules(
-                config=self.config,
-                spec=self.action_spec,
-                baseline=self.baseline or law.baseline(self.horizon, self.config.env.baseline_episodes),
-                horizon=self.horizon,
-                host_parameters=law.host_parameters,
-                largest=np.tile(gated, (len(law.slots), 1)),
-            )
+    def _no_growth(self) -> Baseline:
+        return self.baseline or self.law.baseline(self.horizon, self.config.env.baseline_episodes)

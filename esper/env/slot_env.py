@@ -21,12 +21,12 @@ from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop
-from esper.env.info import final_entries, step_info
+from esper.env.info import Info, final_entries
 from esper.env.observe import observe
 from esper.env.reporting import Reporter
 from esper.env.state import Rules, reward_state
 from esper.lifecycle.legal import legal_actions
-from esper.lifecycle.slots import Bools, Floats
+from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.rewards.modes import Reward
 from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
@@ -37,19 +37,18 @@ from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
 
 Float32s = NDArray[np.float32]
-StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
+StepResult = tuple[Float32s, Floats, Bools, Bools, Info]
 
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
 def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
     """Returns the autoreset mode, given as such or by its value. Raises ValueError listing the supported modes."""
-    known = {mode.value: mode for mode in AUTORESET_MODES}
-    value = mode.value if isinstance(mode, AutoresetMode) else mode
-    if value not in known:
-        wanted = " or ".join(f"AutoresetMode.{mode.name} ({mode.value!r})" for mode in AUTORESET_MODES)
-        raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
-    return known[value]
+    for known in AUTORESET_MODES:
+        if mode in (known, known.value):
+            return known
+    wanted = " or ".join(f"AutoresetMode.{known.name} ({known.value!r})" for known in AUTORESET_MODES)
+    raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         spec: ActionSpec,
         hosts: Backend,
         spans: Spans,
+        largest: Ints,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,
     ) -> None:
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
-        self.config, self.action_spec, self.hosts, self.reporter, self.spans = config, spec, hosts, reporter, spans
+        self.config, self.action_spec, self.hosts, self.spans, self.largest = config, spec, hosts, spans, largest
         self.num_envs = config.env.n_envs
         self.horizon = config.env.episode_length
         self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
@@ -138,9 +138,15 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Prepares the first reset, such as by measuring the baseline; optional, since the reset does it if needed."""
+        """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
+        if self.rules is None:
+            self.baseline = self._no_growth()
+            self.rules = Rules(self.config, self.baseline, self.horizon, self.host_parameters, self.largest)
+
+    @abstractmethod
+    def _no_growth(self) -> Baseline:
+        """Returns the no-growth curves, for episodes of ``horizon`` epochs."""
 
     def _report(self, envs: list[int], rewards: Floats) -> None:
         """Reports the epoch of these envs."""
@@ -177,7 +183,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             "hosts": self.hosts.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, dict[str, Any]]:
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
 
         Run-constant inputs are not saved: config, task, baseline and blueprints must be the same.
@@ -188,11 +194,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
         self.hosts.load_state_dict(state["hosts"], self.state)
-        return self._observe(), step_info(self)
+        return self._observe(), self._info(self.done)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Float32s, dict[str, Any]]:
+    ) -> tuple[Float32s, Info]:
         """Starts episodes: all, or those of ``options["reset_mask"]`` (bool [E]). ``seed`` sets the run seed.
 
         Raises ValueError for a reset mask of another dtype or shape, and for a list of seeds: envs derive their own
@@ -213,8 +219,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.reward.reset(starting)
         for term in self.reward_terms.values():
             term[starting] = 0.0
-        self.loop.begin(starting, self.run_seed)
-        return self._observe(), step_info(self)
+        self.loop.start(starting, self.run_seed)
+        return self._observe(), self._info(self.done)
 
     def step(self, actions: Actions) -> StepResult:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
@@ -230,7 +236,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self._report(np.flatnonzero(~idle).tolist(), rewards)
             observation = self._observe()
         terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
-        info = {**step_info(self), "idle": idle}
+        info = self._info(idle)
         ended = terminated | truncated
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
             final = final_entries(observation, info, ended)
@@ -253,6 +259,19 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         )
         self._seen = reward_state(state, rules)
         return observe(state, rules, self.layout)
+
+    def _info(self, idle: Bools) -> Info:
+        """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
+        assert self.rules is not None
+        return {
+            "action_mask": {name: mask.copy() for name, mask in self.mask.heads(self.action_spec).items()},
+            "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
+            "illegal_actions": self.illegal_actions.copy(),
+            "idle": idle.copy(),
+            "validation_accuracy": self.state.accuracy.copy(),
+            "committed_accuracy": self.state.committed.copy(),
+            "baseline_accuracy": self.rules.baseline_at(self.state.epoch),
+        }
 
     def _pay(self, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""

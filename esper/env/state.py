@@ -11,7 +11,6 @@ from esper.config import Durations, TrainingConfig
 from esper.env.baseline import Baseline
 from esper.lifecycle.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
 from esper.rewards.terms import RewardState, SlotState
-from esper.spaces.action import ActionSpec
 from esper.spaces.observation import HISTORY
 
 
@@ -57,7 +56,6 @@ class Rules:
     """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
 
     config: TrainingConfig
-    spec: ActionSpec
     baseline: Baseline
     horizon: int
     host_parameters: int
@@ -74,20 +72,16 @@ class Rules:
         return self.config.env.parameter_budget * self.host_parameters
 
     @cached_property
-    def _accuracy(self) -> Floats:
-        return np.array(self.baseline.accuracy)
-
-    @cached_property
-    def _loss(self) -> Floats:
-        return self.baseline.in_stds(np.array(self.baseline.loss))
+    def _curves(self) -> tuple[Floats, Floats]:
+        return np.array(self.baseline.accuracy), self.baseline.in_stds(np.array(self.baseline.loss))
 
     def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
-        return self._accuracy[np.minimum(epoch + ahead, self.horizon)]
+        return self._curves[0][np.minimum(epoch + ahead, self.horizon)]
 
     def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
-        return self._loss[np.minimum(epoch + ahead, self.horizon)]
+        return self._curves[1][np.minimum(epoch + ahead, self.horizon)]
 
 
 def reward_state(state: EnvState, rules: Rules) -> RewardState:

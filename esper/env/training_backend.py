@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import max_configurations
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
+from esper.env.backend import Backend
 from esper.env.device_time import TrainingTime
 from esper.env.governed_host import GovernedHost
 from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
-from esper.lifecycle import transitions
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
@@ -45,21 +44,14 @@ def make_trainings(
     """
     with seeded(0):
         sites = len(tasks[0].build_host().sites)
-    rows: list[EpochMetrics] = [None] * len(tasks)  # type: ignore[list-item]
-    for place in range(devices):
-        mine = [i for i, index in enumerate(indices) if device_index(index, devices) == place]
-        if mine:
-            task = tasks[mine[0]]
-            block = make_metrics(
-                len(mine),
-                task.device,
-                max_configurations(sites),
-                samples=len(task.validation),
-                language=task.validation.y.dim() == 2,
-            )
-            for i, row in zip(mine, block, strict=True):
-                rows[i] = row
-    return [HostTraining(*each) for each in zip(indices, tasks, configs, rows, strict=True)]
+    places = [device_index(index, devices) for index in indices]
+    rows = {}
+    for place, task in dict(zip(places, tasks, strict=True)).items():
+        language, samples = task.validation.y.dim() == 2, len(task.validation)
+        block = make_metrics(places.count(place), task.device, max_configurations(sites), samples, language)
+        rows[place] = iter(block)
+    totals = [next(rows[place]) for place in places]
+    return [HostTraining(*each) for each in zip(indices, tasks, configs, totals, strict=True)]
 
 
 def largest_sizes(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
@@ -73,8 +65,8 @@ def largest_sizes(training: HostTraining, spec: ActionSpec, blueprints: Blueprin
     return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in channels])
 
 
-class TrainingBackend:
-    """E hosts of one task, trained together; see :class:`esper.env.backend.Backend`.
+class TrainingBackend(Backend):
+    """E hosts of one task, trained together.
 
     Args:
         trainer: trains them on its lanes.
@@ -100,20 +92,15 @@ class TrainingBackend:
         self.reporter, self.governed = reporter, governed
         self.training = list(trainer.hosts)
         self.host_parameters = self.training[0].host_parameters
-        self.each = [
-            GovernedHost(
-                training,
-                Governor(training.config.governor, training.durations, training.task.classes, pinned),
-                spec.slots,
-                row,
-            )
-            for row, training in enumerate(self.training)
-        ]
+        self.each = []
+        for row, training in enumerate(self.training):
+            governor = Governor(training.config.governor, training.durations, training.task.classes, pinned)
+            self.each.append(GovernedHost(training, governor, spec.slots, row))
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in self.training))
         self.watch: Callable[[GovernedHost], None] = lambda _host: None
         """Called after each validation of a host, before anything changes."""
 
-    def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
+    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
         for host in self._of(starting):
             host.training.reset(run_seed, int(episodes[host.row]))
             host.governor.reset()
@@ -131,7 +118,7 @@ class TrainingBackend:
                 failures[row] = str(failure)
         return sizes, failures
 
-    def drop(self, where: Bools) -> None:
+    def remove(self, where: Bools) -> None:
         for row, s in np.argwhere(where).tolist():
             self.each[row].training.remove(self.each[row].sites[s])
 
@@ -139,7 +126,7 @@ class TrainingBackend:
         hosts = self._of(active)
         for host in hosts:
             host.assign(state.slots)
-        with self.training_time:
+        with self.training_time.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
@@ -153,43 +140,18 @@ class TrainingBackend:
         for host in hosts:
             self.watch(host)
 
-    def begin(self, starting: Bools, state: EnvState) -> None:
+    def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         for host in self._of(starting) if self.governed else ():
-            host.begin(state)
+            host.take_first_snapshot(state)
 
     def govern(self, active: Bools, state: EnvState) -> Bools:
-        """Rolls back bad hosts; in healthy ones, cuts non-finite living seeds and takes snapshots that are due."""
         self.training_time.settle()
         before = Occupancy.of(state.slots)
-        for host in self._of(active) if self.governed else ():
-            self._govern(host, state, before)
-        return before.removed(state.slots)
-
-    def _govern(self, host: GovernedHost, state: EnvState, before: Occupancy) -> None:
-        row, slots, governor = host.row, state.slots, host.governor
-        panic = governor.check(float(state.loss[row]), host.not_finite)
-        state.anomaly_pending[row] = governor.anomaly_pending
-        if panic is None and host.finite.all():
-            host.keep(state)
-            return
-        gone = np.zeros_like(slots.gate_passed)
-        if panic is None:
-            gone[row] = slots.living[row] & ~host.finite
-            for s in np.flatnonzero(gone[row]).tolist():
-                if self.reporter is not None:
-                    self.reporter.seed_cut(state, (row, s))
-            transitions.cut(slots, gone)
-            self.drop(gone)
-            host.keep(state)
-        else:
-            snapshot = host.roll_back(state)
-            gone[row] = slots.occupied[row] & [site.seed is None for site in host.sites]
-            transitions.revoke(slots, gone)
-            state.rolled_back[row], state.rollbacks[row], state.anomaly_pending[row] = True, governor.rollbacks, False
-            if self.reporter is not None:
-                self.reporter.rolled_back(state, row, panic, snapshot)
+        outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
         if self.reporter is not None:
-            self.reporter.governed(state, row, before, "not finite" if panic is None else "rollback")
+            rollbacks = {env: outcome for env, outcome in outcomes.items() if outcome is not None}
+            self.reporter.governed(state, before, rollbacks)
+        return before.removed(state.slots)
 
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.each))

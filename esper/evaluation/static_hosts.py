@@ -46,7 +46,7 @@ def train_fixed(
             alone.watch = lambda host: meters[host.row].watch(host)
             state = loop.state
             state.episode[:] = episode - 1
-            loop.begin(state.done.copy(), run_seed)
+            loop.start(state.done.copy(), run_seed)
             while not state.done.all():
                 loop.wait()
             accuracy = alone.test_accuracy(state)

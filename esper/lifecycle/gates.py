@@ -58,19 +58,13 @@ class Condition:
     value: Values
     threshold: Values
     failure: Callable[[Place], str] | None = None
-    """What is wrong at a place where it does not hold; None: the value is too small."""
+    """Describes the failure at a place; None: the value is too small."""
 
     def at(self, place: Place) -> tuple[Check, str]:
-        """Returns the check of one seed, and what is wrong with it; empty if it holds."""
+        """Returns the check of one seed, and what is wrong if it does not hold."""
         value, threshold = _number(self.value, place), _number(self.threshold, place)
-        held = bool(self.held[place])
-        if held:
-            wrong = ""
-        elif self.failure is not None:
-            wrong = self.failure(place)
-        else:
-            wrong = _too_small(self.name, value, threshold or 0.0)
-        return (self.name, held, value, threshold), wrong
+        wrong = self.failure(place) if self.failure else _too_small(self.name, value, threshold or 0.0)
+        return (self.name, bool(self.held[place]), value, threshold), wrong
 
 
 class Gates:
@@ -92,7 +86,7 @@ class Gates:
             SeedStage.HOLDING: _to_fossil(slots, anomaly_pending, config, strict),
         }
 
-    def judge(self) -> None:
+    def evaluate(self) -> None:
         """Sets ``gate_score`` and ``gate_passed`` of the slots."""
         slots = self.slots
         score = np.zeros(slots.stage.shape)
@@ -104,8 +98,7 @@ class Gates:
     def explain(self, place: Place) -> GateResult:
         """Returns the checks of the next gate of one seed. Raises KeyError for a stage without a gate."""
         stage = SeedStage(self.slots.stage[place])
-        checks, failures = zip(*(condition.at(place) for condition in self.conditions[stage]), strict=True)
-        return GateResult(GATES[stage], checks, "; ".join(filter(None, failures)))
+        return _result(GATES[stage], [condition.at(place) for condition in self.conditions[stage]])
 
 
 def _to_blending(slots: Slots, config: GateConfig, durations: Durations, strict: bool) -> list[Condition]:
@@ -135,7 +128,7 @@ def _to_holding(slots: Slots, durations: Durations, strict: bool) -> list[Condit
 
     conditions = [
         _at_least("alpha target", slots.alpha_target, 1.0),
-        Condition("alpha holds", slots.holding, slots.alpha, slots.alpha_target, moves),
+        Condition("alpha holds", slots.steady, slots.alpha, slots.alpha_target, moves),
     ]
     if strict:
         conditions.append(_at_least("epochs in BLENDING", slots.epochs_in_stage, durations.min_blending_epochs))
@@ -171,18 +164,21 @@ def _number(values: Values, place: Place) -> float | None:
 
 def germination_gate(known: bool, empty: bool, seeds_left: int) -> GateResult:
     """Evaluates G0: the blueprint is known for this topology, the slot is empty, the seed cap is not reached."""
-    checks = (
-        ("blueprint known", known, float(known), 1.0),
-        ("slot empty", empty, float(empty), 1.0),
-        ("seeds left under the cap", seeds_left >= 1, seeds_left, 1),
+    cap = "seeds left under the cap"
+    return _result(
+        "G0",
+        [
+            (("blueprint known", known, float(known), 1.0), "the blueprint is unknown for this topology"),
+            (("slot empty", empty, float(empty), 1.0), "the slot is not empty"),
+            ((cap, seeds_left >= 1, seeds_left, 1), _too_small(cap, seeds_left, 1)),
+        ],
     )
-    failures = (
-        "the blueprint is unknown for this topology",
-        "the slot is not empty",
-        _too_small("seeds left under the cap", seeds_left, 1),
-    )
-    reason = "; ".join(failure for check, failure in zip(checks, failures, strict=True) if not check[1])
-    return GateResult("G0", checks, reason)
+
+
+def _result(gate: str, checks: list[tuple[Check, str]]) -> GateResult:
+    """Makes the result of checks, each with what is wrong if it does not hold."""
+    reason = "; ".join(wrong for (_, held, _, _), wrong in checks if not held)
+    return GateResult(gate, tuple(check for check, _ in checks), reason)
 
 
 def open_automatic_gates(
@@ -193,16 +189,11 @@ def open_automatic_gates(
     Seeds that fail an automatic G2 for too long are removed. Returns the gates that opened, by env and slot.
     """
     slots, automatic = gates.slots, [stage for stage in ADVANCES if GATES[stage] in config.auto_advance]
-    gates.judge()
+    gates.evaluate()
     due = active[:, None] & np.isin(slots.stage, automatic) & (slots.epochs_in_stage > 0)
     stuck = (slots.stage == SeedStage.TRAINING) & (slots.epochs_in_stage >= durations.max_training_epochs)
     passed = due & slots.gate_passed
-    opened = [(place, gates.explain(place)) for place in map(_place, np.argwhere(passed))]
+    opened = [((env, slot), gates.explain((env, slot))) for env, slot in np.argwhere(passed).tolist()]
     cut(slots, due & ~passed & stuck)
     advance(slots, passed)
     return opened
-
-
-def _place(indices: NDArray[np.int64]) -> Place:
-    env, slot = indices.tolist()
-    return env, slot

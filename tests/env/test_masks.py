@@ -47,8 +47,8 @@ def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool
     if op is Op.FOSSILIZE:
         return slot.stage is S.HOLDING
     if op is Op.PRUNE:
-        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.holding
-    return slot.stage in (S.BLENDING, S.HOLDING) and slot.holding
+        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.steady
+    return slot.stage in (S.BLENDING, S.HOLDING) and slot.steady
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class Twin:
             "alpha_velocity": ramp.velocity,
             "incubation_target": slot.incubation_target,
             "fading": slot.fading,
-            "holding": ramp.holding,
+            "steady": ramp.steady,
             "learning": slot.learning,
             "gate_score": sum(checks) / len(checks) if checks else 0.0,
             "gate_passed": bool(checks) and all(checks),
