@@ -18,10 +18,6 @@ class TrainingTime:
     The GPU begins with the block :meth:`queueing` and works ``seconds``, so beyond the time to queue it works
     ``seconds`` less that time, and the CPU waits for it in "validate". Of several GPUs the slowest counts. On the CPU,
     where work is done when the call returns, nothing is measured and nothing is moved.
-
-    Args:
-        spans: the phases; the time of one is added to the other.
-        devices: where hosts train.
     """
 
     def __init__(self, spans: Spans, devices: Iterable[torch.device]) -> None:

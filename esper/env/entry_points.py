@@ -16,9 +16,7 @@ PLAIN = {
     **dict.fromkeys(set(TaskConfig.model_fields) - {"name"}, "task"),
     **dict.fromkeys(set(EnvConfig.model_fields) - {"n_envs"}, "env"),
 }
-"""Config fields that are keywords themselves, with their sections."""
-TABLES = tuple(name for name in TrainingConfig.model_fields if name != "task")
-"""Config sections that are keywords and take dicts."""
+"""Config fields that are keywords themselves, with their sections; the other keywords are sections and take dicts."""
 
 
 def make_vector(
@@ -40,10 +38,8 @@ def make_vector(
         keywords: override ``config``: any field of its sections ``env`` and ``task``, such as ``episode_length=20``,
             and the other sections as dicts, such as ``reward={"mode": "sparse"}``.
 
-    Raises:
-        ConfigError: an invalid value or an unknown task.
-        TypeError: an unknown keyword, or a render mode.
-        ValueError: another autoreset mode.
+    Raises ConfigError for an invalid value or an unknown task, TypeError for an unknown keyword or a render mode, and
+    ValueError for another autoreset mode.
     """
     if render_mode is not None:
         raise TypeError(f"render_mode is None, because there is nothing to render, not {render_mode!r}")
@@ -70,8 +66,9 @@ def _configured(
     for name, value in keywords.items():
         if name in PLAIN:
             tables[PLAIN[name]][name] = value
-        elif name not in TABLES:
-            known = ", ".join(["num_envs", "task", "config", "autoreset_mode", *TABLES, *sorted(PLAIN)])
+        elif name not in tables:
+            own = ["num_envs", "task", "config", "autoreset_mode"]
+            known = ", ".join([*own, *(section for section in tables if section != "task"), *sorted(PLAIN)])
             raise TypeError(f"got an unexpected keyword argument {name!r}; known: {known}")
         elif not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict of values of that section of the config, not {value!r}")

@@ -6,7 +6,7 @@ architecture; they differ in their :class:`esper.env.backend.Backend`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,6 @@ class EpochLoop:
     """Advances E hosts with S slots by one epoch at a time.
 
     Args:
-        hosts: trains and measures the hosts.
-        config: gates, durations and the conditions that end an episode early.
         horizons: number of epochs in an episode, by env.
         slots: number of slots of a host.
         reporter: receives what happens, for events; None for no events.
@@ -74,9 +72,13 @@ class EpochLoop:
             self._note_best(active)
             self._end(active)
 
-    def wait(self) -> None:
-        """Runs one epoch in which nothing is done to any slot."""
-        self.step(np.full((len(self.horizons), len(HEADS)), Op.WAIT, dtype=np.int64))
+    def without_growth(self, run_seed: int) -> Iterator[EnvState]:
+        """Runs an episode of each host that is left alone; yields the state after each validation, also the first."""
+        self.start(np.ones_like(self.state.done), run_seed)
+        yield self.state
+        while not self.state.done.all():
+            self.step(np.full((len(self.horizons), len(HEADS)), Op.WAIT, dtype=np.int64))
+            yield self.state
 
     def start(self, starting: Bools, run_seed: int) -> None:
         """Starts the next episode of the envs in ``starting`` bool [E] with new hosts, and validates these."""

@@ -26,14 +26,7 @@ from esper.training.validate import Evaluation, evaluate
 
 
 class GovernedHost:
-    """The host of row ``row`` in the arrays of a vector env.
-
-    Args:
-        training: the host with its optimizers.
-        governor: watches it.
-        slots: names of its slots, in the order of the arrays.
-        row: index in the arrays.
-    """
+    """The host of row ``row`` in the arrays of a vector env; ``slots`` are the names of its slots in these arrays."""
 
     def __init__(self, training: HostTraining, governor: Governor, slots: tuple[str, ...], row: int) -> None:
         self.training, self.governor, self.row = training, governor, row

@@ -28,8 +28,6 @@ from esper.telemetry.event import (
 from esper.training.governor import Panic
 from esper.training.snapshot import Snapshot
 
-Emit = Callable[[Event], None]
-
 
 @dataclass(frozen=True)
 class Occupancy:
@@ -48,15 +46,9 @@ class Occupancy:
 
 
 class Reporter:
-    """Emits the events of E hosts; stage changes of an epoch's end are kept until its report.
+    """Passes the events of E hosts to ``emit``; stage changes of an epoch's end are kept until its report."""
 
-    Args:
-        emit: receives the events.
-        spec: names of slots and blueprints.
-        config: the cap on seeds, and the conditions that truncate an episode.
-    """
-
-    def __init__(self, emit: Emit, spec: ActionSpec, config: EnvConfig, n_envs: int) -> None:
+    def __init__(self, emit: Callable[[Event], None], spec: ActionSpec, config: EnvConfig, n_envs: int) -> None:
         self.emit, self.spec, self.config = emit, spec, config
         self._pending: list[list[StageChanged]] = [[] for _ in range(n_envs)]
 
@@ -144,8 +136,7 @@ class Reporter:
         measured = (slots.blended_alpha[env] > 0) & ~np.isnan(slots.contribution[env])
         shown = {names[s]: (env, s) for s in np.flatnonzero(measured).tolist()}
         errors = {name: float(slots.contribution_error[at]) for name, at in shown.items()}
-        fossil = slots.fossil[env]
-        fossil_parameters = int(slots.parameters[env][fossil].sum())
+        fossil_parameters = int(slots.fossil_parameters[env])
         accuracy, committed = float(state.accuracy[env]), float(state.committed[env])
         alone = rules.baseline.accuracy[int(state.epoch[env])]
         self.emit(
@@ -180,7 +171,10 @@ class Reporter:
                     baseline_accuracy=alone,
                     host_parameters=rules.host_parameters,
                     fossil_parameters=fossil_parameters,
-                    fossils={names[s]: self.spec.blueprints[slots.blueprint[env, s]] for s in np.flatnonzero(fossil)},
+                    fossils={
+                        names[s]: self.spec.blueprints[slots.blueprint[env, s]]
+                        for s in np.flatnonzero(slots.fossil[env])
+                    },
                     rollbacks=int(state.rollbacks[env]),
                     terminated=not state.truncated[env],
                     stopped=stopped if state.truncated[env] else None,

@@ -6,7 +6,6 @@ Time advances in an :class:`esper.env.epoch_loop.EpochLoop`; this class computes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -49,17 +48,6 @@ def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
             return known
     wanted = " or ".join(f"AutoresetMode.{known.name} ({known.value!r})" for known in AUTORESET_MODES)
     raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
-
-
-@dataclass(frozen=True)
-class HostGrowth:
-    """Growth of each env in its episode so far, [E]."""
-
-    parameters: Floats
-    """Number of parameters of the committed network: host and fossils."""
-    fossils: Floats
-    epochs: Floats
-    rollbacks: Floats
 
 
 def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
@@ -158,17 +146,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         return self.hosts.test_accuracy(self.state)
 
-    def grown(self) -> HostGrowth:
-        """Returns the growth of each env so far."""
-        assert self.rules is not None
-        slots = self.state.slots
-        fossil_parameters = np.where(slots.fossil, slots.parameters, 0).sum(axis=1)
-        return HostGrowth(
-            parameters=self.rules.host_parameters + fossil_parameters.astype(np.float64),
-            fossils=slots.fossil.sum(axis=1).astype(np.float64),
-            epochs=self.state.epoch.astype(np.float64),
-            rollbacks=self.state.rollbacks.astype(np.float64),
-        )
+    def committed_parameters(self) -> Ints:
+        """Returns the number of parameters of each committed network, host and fossils, [E]."""
+        return self.host_parameters + self.state.slots.fossil_parameters
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to resume between two steps.
@@ -258,7 +238,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             state.slots, self.config.env, rules.durations, rules.budget, rules.largest
         )
         self._seen = reward_state(state, rules)
-        return observe(state, rules, self.layout)
+        return observe(state, self._seen, rules, self.layout)
 
     def _info(self, idle: Bools) -> Info:
         """Returns the info dict of the present state; copies, because the env itself uses these arrays."""

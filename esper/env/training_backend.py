@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,9 +69,7 @@ class TrainingBackend(Backend):
     """E hosts of one task, trained together.
 
     Args:
-        trainer: trains them on its lanes.
         spec: names of slots and blueprints in actions.
-        blueprints: what seeds are built from.
         spans: the phases, among which training times of GPUs are moved.
         pinned: the copies that lie in pinned CPU memory where hosts are on a GPU.
         reporter: receives cuts and rollbacks; None for no events.
@@ -90,13 +88,12 @@ class TrainingBackend(Backend):
     ) -> None:
         self.trainer, self.spec, self.blueprints = trainer, spec, blueprints
         self.reporter, self.governed = reporter, governed
-        self.training = list(trainer.hosts)
-        self.host_parameters = self.training[0].host_parameters
+        self.host_parameters = trainer.hosts[0].host_parameters
         self.each = []
-        for row, training in enumerate(self.training):
+        for row, training in enumerate(trainer.hosts):
             governor = Governor(training.config.governor, training.durations, training.task.classes, pinned)
             self.each.append(GovernedHost(training, governor, spec.slots, row))
-        self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in self.training))
+        self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
         self.watch: Callable[[GovernedHost], None] = lambda _host: None
         """Called after each validation of a host, before anything changes."""
 
@@ -130,13 +127,12 @@ class TrainingBackend(Backend):
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
-        hosts = self._of(active)
+        hosts, blocks = self._of(active), defaultdict[int, list[GovernedHost]](list)
         self.trainer.repeatable(GovernedHost.validate, hosts)
-        blocks: dict[int, list[GovernedHost]] = {}
         for host in hosts:
-            blocks.setdefault(id(host.training.totals.accumulators), []).append(host)
-        for together in blocks.values():
-            _transfer(together, state)
+            blocks[id(host.training.totals.accumulators)].append(host)
+        for of_one_device in blocks.values():
+            _transfer(of_one_device, state)
         for host in hosts:
             self.watch(host)
 
@@ -191,8 +187,5 @@ def _transfer(hosts: list[GovernedHost], state: EnvState) -> None:
     """Transfers the epoch of hosts on one device and reads it: once all totals, once all flags and statistics."""
     totals = hosts[0].training.totals.accumulators.read()
     packed = torch.cat([host.packed for host in hosts]).cpu()
-    first = 0
-    for host in hosts:
-        last = first + len(host.packed)
-        host.read(packed[first:last], EpochMetrics(totals, host.training.totals.place), state)
-        first = last
+    for host, mine in zip(hosts, torch.split(packed, [len(host.packed) for host in hosts]), strict=True):
+        host.read(mine, EpochMetrics(totals, host.training.totals.place), state)

@@ -44,11 +44,8 @@ def train_fixed(
         try:
             loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
             alone.watch = lambda host: meters[host.row].watch(host)
-            state = loop.state
-            state.episode[:] = episode - 1
-            loop.start(state.done.copy(), run_seed)
-            while not state.done.all():
-                loop.wait()
+            loop.state.episode[:] = episode - 1
+            *_, state = loop.without_growth(run_seed)
             accuracy = alone.test_accuracy(state)
         finally:
             trainer.close()

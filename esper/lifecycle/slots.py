@@ -134,6 +134,11 @@ class Slots(Arrays):
         return np.asarray(self.stage == SeedStage.FOSSILIZED)
 
     @property
+    def fossil_parameters(self) -> Ints:
+        """Number of parameters of all fossils of a host, [E]."""
+        return np.asarray(np.where(self.fossil, self.parameters, 0).sum(axis=1))
+
+    @property
     def learning(self) -> Bools:
         """True for seeds that train: not in GERMINATED, and not while alpha is falling."""
         return np.asarray(self.occupied & (self.stage != SeedStage.GERMINATED) & ~self.lowering)
