@@ -5,6 +5,6 @@ import gymnasium
 if "esper/Growth-v0" not in gymnasium.registry:
     gymnasium.register(
         id="esper/Growth-v0",
-        entry_point="esper.env.entry_points:make_single",
-        vector_entry_point="esper.env.entry_points:make_vector",
+        entry_point="esper.env.make:make_single",
+        vector_entry_point="esper.env.make:make_vector",
     )

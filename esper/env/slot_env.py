@@ -235,7 +235,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         state, rules = self.state, self.rules
         state.potential[:] = self.reward.potential
         self.mask: ActionMask = legal_actions(
-            state.slots, self.config.env, rules.durations, rules.budget, rules.largest
+            state.slots, self.config.env, self.loop.durations, rules.budget, rules.largest
         )
         self._seen = reward_state(state, rules)
         return observe(state, self._seen, rules, self.layout)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from esper.config import Durations, TrainingConfig
+from esper.config import TrainingConfig
 from esper.env.baseline import Baseline
 from esper.lifecycle.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
 from esper.rewards.terms import RewardState, SlotState
@@ -61,10 +61,6 @@ class Rules:
     host_parameters: int
     largest: Ints
     """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
-
-    @cached_property
-    def durations(self) -> Durations:
-        return Durations.of(self.config, self.horizon)
 
     @property
     def budget(self) -> float:

@@ -41,20 +41,13 @@ class Seed(nn.Module):
     """A blueprint's body with its blend operator; maps features ``h`` to a delta ``d`` of the same shape.
 
     All parameters, including the gate's, exist from birth, so that the optimizer made then covers all of them.
-
-    Args:
-        body: the blueprint's module.
-        operator: turns the body's output into the delta.
-        channels: number of channels of ``h``, C.
-        topology: layout of ``h``. "cnn": [B, C, H, W]. All others, such as "transformer" [B, T, C] and "mlp" [B, C],
-            have the channels last.
+    ``topology`` gives the layout of ``h``: "cnn" is [B, C, H, W]; all others, such as "transformer" [B, T, C] and "mlp"
+    [B, C], have the ``channels`` last.
     """
 
     def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
         super().__init__()
-        self.body = body
-        self.operator = operator
-        self.images = topology == "cnn"
+        self.body, self.operator, self.images = body, operator, topology == "cnn"
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)

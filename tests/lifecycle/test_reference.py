@@ -50,7 +50,7 @@ class Twin:
     def __init__(self, env: PlantedVectorEnv) -> None:
         self.env, self.config = env, env.config.env
         assert env.rules is not None
-        self.durations = env.rules.durations
+        self.durations = env.loop.durations
         self.slots = [Slot() for _ in env.law.slots]
         self.refused = 0
 

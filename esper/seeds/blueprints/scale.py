@@ -12,10 +12,8 @@ class ChannelScale(nn.Module):
     """Multiplies each channel by a learned factor that starts at 0.1.
 
     The factor is small but not zero: with a factor of zero, no other parameter of the body would have a gradient.
-
-    Args:
-        shape: shape of the factors, broadcast over the features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W],
-            ``ChannelScale(d)`` for [B, D] and [B, T, D].
+    ``shape`` broadcasts over the features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W], ``ChannelScale(d)`` for [B, D]
+    and [B, T, D].
     """
 
     def __init__(self, *shape: int) -> None:
