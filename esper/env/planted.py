@@ -35,14 +35,9 @@ ROUNDS, LEARNING_ROUNDS = 1, 60
 def resolve(config: TrainingConfig) -> ResolvedConfig:
     """Returns the config with the planted task's sizes in place of None."""
     env, run = config.env, config.run
-    return ResolvedConfig.parse(
-        config.tables_with(
-            {
-                "env": {"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH},
-                "run": {"rounds": run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)},
-            }
-        )
-    )
+    sizes = {"n_envs": env.n_envs or N_ENVS, "episode_length": env.episode_length or EPISODE_LENGTH}
+    rounds = run.rounds or (LEARNING_ROUNDS if run.learns else ROUNDS)
+    return ResolvedConfig.parse(config.tables_with({"env": sizes, "run": {"rounds": rounds}}))
 
 
 class PlantedBackend(Backend):
@@ -82,17 +77,9 @@ class PlantedBackend(Backend):
         errors = self.noise[np.arange(len(active)), state.epoch]
         trained = active & (state.epoch > 0)
         state.write(trained, train_accuracy=true.accuracy, train_loss=self.law.loss(true.accuracy))
-        measured = (
-            np.clip(exact + errors[:, 0], 0.0, 100.0) for exact in (true.accuracy, true.committed, true.all_off)
-        )
-        accuracy, committed, all_off = measured
-        state.write(active, accuracy=accuracy, committed=committed, all_off=all_off)
-        state.write(
-            active,
-            loss=self.law.loss(accuracy),
-            committed_loss=self.law.loss(committed),
-            all_off_loss=self.law.loss(all_off),
-        )
+        for name, loss in (("accuracy", "loss"), ("committed", "committed_loss"), ("all_off", "all_off_loss")):
+            measured = np.clip(getattr(true, name) + errors[:, 0], 0.0, 100.0)
+            state.write(active, **{name: measured, loss: self.law.loss(measured)})
         self._measure_seeds(state, true, errors[:, 1 : 1 + places], errors[:, 1 + places :], active[:, None])
 
     def _measure_seeds(
@@ -100,17 +87,10 @@ class PlantedBackend(Backend):
     ) -> None:
         seeds, paired = state.slots, self.law.paired_noise
         blended = here & IS_BLENDED[seeds.stage] & (seeds.alpha > 0)
-        measured_before = ~np.isnan(seeds.contribution)
         contribution = true.contribution + errors
-        change = contribution - np.where(measured_before, seeds.contribution, 0.0)
-        seeds.epochs_since_measured += here & measured_before
-        seeds.write(
-            blended,
-            contribution_change=change,
-            contribution=contribution,
-            contribution_error=paired,
-            epochs_since_measured=0,
-        )
+        seeds.epochs_since_measured += here & ~np.isnan(seeds.contribution)
+        seeds.write(blended, contribution_change=contribution - np.nan_to_num(seeds.contribution))
+        seeds.write(blended, contribution=contribution, contribution_error=paired, epochs_since_measured=0)
         # A seed that is blended alone interacts with nothing, which costs no measurement to know.
         due = state.epoch % self.counterfactual_every == 0
         seeds.write(blended & (due | (blended.sum(axis=1) == 1))[:, None], interaction=true.interaction)
@@ -135,12 +115,9 @@ class PlantedBackend(Backend):
 
 
 class PlantedVectorEnv(SlotVectorEnv):
-    """Simulated hosts under a law; see GrowthVectorEnv for the API.
+    """Simulated hosts under ``law``; see GrowthVectorEnv for the API.
 
-    Args:
-        config: 64 envs and 50 epochs where it does not say.
-        law: what accuracy follows; ``config.env.blueprints`` selects from its blueprints, None for all.
-        autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
+    By default, ``config`` has 64 envs and 50 epochs; its ``env.blueprints`` selects from those of the law.
     """
 
     def __init__(

@@ -131,8 +131,7 @@ class Growth:
         """Accuracy lost to shocks and not healed yet, [E], pp."""
 
     def reset(self, mask: Bools) -> None:
-        self.experience[mask] = self.trained_alpha[mask] = 0.0
-        self.scar[mask] = 0.0
+        self.experience[mask] = self.trained_alpha[mask] = self.scar[mask] = 0.0
 
     @property
     def maturity(self) -> Floats:
@@ -163,12 +162,12 @@ class Growth:
         interaction = realised * helpful * pull
         on_trial = slots.incubation_target * maturity
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
-        kept = np.where(slots.fossil, realised, 0.0)
         leaning = self.law.reliance * realised
+        kept, unkept = np.where(slots.fossil, realised, 0.0), np.where(slots.fossil, 0.0, leaning)
         return Accuracies(
-            accuracy=_percent(alone + self._effect(worth, realised)),
-            committed=_percent(alone + self._effect(worth, kept) - np.where(slots.fossil, 0.0, leaning).sum(axis=1)),
-            all_off=_percent(alone - leaning.sum(axis=1)),
+            accuracy=np.clip(alone + self._effect(worth, realised), 0.0, 100.0),
+            committed=np.clip(alone + self._effect(worth, kept) - unkept.sum(axis=1), 0.0, 100.0),
+            all_off=np.clip(alone - leaning.sum(axis=1), 0.0, 100.0),
             contribution=worth * realised + interaction + leaning,
             interaction=interaction,
             trial=worth * on_trial + helpful * on_trial * pull,
@@ -177,18 +176,11 @@ class Growth:
     def _effect(self, worth: Floats, realised: Floats) -> Floats:
         """Returns the accuracy that all seeds add together, [E], pp."""
         helping = realised * (worth > 0)
-        return np.asarray(
-            (worth * realised).sum(axis=1) + self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
-        )
+        synergy = self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
+        return np.asarray((worth * realised).sum(axis=1) + synergy)
 
 
 def _neighbours(values: Floats) -> Floats:
     """Returns the sum of the values of both neighbouring slots, [E, S]."""
-    total = np.zeros_like(values)
-    total[:, 1:] += values[:, :-1]
-    total[:, :-1] += values[:, 1:]
-    return total
-
-
-def _percent(accuracy: Floats) -> Floats:
-    return np.clip(accuracy, 0.0, 100.0)
+    padded = np.pad(values, ((0, 0), (1, 1)))
+    return np.asarray(padded[:, :-2] + padded[:, 2:])

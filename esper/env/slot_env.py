@@ -36,8 +36,6 @@ from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
 
 Float32s = NDArray[np.float32]
-StepResult = tuple[Float32s, Floats, Bools, Bools, Info]
-
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
@@ -93,14 +91,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     ) -> None:
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
         self.config, self.action_spec, self.hosts, self.spans, self.largest = config, spec, hosts, spans, largest
-        self.num_envs = config.env.n_envs
-        self.horizon = config.env.episode_length
+        self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
         self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
         self.state = self.loop.state
         self.done = self.state.done
         """True for envs whose episode has ended and not been reset, [E]."""
-        self.episode_numbers = self.state.episode
-        """Number of the current episode of each env, int64 [E]: 0 for the first under the run seed, -1 before it."""
         self.host_parameters = hosts.host_parameters
         """Number of parameters of the host without seeds."""
         self.layout = ObservationLayout(spec.slots, self.horizon)
@@ -155,13 +150,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
         It consists of nested dicts and lists of copied CPU tensors and plain values.
         """
-        return {
-            "run_seed": self.run_seed,
-            "arrays": {
-                name: {key: copied(a) for key, a in arrays.items()} for name, arrays in changing_arrays(self).items()
-            },
-            "hosts": self.hosts.state_dict(),
-        }
+        tables = changing_arrays(self).items()
+        copies = {name: {key: copied(values) for key, values in table.items()} for name, table in tables}
+        return {"run_seed": self.run_seed, "arrays": copies, "hosts": self.hosts.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
@@ -193,7 +184,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         if seed is not None:
             super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
             self.run_seed = seed
-            self.episode_numbers[:] = -1
+            self.state.episode[:] = -1
         self.prepare()
         self.illegal_actions[starting] = 0
         self.reward.reset(starting)
@@ -202,7 +193,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.loop.start(starting, self.run_seed)
         return self._observe(), self._info(self.done)
 
-    def step(self, actions: Actions) -> StepResult:
+    def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
 
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.

@@ -126,7 +126,7 @@ class GrowingRunner(ArmRunner):
         env.run_seed = self.run_seed
 
     def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
-        self.env.episode_numbers[:] = number - 1
+        self.env.state.episode[:] = number - 1
         self.player.episode[:] = number - 1
         played = play_round(self.env, self.player)
         accuracy = self.env.test_accuracy()

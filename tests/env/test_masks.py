@@ -89,7 +89,7 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
             state, actions = world.env.state, wait_actions(2)
             actions[index] = row
             with undone(world, index):
-                world.env.loop._act(actions, np.arange(2) == index)
+                world.env.loop._apply(actions, np.arange(2) == index)
                 assert state.last_op[index] == op
                 assert state.succeeded[index] or op in (Op.ADVANCE, Op.FOSSILIZE)
     for op in Op:
