@@ -10,11 +10,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
-from torch import Tensor
 
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
@@ -23,7 +21,7 @@ from esper.env.epoch_loop import Actions, EpochLoop
 from esper.env.info import Info, final_entries
 from esper.env.observe import observe
 from esper.env.reporting import Reporter
-from esper.env.state import Rules, reward_state
+from esper.env.state import Rules, copied, reward_state
 from esper.lifecycle.legal import legal_actions
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.rewards.modes import Reward
@@ -54,11 +52,6 @@ def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
     if mask.shape != (n_envs,) or mask.dtype != np.bool_:
         raise ValueError(f"options['reset_mask'] must be a bool array [{n_envs}], not {mask.dtype} {list(mask.shape)}")
     return mask
-
-
-def copied(values: NDArray[Any]) -> Tensor:
-    """Copies an array to a tensor, which can be loaded from a file without running code."""
-    return torch.from_numpy(np.array(values))
 
 
 class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.config import TrainingConfig
 from esper.env.baseline import Baseline
@@ -99,3 +103,8 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
             for stage, epochs in zip(slots.stage.T.copy(), slots.epochs_in_stage.T.copy(), strict=True)
         ),
     )
+
+
+def copied(values: NDArray[Any]) -> Tensor:
+    """Copies an array to a tensor, which can be loaded from a file without running code."""
+    return torch.from_numpy(np.array(values))

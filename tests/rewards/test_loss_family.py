@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import EpochLoop
-from esper.env.planted import PlantedBackend
+from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import Law
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools
