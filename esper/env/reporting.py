@@ -136,20 +136,20 @@ class Reporter:
         measured = (slots.blended_alpha[env] > 0) & ~np.isnan(slots.contribution[env])
         shown = {names[s]: (env, s) for s in np.flatnonzero(measured).tolist()}
         errors = {name: float(slots.contribution_error[at]) for name, at in shown.items()}
-        fossil_parameters = int(slots.fossil_parameters[env])
-        accuracy, committed = float(state.accuracy[env]), float(state.committed[env])
-        alone = rules.baseline.accuracy[int(state.epoch[env])]
+        now: dict[str, Any] = {
+            "validation_accuracy": float(state.accuracy[env]),
+            "committed_accuracy": float(state.committed[env]),
+            "baseline_accuracy": rules.baseline.accuracy[int(state.epoch[env])],
+            "fossil_parameters": int(slots.fossil_parameters[env]),
+        }
         self.emit(
             EpochCompleted(
                 **self._when(state, env),
+                **now,
                 train_loss=float(state.train_loss[env]),
                 train_accuracy=float(state.train_accuracy[env]),
                 validation_loss=float(state.loss[env]),
-                validation_accuracy=accuracy,
-                committed_accuracy=committed,
-                baseline_accuracy=alone,
                 parameters=rules.host_parameters + int(slots.parameters[env].sum()),
-                fossil_parameters=fossil_parameters,
                 contributions={name: float(slots.contribution[at]) for name, at in shown.items()},
                 contribution_errors={name: error for name, error in errors.items() if error == error},
                 stages={name: SeedStage(slots.stage[env, s]).name for s, name in enumerate(names)},
@@ -162,15 +162,12 @@ class Reporter:
             stopped = "divergence" if diverged else "plateau"
             self.emit(
                 EpisodeCompleted(
+                    **now,
                     env=env,
                     episode=int(state.episode[env]),
                     epochs=int(state.epoch[env]),
                     total_reward=float(state.total_reward[env]),
-                    validation_accuracy=accuracy,
-                    committed_accuracy=committed,
-                    baseline_accuracy=alone,
                     host_parameters=rules.host_parameters,
-                    fossil_parameters=fossil_parameters,
                     fossils={
                         names[s]: self.spec.blueprints[slots.blueprint[env, s]]
                         for s in np.flatnonzero(slots.fossil[env])

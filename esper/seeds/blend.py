@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from esper.lifecycle.ramps import BlendOperator
 
+AT_BIRTH = 0.1
+"""Factor of a delta at birth, which keeps a new seed small."""
+
 
 def blend(h: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:
     """Returns h + alpha · delta in the shape and dtype of the features ``h``.
@@ -35,6 +38,22 @@ def running_mean(h: Tensor) -> Tensor:
     count = torch.arange(1, positions.shape[1] + 1, dtype=precise, device=h.device)
     mean = positions.cumsum(dim=1, dtype=precise) / count[:, None]
     return mean.to(h.dtype).reshape(h.shape)
+
+
+class ChannelScale(nn.Module):
+    """The last factor of a blueprint's delta: multiplies each channel by a learned factor that starts at 0.1.
+
+    The factor is small but not zero: with a factor of zero, no other parameter of the body would have a gradient.
+    ``shape`` broadcasts over the features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W], ``ChannelScale(d)`` for [B, D]
+    and [B, T, D].
+    """
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full(shape, AT_BIRTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
 
 
 class Seed(nn.Module):
