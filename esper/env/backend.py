@@ -6,16 +6,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.training.governor import Panic
+from esper.training.snapshot import Snapshot
 
 
 class Backend(ABC):
     """E hosts with S slots. ``active`` bool [E] are the hosts that take part; ``state`` is changed in place.
 
-    What a backend does not override is nothing to do for it: its hosts never go bad, and it holds no copies of them.
+    The defaults are for hosts that never go bad, have no modules to remove, and are not copied.
     """
 
     host_parameters: int
@@ -32,7 +32,7 @@ class Backend(ABC):
         Returns the number of parameters of each seed, [E, 1], and by env why a seed could not be planted.
         """
 
-    def remove(self, where: Bools) -> None:  # noqa: B027  by default there is nothing to do
+    def remove(self, where: Bools) -> None:  # noqa: B027
         """Removes the seeds of these slots, bool [E, S], which the lifecycle has pruned."""
 
     @abstractmethod
@@ -46,9 +46,9 @@ class Backend(ABC):
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:  # noqa: B027
         """Starts to govern hosts, after their first validation."""
 
-    def govern(self, active: Bools, state: EnvState) -> Bools:
-        """Rolls bad hosts back and removes broken seeds; returns the slots [E, S] whose seeds are gone."""
-        return np.zeros_like(state.slots.gate_passed)
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
+        """Rolls bad hosts back and cuts broken seeds; returns the reason and the snapshot of each rollback, by env."""
+        return {}
 
     @abstractmethod
     def test_accuracy(self, state: EnvState) -> Floats:

@@ -66,7 +66,7 @@ class EpochLoop:
         with self.spans("validate"):
             self.hosts.measure(active, state)
         with self.spans("govern"):
-            removed = self.hosts.govern(active, state)
+            removed = self._govern(active)
         with self.spans("decide"):
             self._tick(active, removed)
             self._note_best(active)
@@ -125,6 +125,14 @@ class EpochLoop:
             loss_ago=np.column_stack((state.loss, state.loss_ago[:, :-1])),
             accuracy_ago=np.column_stack((state.accuracy, state.accuracy_ago[:, :-1])),
         )
+
+    def _govern(self, active: Bools) -> Bools:
+        """Has hosts rolled back and broken seeds cut; returns the slots [E, S] whose seeds are gone."""
+        before = Occupancy.of(self.state.slots)
+        rollbacks = self.hosts.govern(active, self.state)
+        if self.reporter is not None:
+            self.reporter.governed(self.state, before, rollbacks)
+        return before.removed(self.state.slots)
 
     def _tick(self, active: Bools, removed: Bools) -> None:
         """Advances every clock by one epoch and opens automatic gates.

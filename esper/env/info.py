@@ -31,15 +31,11 @@ def final_entries(observation: NDArray[np.float32], info: Info, ended: NDArray[n
     the ended episodes, zero elsewhere; it and every dict in it have a bool array ``_key`` for each key, which marks the
     envs whose values are valid.
     """
-    observations = np.full(len(ended), None, dtype=object)
+    last = np.full(len(ended), None, dtype=object)
     for env in np.flatnonzero(ended):
-        observations[env] = observation[env].copy()
-    return {
-        "final_obs": observations,
-        "_final_obs": ended.copy(),
-        "final_info": _where(ended, info),
-        "_final_info": ended.copy(),
-    }
+        last[env] = observation[env].copy()
+    final_info = _where(ended, info)
+    return {"final_obs": last, "_final_obs": ended.copy(), "final_info": final_info, "_final_info": ended.copy()}
 
 
 def _where(ended: NDArray[np.bool_], info: Info) -> Info:

@@ -158,6 +158,7 @@ class Reporter:
             )
         )
         if state.done[env]:
+            fossils = np.flatnonzero(slots.fossil[env]).tolist()
             diverged = "divergence" in self.config.stop_on and state.rolled_back[env]
             stopped = "divergence" if diverged else "plateau"
             self.emit(
@@ -168,10 +169,7 @@ class Reporter:
                     epochs=int(state.epoch[env]),
                     total_reward=float(state.total_reward[env]),
                     host_parameters=rules.host_parameters,
-                    fossils={
-                        names[s]: self.spec.blueprints[slots.blueprint[env, s]]
-                        for s in np.flatnonzero(slots.fossil[env])
-                    },
+                    fossils={names[s]: self.spec.blueprints[slots.blueprint[env, s]] for s in fossils},
                     rollbacks=int(state.rollbacks[env]),
                     terminated=not state.truncated[env],
                     stopped=stopped if state.truncated[env] else None,

@@ -98,10 +98,7 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
         baseline_loss=rules.baseline_loss_at(state.epoch),
         weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
         fossil_parameters=slots.fossil_parameters,
-        slots=tuple(
-            SlotState(stage, epochs)
-            for stage, epochs in zip(slots.stage.T.copy(), slots.epochs_in_stage.T.copy(), strict=True)
-        ),
+        slots=tuple(map(SlotState, slots.stage.T.copy(), slots.epochs_in_stage.T.copy())),
     )
 
 

@@ -15,7 +15,6 @@ from esper.data.task import Task
 from esper.env.backend import Backend
 from esper.env.device_time import TrainingTime
 from esper.env.governed_host import GovernedHost
-from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
@@ -25,13 +24,14 @@ from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
-from esper.training.governor import Governor
+from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.placement import HostCopy
 from esper.training.rng import seeded
+from esper.training.snapshot import Snapshot
 from esper.training.validate import committed_configuration, evaluate
 
 
@@ -72,7 +72,6 @@ class TrainingBackend(Backend):
         spec: names of slots and blueprints in actions.
         spans: the phases, among which training times of GPUs are moved.
         pinned: the copies that lie in pinned CPU memory where hosts are on a GPU.
-        reporter: receives cuts and rollbacks; None for no events.
         governed: whether bad hosts are rolled back.
     """
 
@@ -83,11 +82,9 @@ class TrainingBackend(Backend):
         blueprints: BlueprintRegistry,
         spans: Spans,
         pinned: tuple[HostCopy, ...] = (),
-        reporter: Reporter | None = None,
         governed: bool = True,
     ) -> None:
-        self.trainer, self.spec, self.blueprints = trainer, spec, blueprints
-        self.reporter, self.governed = reporter, governed
+        self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
         self.host_parameters = trainer.hosts[0].host_parameters
         self.each = []
         for row, training in enumerate(trainer.hosts):
@@ -140,14 +137,10 @@ class TrainingBackend(Backend):
         for host in self._of(starting) if self.governed else ():
             host.take_first_snapshot(state)
 
-    def govern(self, active: Bools, state: EnvState) -> Bools:
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
         self.training_time.settle()
-        before = Occupancy.of(state.slots)
         outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
-        if self.reporter is not None:
-            rollbacks = {env: outcome for env, outcome in outcomes.items() if outcome is not None}
-            self.reporter.governed(state, before, rollbacks)
-        return before.removed(state.slots)
+        return {env: rollback for env, rollback in outcomes.items() if rollback is not None}
 
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.each))

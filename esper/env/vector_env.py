@@ -95,7 +95,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         pinned = copies_to_pin(config.run, self.training, int(min(largest.max(axis=1).sum(), budget)))
         trainer = HostTrainer(task, self.training, self.lanes, self.parts)
         self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
-        self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned, self.reporter)
+        self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
         super().__init__(config, spec, self.hosts, spans, largest, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned = baseline, tier, pinned
         self._not_captured: set[str] = set()
@@ -113,8 +113,16 @@ class GrowthVectorEnv(SlotVectorEnv):
         return baseline
 
     def _report(self, envs: list[int], rewards: Floats) -> None:
-        """Reports reasons why steps are not captured, then the epoch of each env."""
-        self._report_not_captured()
+        """Reports new reasons why steps are not captured, then the epoch of each env.
+
+        With ``ESPER_REQUIRE_NATIVE=1``, such a reason is an error if the config names the tier.
+        """
+        for reason in self.lanes.reasons():
+            if reason not in self._not_captured:
+                self._not_captured.add(reason)
+                self._tell(StepsNotCaptured(reason))
+                if self.config.run.tier == "graph":
+                    _native.refuse_fallback("steps are queued by Python, and not captured", reason)
         if self.reporter is None or self.rules is None:
             return
         for env in envs:
@@ -122,15 +130,6 @@ class GrowthVectorEnv(SlotVectorEnv):
             results = self.hosts.each[env].counterfactual
             with self.spans("telemetry"):
                 self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, results)
-
-    def _report_not_captured(self) -> None:
-        """Reports each reason once; with ``ESPER_REQUIRE_NATIVE=1``, an error if the config names the tier."""
-        for reason in self.lanes.reasons():
-            if reason not in self._not_captured:
-                self._not_captured.add(reason)
-                self._tell(StepsNotCaptured(reason))
-                if self.config.run.tier == "graph":
-                    _native.refuse_fallback("steps are queued by Python, and not captured", reason)
 
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):
