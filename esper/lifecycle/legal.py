@@ -6,13 +6,12 @@ import numpy as np
 
 from esper.config import Durations, EnvConfig
 from esper.lifecycle.gates import GATES
-from esper.lifecycle.slots import Bools, Ints, Slots, stage_table
+from esper.lifecycle.slots import IS_RAMPED, Bools, Ints, Slots, stage_table
 from esper.lifecycle.stage import ADVANCES, COOLDOWN, SeedStage
 from esper.spaces.action import Op
 from esper.spaces.mask import ActionMask
 
 IS_BUSY = stage_table({SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN})
-IS_RETARGETED = stage_table({SeedStage.BLENDING, SeedStage.HOLDING})
 
 
 def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget: float, largest: Ints) -> ActionMask:
@@ -34,7 +33,7 @@ def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget:
     op_slot[:, Op.ADVANCE] = by_hand[slots.stage]
     op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
     op_slot[:, Op.PRUNE] = slots.living & (slots.age >= durations.min_prune_age) & slots.steady
-    op_slot[:, Op.SET_ALPHA_TARGET] = IS_RETARGETED[slots.stage] & slots.steady
+    op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & slots.steady
     left = budget - slots.parameters.sum(axis=1)
     return ActionMask.build(op_slot, largest <= left[:, None, None])
 

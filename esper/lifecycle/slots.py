@@ -25,6 +25,8 @@ def stage_table(stages: Collection[SeedStage]) -> Bools:
 
 IS_LIVING, IS_BLENDED, IS_COOLING = stage_table(LIVING), stage_table(BLENDED), stage_table(COOLDOWN)
 HAS_SEED = stage_table({*LIVING, SeedStage.FOSSILIZED})
+IS_RAMPED = stage_table({SeedStage.BLENDING, SeedStage.HOLDING})
+"""Stages in which alpha moves by ramps."""
 
 # Metadata of array fields: dtype, initial value, and axes after the leading ones.
 INT: dict[str, Any] = {"dtype": np.int64, "empty": 0, "shape": ()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from esper.lifecycle.ramps import PROGRESS, STYLE_CURVE
-from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, Bools, Floats, Ints, Slots
+from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, IS_RAMPED, Bools, Floats, Ints, Slots
 from esper.lifecycle.stage import ADVANCES, COOLDOWN, TRANSITIONS, IllegalTransition, SeedStage, check_transition
 
 # Tables by the values of stages: the next one by ADVANCE or in a cooldown (itself if none), and the legal transitions.
@@ -51,8 +51,7 @@ def set_alpha_target(slots: Slots, where: Bools, target: Floats, steps: Ints, cu
 
     Raises IllegalTransition unless the seeds are in BLENDING or HOLDING and their alpha holds.
     """
-    ready = ((slots.stage == SeedStage.BLENDING) | (slots.stage == SeedStage.HOLDING)) & slots.steady
-    if (where & ~ready).any():
+    if (where & ~(IS_RAMPED[slots.stage] & slots.steady)).any():
         raise IllegalTransition("an alpha target is set in BLENDING or HOLDING, while alpha holds")
     _ramp(slots, where, target, steps, curve)
     _enter(slots, where & (slots.stage == SeedStage.HOLDING) & (target < 1), SeedStage.BLENDING)
@@ -74,7 +73,7 @@ def cut(slots: Slots, where: Bools) -> None:
 
 
 def revoke(slots: Slots, where: Bools) -> None:
-    """Removes seeds, also fossils, as a rollback to a snapshot that is older than they are requires."""
+    """Removes seeds, also fossils; only for a rollback, whose snapshot may be older than a fossil."""
     if where.any():
         slots.clear(where)
         slots.stage[where] = SeedStage.PRUNED
