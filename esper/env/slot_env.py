@@ -134,10 +134,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         return self.hosts.test_accuracy(self.state)
 
-    def committed_parameters(self) -> Ints:
-        """Returns the number of parameters of each committed network, host and fossils, [E]."""
-        return self.host_parameters + self.state.slots.fossil_parameters
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to resume between two steps.
 

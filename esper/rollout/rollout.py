@@ -91,7 +91,7 @@ class Rollout:
             committed=self.info["committed_accuracy"],
             baseline=self.info["baseline_accuracy"],
             returns=self.returns,
-            parameters=env.committed_parameters().astype(np.float64),
+            parameters=(env.host_parameters + state.slots.fossil_parameters).astype(np.float64),
             fossils=state.slots.fossil.sum(axis=1).astype(np.float64),
             epochs=state.epoch.astype(np.float64),
             rollbacks=state.rollbacks.astype(np.float64),
