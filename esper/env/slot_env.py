@@ -212,11 +212,9 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def _observe(self) -> Float32s:
         """Sets the masks, and returns the observations [E, size]."""
         assert self.rules is not None
-        state, rules = self.state, self.rules
+        state, rules, durations = self.state, self.rules, self.loop.durations
         state.potential[:] = self.reward.potential
-        self.mask: ActionMask = legal_actions(
-            state.slots, self.config.env, self.loop.durations, rules.budget, rules.largest
-        )
+        self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.budget, rules.largest)
         self._seen = reward_state(state, rules)
         return observe(state, self._seen, rules, self.layout)
 
