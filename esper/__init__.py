@@ -83,4 +83,4 @@ def __dir__() -> list[str]:
 
 
 if "gymnasium" in sys.modules:  # as in gymnasium.make("esper:esper/Growth-v0"), which imports this module
-    importlib.import_module("esper.env.registration")
+    importlib.import_module("esper.env")

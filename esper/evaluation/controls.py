@@ -70,11 +70,8 @@ class ControlRunner(ArmRunner):
                 pinned = copies_to_pin(self.config.run, training)
                 loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
                 alone.watch = lambda host: meters[host.row].watch(host)
-                state = loop.state
-                state.episode[:] = number - 1
-                loop.begin(state.done.copy(), self.run_seed)
-                while not state.done.all():
-                    loop.wait()
+                loop.state.episode[:] = number - 1
+                *_, state = loop.without_growth(self.run_seed)
                 accuracy = alone.test_accuracy(state)
             finally:
                 trainer.close()

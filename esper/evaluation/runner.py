@@ -129,7 +129,7 @@ class GrowingRunner(ArmRunner):
 
     def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
         env = self.env
-        env.episode_numbers[:] = self.controller.episode[:] = number - 1
+        env.state.episode[:] = self.controller.episode[:] = number - 1
         played, accuracy = play_round(env, self.controller), env.test_accuracy()
         trained = env.training if isinstance(env, GrowthVectorEnv) else None
         return [

@@ -84,13 +84,13 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Returns the episode numbers of all envs and the state of the running rollouts."""
         return {
-            "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
+            "episodes": [torch.from_numpy(env.state.episode.copy()) for env in self.envs],
             "rollouts": [rollout.state_dict() for rollout in self.running],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
-            env.episode_numbers[:] = numbers.numpy()
+            env.state.episode[:] = numbers.numpy()
         saved = state["rollouts"]
         for rollout, rest in zip(self.rollouts[: len(saved)], saved, strict=True):
             rollout.load_state_dict(rest)

@@ -84,15 +84,15 @@ class Rollout:
 
     def stats(self) -> EpisodeStats:
         """Returns the results; call it once the rollout is over."""
-        grown = self.env.grown()
+        env, state = self.env, self.env.state
         return EpisodeStats(
             committed=self.info["committed_accuracy"],
             baseline=self.info["baseline_accuracy"],
             returns=self.returns,
-            parameters=grown.parameters,
-            fossils=grown.fossils,
-            epochs=grown.epochs,
-            rollbacks=grown.rollbacks,
+            parameters=(env.host_parameters + state.slots.fossil_parameters).astype(np.float64),
+            fossils=state.slots.fossil.sum(axis=1).astype(np.float64),
+            epochs=state.epoch.astype(np.float64),
+            rollbacks=state.rollbacks.astype(np.float64),
             illegal_actions=self.info["illegal_actions"].astype(np.float64),
             observation=self.observation,
             seconds=self.seconds,

@@ -51,7 +51,7 @@ class Twin:
     def __init__(self, env: PlantedVectorEnv) -> None:
         self.env, self.config = env, env.config.env
         assert env.rules is not None
-        self.durations = env.rules.durations
+        self.durations = env.loop.durations
         self.slots = [Slot() for _ in env.law.slots]
         self.refused = 0
 
@@ -107,7 +107,7 @@ class Twin:
             "alpha_velocity": ramp.velocity,
             "incubation_target": slot.incubation_target,
             "fading": slot.fading,
-            "holding": ramp.holding,
+            "steady": ramp.steady,
             "learning": slot.learning,
             "gate_score": sum(checks) / len(checks) if checks else 0.0,
             "gate_passed": bool(checks) and all(checks),

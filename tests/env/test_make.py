@@ -13,7 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from esper.config import ConfigError, TrainingConfig
-from esper.env.entry_points import PLAIN, make_single, make_vector
+from esper.env.make import PLAIN, make_single, make_vector
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv

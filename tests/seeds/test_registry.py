@@ -15,8 +15,8 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
 from esper.rollout.pretrain import practice_env
+from esper.seeds.blend import ChannelScale
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
-from esper.seeds.blueprints.scale import ChannelScale
 from esper.spaces.action import HEADS
 from tests.core_helpers import digits, one_thread, rig, tiny_config
 
