@@ -12,7 +12,7 @@ from build_support import find_torch
 
 
 def compiled() -> dict[str, object]:
-    """The setup() arguments that build the modules; imports torch."""
+    """Returns the setup() arguments that build the modules; imports torch."""
     if not find_torch.torch_is_there():
         raise SystemExit(
             "esper compiles against torch, and none is installed. Type: "

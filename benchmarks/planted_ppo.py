@@ -24,7 +24,6 @@ from esper.env.planted import PlantedVectorEnv
 from esper.files.policy import find_policy
 from esper.files.system_info import describe_environment
 from esper.rollout.rollout import play_round
-from esper.telemetry.sinks.jsonl import read_events
 
 HELD_OUT = 999
 
@@ -38,11 +37,11 @@ def train(seed: int, rounds: int, scale: PlantedScale) -> dict[str, Any]:
         start = time.perf_counter()
         esper.Experiment(config, Path(folder) / "run").run()
         seconds = time.perf_counter() - start
-        events = list(read_events(Path(folder) / "run" / "events.jsonl"))
+        events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         env = PlantedVectorEnv()
         finals = {}
         for kind, greedy in (("likeliest", True), ("sampled", False)):
-            policy = find_policy(f"{folder}/run").player(env, HELD_OUT, greedy)
+            policy = find_policy(f"{folder}/run").controller(env, HELD_OUT, greedy)
             finals[kind] = scale.score(float(play_round(env, policy, HELD_OUT).returns.mean()))
     curve = [scale.score(event["mean_return"]) for event in events if event["event"] == "RoundCompleted"]
     steps = [event["env_steps"] for event in events if event["event"] == "PolicyUpdated"]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from esper.config import PPOConfig
+from esper.control.controller import Controller
 from esper.control.heuristic import HeuristicController
 from esper.control.random import RandomController
 from esper.env.planted import PlantedVectorEnv
@@ -25,7 +26,7 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.files.system_info import describe_environment
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
-from esper.rollout.rollout import Player, play_round
+from esper.rollout.rollout import play_round
 
 HELD_OUT = 999
 EARLY = {"moss": 3.0, "fern": 8.0, "oak": -4.0, "ivy": -3.0, "reed": 5.0}
@@ -61,7 +62,7 @@ def learned(seed: int, rounds: int) -> PPOAgent:
     return agent
 
 
-def played(make: Callable[[SlotVectorEnv], Player]) -> dict[str, dict[str, float]]:
+def played(make: Callable[[SlotVectorEnv], Controller]) -> dict[str, dict[str, float]]:
     """The mean return and seeds kept on each kind of host."""
     found = {}
     for name, kind in HOSTS.items():

@@ -59,13 +59,13 @@ def measure(name: str, task: Task) -> str:
 
     whole = smallest(epoch, 5)
     snapshot = Snapshot()
-    snapshot.capture(training, RECORD)
-    capture = smallest(lambda: snapshot.capture(training, RECORD), 20)
+    snapshot.save(training, RECORD)
+    capture = smallest(lambda: snapshot.save(training, RECORD), 20)
     restore = smallest(lambda: snapshot.restore(training), 20)
     env.close()
     parameters = training.host_parameters + training.seed_parameters
     return (
-        f"| {name} | {parameters:,} | {snapshot.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
+        f"| {name} | {parameters:,} | {snapshot.copies.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
         f"{100 * capture / whole:.2f} % | {restore:.3f} |"
     )
 

@@ -1,7 +1,7 @@
 """The cases of `esper-bench` for pytest-benchmark: `pytest benchmarks`.
 
 Each benchmark is one side of a comparison; compare the sides by group. `esper-bench` judges ratios against the bars.
-Of cases that run hosts it is the first comparison, with as little work as there can be.
+Cases that run hosts contribute their first comparison, with minimal work.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from esper.bench.main import OPERATORS, RUNS, devices
-from esper.bench.request import BenchArgs
-from esper.bench.runner import BenchCase, waiting
+from esper.bench import OPERATORS, RUNS
+from esper.bench.case import BenchArgs, BenchCase
+from esper.bench.runner import waiting
+from esper.bench.session import devices
 from esper.config import ConfigError
 
 DEVICES = devices("auto")

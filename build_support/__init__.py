@@ -1,1 +1,1 @@
-"""What setup.py needs to build Esper's compiled modules; not part of the installed package."""
+"""The parts of setup.py that find torch and CUDA and describe the modules; not part of the installed package."""

@@ -1,13 +1,13 @@
 """Compiles every CUDA kernel without building a module, so that they cannot rot on machines without a GPU.
 
 Works beside a CPU torch: the kernels use torch's stable headers, which are the same in every build of torch. Each file
-is compiled twice: in the oldest C++ standard that a supported torch asks for with the oldest architecture, and in the
-newest with the newest. The other two pairs show nothing more: the front end depends on the standard, the assembler on
+is compiled twice: in the oldest C++ standard of any supported torch with the oldest architecture, and in the newest
+with the newest. The other two pairs would show nothing more: the front end depends on the standard, the assembler on
 the architecture.
 
     python build_support/check_cuda_compiles.py
 
-Exit status: 0 all compile, 1 one does not, 3 no toolkit on this machine.
+Exit status: 0 if all compile, 1 if one does not, 3 without a toolkit on this machine.
 """
 
 import os
@@ -32,7 +32,7 @@ NO_TOOLKIT = 3
 
 
 def compile_command(nvcc: Path, source: Path, standard: str, architecture: str, output: Path) -> list[str]:
-    """The nvcc call that setup.py would make for one architecture, treating warnings as errors."""
+    """Returns the nvcc call that setup.py would make for one architecture, treating warnings as errors."""
     includes = [argument for path in cpp_extension.include_paths() for argument in ("-isystem", path)]
     return [
         str(nvcc),

@@ -1,4 +1,4 @@
-"""Decide whether CUDA kernels can be built, by building one."""
+"""The decision whether CUDA kernels can be built, made by building one."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# Used where no GPU says what to build for: A100, H100 and, through PTX, whatever is newer.
+# Used on a machine without a GPU: A100, H100 and, through PTX, anything newer.
 DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
 
 _PROBE = """#include <cuda_runtime.h>
@@ -26,16 +26,8 @@ class CudaDecision:
     home: Path | None = None
 
 
-def requested_mode(environment: dict[str, str]) -> str:
-    """``ESPER_CUDA``: ``auto`` (default), ``0`` (never) or ``1`` (or fail)."""
-    mode = environment.get("ESPER_CUDA", "auto")
-    if mode not in ("auto", "0", "1"):
-        raise SystemExit(f"ESPER_CUDA={mode!r} is not one of: auto (build if possible), 0 (never), 1 (or fail)")
-    return mode
-
-
 def toolkit_candidates(environment: dict[str, str]) -> list[Path]:
-    """CUDA toolkits on this machine, the user's choice first.
+    """Returns the CUDA toolkits on this machine, the user's choice first.
 
     A directory counts only with the runtime header and a compiler: an nvcc on the PATH may be a wrapper far from both.
     """
@@ -53,7 +45,7 @@ def toolkit_candidates(environment: dict[str, str]) -> list[Path]:
 
 
 def compile_probe(home: Path, major: int) -> str | None:
-    """Compile a three-line kernel with the toolkit at ``home``; return None, or the compiler's complaint."""
+    """Compiles a three-line kernel with the toolkit at ``home``; returns None, or the compiler's complaint."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cu")
         source.write_text(_PROBE.format(major=major))
@@ -68,8 +60,13 @@ def compile_probe(home: Path, major: int) -> str | None:
 
 
 def decide(torch_cuda: str | None, environment: dict[str, str]) -> CudaDecision:
-    """Judge whether the CUDA module can be built against a torch built for CUDA ``torch_cuda``."""
-    mode = requested_mode(environment)
+    """Decides whether the CUDA module can be built against a torch built for CUDA ``torch_cuda``.
+
+    ``ESPER_CUDA`` is ``auto`` (build if possible, the default), ``0`` (never) or ``1`` (or fail).
+    """
+    mode = environment.get("ESPER_CUDA", "auto")
+    if mode not in ("auto", "0", "1"):
+        raise SystemExit(f"ESPER_CUDA={mode!r} is not one of: auto (build if possible), 0 (never), 1 (or fail)")
     if mode == "0":
         return CudaDecision(False, "switched off by ESPER_CUDA=0")
     decision = _look(torch_cuda, environment)

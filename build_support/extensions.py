@@ -26,7 +26,7 @@ def _sources(pattern: str) -> list[str]:
 
 
 def prepare_cuda(decision: cuda.CudaDecision) -> str:
-    """Point torch's extension builder at the probed toolkit; return the architectures to build for."""
+    """Points torch's extension builder at the probed toolkit; returns the architectures to build for."""
     os.environ["CUDA_HOME"] = str(decision.home)  # read when torch.utils.cpp_extension is imported
     if "TORCH_CUDA_ARCH_LIST" not in os.environ and not torch.cuda.is_available():
         os.environ["TORCH_CUDA_ARCH_LIST"] = cuda.DEFAULT_ARCHITECTURES  # torch cannot guess without a GPU
@@ -34,7 +34,7 @@ def prepare_cuda(decision: cuda.CudaDecision) -> str:
 
 
 def modules(decision: cuda.CudaDecision) -> list[Extension]:
-    """``esper._C`` and ``esper._runtime`` always, ``esper._C_cuda`` where ``decision`` says so."""
+    """Returns ``esper._C`` and ``esper._runtime``, and ``esper._C_cuda`` if ``decision`` is to build it."""
     import pybind11
     from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
@@ -76,7 +76,7 @@ def modules(decision: cuda.CudaDecision) -> list[Extension]:
 
 
 def build_command(decision: cuda.CudaDecision, architectures: str | None) -> type:
-    """torch's ``build_ext`` with a lasting object folder, a record of the build, and no stale modules left behind."""
+    """Returns torch's ``build_ext`` with a lasting object folder, a record of the build and no stale modules."""
     from torch.utils.cpp_extension import BuildExtension
 
     class BuildEsper(BuildExtension):  # type: ignore[misc]  # torch does not type it
@@ -102,7 +102,7 @@ def build_command(decision: cuda.CudaDecision, architectures: str | None) -> typ
 
 
 def remove_stale(folder: Path, building: set[str]) -> None:
-    """Delete compiled modules that this build does not make: they would be loaded with kernels of another build."""
+    """Deletes compiled modules that this build does not make: they hold kernels of another build."""
     for name in ("_C", "_C_cuda", "_runtime"):
         if f"esper.{name}" not in building:
             for path in folder.glob(f"{name}.*so"):
@@ -110,7 +110,7 @@ def remove_stale(folder: Path, building: set[str]) -> None:
 
 
 def build_record(decision: cuda.CudaDecision, architectures: str | None) -> dict[str, Any]:
-    """What ``esper info`` tells about this build."""
+    """Returns the record of this build that ``esper info`` prints."""
     return {
         "torch": torch.__version__,
         "torch_target": "2.11",

@@ -1,10 +1,10 @@
-"""Find the torch that Esper will run with, even from inside pip's isolated build environment."""
+"""Finding the torch that Esper will run with, even from inside pip's isolated build environment."""
 
 import importlib.util
 import sys
 import sysconfig
 
-# Compiled against only where no torch is installed yet; the modules then load on every torch from 2.11 on.
+# Compiled against only if no torch is installed yet; the modules then load on every torch from 2.11 on.
 FALLBACK_TORCH = "torch==2.13.0"
 OLDEST = (2, 11)
 
@@ -15,7 +15,7 @@ BUILD_COMMANDS = frozenset(
 
 
 def see_target_packages() -> None:
-    """Put the site-packages being installed into last on ``sys.path``.
+    """Puts the site-packages being installed into last on ``sys.path``.
 
     pip isolates a build by narrowing ``sys.path`` of the target's own interpreter, so that interpreter still knows
     where its packages are. Last, so that the build's own setuptools keeps precedence.

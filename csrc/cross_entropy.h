@@ -21,6 +21,18 @@ enum Field : int {
     kFieldCount,
 };
 
+// Logits and targets as rows, for every shape of the arguments.
+struct Rows {
+    const void* logits;      // [N, C] contiguous
+    const int64_t* targets;  // [N]
+    int64_t rows;            // N: samples, or tokens of all sequences
+    int64_t classes;         // C
+    int64_t samples;         // B
+    int64_t sequence;        // tokens of a sequence, T; 1 for classification
+    int64_t ignore_index;
+    double smoothing;
+};
+
 // Statistics of some rows. Counts are doubles (exact up to 2^53), so that they can be added to a float64 block.
 struct Totals {
     double loss;
@@ -57,7 +69,7 @@ ESPER_HOST_DEVICE void accumulate(const Totals& totals, double* row) {
     row[kNotFinite] += totals.not_finite;
 }
 
-// Whether a logit takes the place of the target's in argmax: NaN is above everything, and the first of equals wins.
+// Whether a logit ranks before the target's in argmax: NaN is above everything, and the first of equals wins.
 template <typename Real>
 ESPER_HOST_DEVICE bool beats(Real x, Real target_logit, bool before_target) {
     if (std::isnan(x)) return before_target || !std::isnan(target_logit);
@@ -79,8 +91,8 @@ ESPER_HOST_DEVICE RowSums<Real> empty_row() {
     return RowSums<Real>{static_cast<Real>(-INFINITY), 0, 0, false};
 }
 
-// exp(from - to), the factor that brings a sum from one maximum to a larger one. A sum without a maximum is 0 or NaN,
-// and stays it.
+// exp(from - to), the factor that brings a sum from one maximum to a larger one. A sum without a maximum is 0 or NaN
+// and stays so.
 template <typename Real>
 ESPER_HOST_DEVICE Real rescale(Real from, Real to) {
     return from == static_cast<Real>(-INFINITY) ? static_cast<Real>(1) : std::exp(from - to);
@@ -116,7 +128,7 @@ ESPER_HOST_DEVICE Real log_sum(const RowSums<Real>& row) {
 }
 
 // (1 - smoothing) * -log p(target) + smoothing * mean over the classes of -log p, as F.cross_entropy defines it. The
-// maximum is taken off before the logarithm comes in, so that large logits cost no digits.
+// maximum is subtracted before the logarithm is added, so that large logits lose no digits.
 template <typename Real>
 ESPER_HOST_DEVICE Real row_loss(const RowSums<Real>& row, Real log_sum, Real target_logit, int64_t classes,
                                 double smoothing) {

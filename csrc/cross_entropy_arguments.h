@@ -16,25 +16,16 @@ namespace esper::cross_entropy {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Logits and targets as rows, for every shape of the arguments.
-struct Problem {
-    const void* logits;      // [N, C] contiguous
-    const int64_t* targets;  // [N]
-    int64_t rows;            // N: samples, or tokens of all sequences
-    int64_t classes;         // C
-    int64_t sequence;        // tokens of a sequence, T; 1 for classification
-    bool language;           // logits came as [B, T, V]
+struct Problem : Rows {
+    bool language;  // logits came as [B, T, V]
     ScalarType dtype;
-    int64_t ignore_index;
-    double smoothing;
 
     // Owners of the memory above.
     Tensor held_logits;
     Tensor held_targets;
 
-    int64_t samples() const { return language ? held_logits.size(0) : rows; }  // B
     bool is_double() const { return dtype == ScalarType::Double; }
-    // The dtype of the loss and of what is saved of each row.
+    // The dtype of the loss and of the values saved for each row.
     ScalarType real() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
 };
 
@@ -64,6 +55,7 @@ inline Problem read_problem(const Tensor& logits, const Tensor& targets, int64_t
     problem.rows = targets.numel();
     problem.classes = classes;
     problem.language = dims == 3;
+    problem.samples = logits.size(0);
     problem.sequence = dims == 3 ? logits.size(1) : 1;
     problem.dtype = dtype;
     problem.ignore_index = ignore_index;
@@ -76,17 +68,15 @@ struct Outputs {
     Tensor loss;        // [] float32, or float64 for float64 logits
     Tensor correct;     // [N] in the shape of the targets, uint8
     Tensor stats;       // [kFieldCount] float64
-    Tensor normaliser;  // [N, 2]: of each row its largest logit and log of sum over exp(logit - largest); dtype of loss
+    Tensor normaliser;  // [N, 2]: per row, largest logit and log of sum over exp(logit - largest); dtype of loss
 };
 
 inline Outputs make_outputs(const Problem& problem) {
     const Tensor& targets = problem.held_targets;
-    const int64_t fields[1] = {kFieldCount};
-    const int64_t pairs[2] = {problem.rows, 2};
     return Outputs{torch::stable::new_empty(targets, {}, problem.real()),
                    torch::stable::new_empty(targets, targets.sizes(), ScalarType::Byte),
-                   torch::stable::new_empty(targets, {fields, 1}, ScalarType::Double),
-                   torch::stable::new_empty(targets, {pairs, 2}, problem.real())};
+                   torch::stable::new_empty(targets, {kFieldCount}, ScalarType::Double),
+                   torch::stable::new_empty(targets, {problem.rows, 2}, problem.real())};
 }
 
 // Saved tensors that backward reads besides the problem.
@@ -141,8 +131,8 @@ inline Results results_row(const Problem& problem, const std::optional<Tensor>& 
           " [envs, configurations, samples], got ", shape_of(*results));
     check(results->size(0) == block.size(0) && results->size(1) == block.size(1) && results->device() == block.device(),
           "cross_entropy_into: correct ", shape_of(*results), " does not match block ", shape_of(block));
-    check(first >= 0 && first + problem.samples() <= results->size(2), "cross_entropy_into: samples ", first, "..",
-          first + problem.samples() - 1, " are outside a row of ", results->size(2));
+    check(first >= 0 && first + problem.samples <= results->size(2), "cross_entropy_into: samples ", first, "..",
+          first + problem.samples - 1, " are outside a row of ", results->size(2));
     check(problem.sequence <= std::numeric_limits<int16_t>::max(), "cross_entropy_into: a sequence of ",
           problem.sequence, " tokens is too long for an int16 count");
     const int64_t offset = (env * block.size(1) + configuration) * results->size(2) + first;
@@ -151,7 +141,7 @@ inline Results results_row(const Problem& problem, const std::optional<Tensor>& 
                             : Results{static_cast<uint8_t*>(data) + offset, nullptr};
 }
 
-// The row of one earlier call.
+// The statistics of one earlier call.
 inline const double* stats_row(const Tensor& stats) {
     check(stats.scalar_type() == ScalarType::Double && stats.is_contiguous() && stats.numel() == kFieldCount,
           "accumulate_: stats must be the contiguous float64 [", static_cast<int>(kFieldCount),

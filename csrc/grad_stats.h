@@ -23,7 +23,7 @@ enum Field : int {
     kInf,        // infinite,
     kZero,       // or exactly zero
     kHealth,     // 0 (unusable or not measured) to 1 (all tensors in range)
-    kClipCoef,   // factor that brings the group to max_norm; 0 where no step should be taken
+    kClipCoef,   // factor that brings the group to max_norm; 0 if no step should be taken
     kFieldCount,
 };
 
@@ -35,8 +35,6 @@ constexpr double kClipEpsilon = 1e-6;
 // squares that underflowed (below 1.2e-38) are too small to matter. Outside them it is redone in float64.
 constexpr float kTrustedMin = 1e-25f;
 constexpr float kTrustedMax = 1e30f;
-
-enum class Dtype : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64 };
 
 // Statistics of a run of elements: a block, a chunk or a whole tensor. Counts are doubles (exact up to 2^53), so that a
 // record is a row of a float64 tensor.
@@ -96,7 +94,7 @@ ESPER_HOST_DEVICE void add_tensor(GroupTotals& group, const Totals& tensor, doub
     group.exploding += (norm > exploding_norm || !std::isfinite(norm)) ? 1.0 : 0.0;
 }
 
-// Joins two halves of one group; used where several threads share a group.
+// Joins two halves of one group; used if several threads share a group.
 ESPER_HOST_DEVICE void merge(GroupTotals& into, const GroupTotals& other) {
     add(into.all, other.all);
     into.tensors += other.tensors;

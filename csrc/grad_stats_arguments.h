@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -38,16 +37,7 @@ struct Outputs {
     OwnedTensor scratch;  // [R, kScratchColumns] float64, zero before its first use; may be empty on the CPU
 };
 
-inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
-    static const std::array<int32_t, 4> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
-                                                 aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
-    const auto found = dtype_position(tensor, known);
-    check(found < static_cast<int64_t>(known.size()), "grad_stats: gradient ", position,
-          " must be float32, bfloat16, float16 or float64");
-    return static_cast<Dtype>(found);
-}
-
-// Sums and counts do not depend on the order of the elements.
+// Whether the elements fill their memory, in any order: sums and counts do not depend on it.
 inline bool is_dense(AtenTensorHandle tensor, int64_t numel) {
     bool contiguous = false;
     TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &contiguous));
@@ -58,21 +48,23 @@ inline void read_gradient(Arguments& arguments, OwnedTensor tensor, int64_t posi
     check(device_of(tensor.get()) == arguments.device, "grad_stats: gradient ", position,
           " is on another device than the rest of this call");
     Gradient gradient{};
-    gradient.dtype = dtype_of(tensor.get(), position);
+    gradient.dtype = dtype_of(tensor.get());
+    check(gradient.dtype != Dtype::kOther, "grad_stats: gradient ", position,
+          " must be float32, bfloat16, float16 or float64");
     gradient.elements = numel_of(tensor.get());
     if (!is_dense(tensor.get(), gradient.elements)) {
         // Holes or repeats (a sliced or expanded gradient): rare enough for a copy.
         arguments.copies.push_back(torch::stable::contiguous(torch::stable::Tensor(tensor.release())));
         gradient.data = arguments.copies.back().const_data_ptr();
     } else {
-        TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor.get(), &gradient.data));
+        gradient.data = const_data(tensor.get());
         arguments.tensors.push_back(std::move(tensor));
     }
     arguments.gradients.push_back(gradient);
 }
 
 // Reads (Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm) from the bottom of the stack.
-// `like` gives the device if there may be no gradient; null: the first gradient does.
+// `like` gives the device; if it is null, the first gradient does.
 inline Arguments read_arguments(StableIValue* stack, AtenTensorHandle like) {
     Arguments arguments{};
     const OwnedList list = take_list(stack[0]);
@@ -106,6 +98,12 @@ inline Arguments read_arguments(StableIValue* stack, AtenTensorHandle like) {
     return arguments;
 }
 
+// New tensors (fields, norms).
+inline std::pair<OwnedTensor, OwnedTensor> new_outputs(const Arguments& arguments) {
+    return {empty_float64(arguments.device, {static_cast<int64_t>(arguments.group_sizes.size()), kFieldCount}),
+            empty_float64(arguments.device, {static_cast<int64_t>(arguments.gradients.size())})};
+}
+
 // Takes the out= tensors (fields, norms, scratch) from stack[4..6].
 inline Outputs take_outputs(StableIValue* stack) {
     return Outputs{take_tensor(stack[4]), take_tensor(stack[5]), take_tensor(stack[6])};
@@ -113,12 +111,10 @@ inline Outputs take_outputs(StableIValue* stack) {
 
 inline double* checked_float64(AtenTensorHandle tensor, const char* name, Device device) {
     bool contiguous = false;
-    void* data = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &contiguous));
     check(dtype_code(tensor) == aoti_torch_dtype_float64() && contiguous && device_of(tensor) == device,
           "grad_stats: out= tensor `", name, "` must be contiguous float64 on the gradients' device");
-    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor, &data));
-    return static_cast<double*>(data);
+    return static_cast<double*>(mutable_data(tensor));
 }
 
 inline void check_output_sizes(const Arguments& arguments, const Outputs& outputs) {

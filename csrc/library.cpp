@@ -1,7 +1,7 @@
 // Every operator of Esper on one page, and what this build is.
 //
 // Kernels register themselves at the end of their own file: csrc/cpu/NAME.cpp here, csrc/cuda/NAME.cu in the module
-// esper._C_cuda. Fake kernels, and autograd where an operator has it, are in esper/ops/NAME.py.
+// esper._C_cuda. Fake kernels, and the autograd of operators that have one, are in esper/ops/NAME.py.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -38,8 +38,8 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "grad_stats.out(Tensor[] gradients, int[] group_sizes, float max_norm, float exploding_norm, *, "
         "Tensor(a!) fields, Tensor(b!) norms, Tensor(c!) scratch) -> ()");
 
-    // Mean loss [], correct per target uint8, statistics float64 [5], and of each row (largest logit, log of the sum
-    // of exponentials) [N, 2], from which backward makes the gradient. See csrc/cross_entropy.h.
+    // Mean loss [], correct per target uint8, statistics float64 [5], and for backward, per row, (largest logit, log of
+    // the sum of exponentials) [N, 2]. See csrc/cross_entropy.h.
     m.def(
         "cross_entropy(Tensor logits, Tensor targets, int ignore_index, float label_smoothing) "
         "-> (Tensor loss, Tensor correct, Tensor stats, Tensor normaliser)");
@@ -58,9 +58,9 @@ STABLE_TORCH_LIBRARY(esper, m) {
     // Adds the statistics of one cross_entropy to its row of the accumulators.
     m.def("accumulate_(Tensor(a!) block, int env, int configuration, Tensor stats) -> ()");
 
-    // A batch from a dataset on the device, into tensors that are there: images uint8 [N, H, W, C] cropped, mirrored,
+    // Writes a batch of a dataset on the device into existing tensors: images uint8 [N, H, W, C] cropped, mirrored,
     // looked up in table float32 [C, 256] and laid out channels_last; rows of tokens [N, L]. `cursor` int64 [2] holds
-    // (epoch, first) on the device. See csrc/stage_batch.h for what is drawn.
+    // (epoch, first) on the device. See csrc/stage_batch.h for the random placement.
     m.def(
         "stage_images(Tensor images, Tensor indices, Tensor table, Tensor? targets, int seed, int epoch, int first, "
         "Tensor? cursor, int padding, bool flip, Tensor(a!) out, Tensor(b!)? targets_out) -> ()");
@@ -68,8 +68,8 @@ STABLE_TORCH_LIBRARY(esper, m) {
         "stage_tokens(Tensor tokens, Tensor indices, int first, Tensor? cursor, Tensor(a!) out, "
         "Tensor(b!)? targets_out) -> ()");
 
-    // BatchNorm2d, ReLU and optional 2x2 max-pool in channels_last: the output, statistics float32 [3, C] and, where
-    // pooled, a uint8 choice per output. Statistics of the batch where no running ones are given. See
+    // BatchNorm2d, ReLU and optional 2x2 max-pool in channels_last: the output, statistics float32 [3, C] and, if
+    // pooled, a uint8 choice per output. Without running statistics, those of the batch are used. See
     // csrc/norm_relu_pool.h.
     m.def(
         "norm_relu_pool(Tensor input, Tensor weight, Tensor bias, Tensor? running_mean, Tensor? running_var, "

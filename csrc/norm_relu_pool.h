@@ -15,13 +15,47 @@ namespace esper::norm_relu_pool {
 enum Statistic : int {
     kMean = 0,  // of the batch, or the running one
     kInvStd,    // 1 / sqrt(variance + eps), of the biased variance
-    kVariance,  // unbiased: what the running variance is made of
+    kVariance,  // unbiased, for the running variance
     kStatistics,
 };
 
-// `choice` of a pooled output: 0 to 3, the place in its window (row-major) that it was taken from, or kDead where ReLU
+// `choice` of a pooled output: 0 to 3, the place in its window (row-major) that it was taken from, or kDead if ReLU
 // made it zero, so that no gradient passes.
 constexpr int kDead = 4;
+
+// Sizes of a call. Tensors lie channels_last: [N, H, W, C] in memory.
+struct Shape {
+    int64_t batch;     // N
+    int64_t height;    // H
+    int64_t width;     // W
+    int64_t channels;  // C
+    bool pool;
+
+    ESPER_HOST_DEVICE int64_t pixels() const { return batch * height * width; }
+    // Odd rows and columns have no window, as in max_pool2d.
+    int64_t out_height() const { return pool ? height / 2 : height; }
+    int64_t out_width() const { return pool ? width / 2 : width; }
+    int64_t out_elements() const { return batch * out_height() * out_width() * channels; }
+};
+
+// Per-channel arguments of forward.
+struct Parameters {
+    const float* weight;            // [C]
+    const float* bias;              // [C]
+    const float* running_mean;      // [C], or null for the batch's own statistics
+    const float* running_variance;  // likewise
+    double eps;
+};
+
+// Running statistics to be updated in place.
+struct Running {
+    float* mean;        // [C]
+    float* variance;    // [C]
+    int64_t* count;     // scalar: batches seen
+    const float* rows;  // [kStatistics, C] of this batch
+    int64_t channels;
+    double momentum;  // negative for the average of all batches
+};
 
 // --- a channel -----------------------------------------------------------------------------------------------------
 
@@ -38,13 +72,13 @@ struct PivotSums {
     double sum_sq;
 };
 
-// The same of `count` values for another pivot, `distance` below the one of the sums.
+// The sums of `count` values around another pivot, `distance` below theirs.
 ESPER_HOST_DEVICE PivotSums rebased(double count, double distance, double sum, double sum_sq) {
     return PivotSums{sum + count * distance, sum_sq + 2 * distance * sum + count * distance * distance};
 }
 
-// Moments of `count` values from sums of their distances to a pivot. Where the sums are float32 the pivot is a value
-// near them, so that nothing is lost where the mean is large against the spread.
+// Moments of `count` values from sums of their distances to a pivot. For float32 sums the pivot is near the values, so
+// that no digits are lost if the mean is large against the spread.
 ESPER_HOST_DEVICE Moments moments_of(double count, double pivot, double sum, double sum_sq) {
     const double shift = sum / count;
     const double m2 = sum_sq - sum * shift;
@@ -67,10 +101,13 @@ ESPER_HOST_DEVICE Statistics running_statistics(float mean, float variance, doub
     return Statistics{mean, static_cast<float>(1 / sqrt(static_cast<double>(variance) + eps)), variance};
 }
 
-// The running value after a batch, the `count`th; a negative momentum averages all batches.
-ESPER_HOST_DEVICE float updated(float running, float batch, double momentum, int64_t count) {
-    const auto part = static_cast<float>(momentum < 0 ? 1.0 / static_cast<double>(count) : momentum);
-    return (1 - part) * running + part * batch;
+// Updates a channel's running values after the `count`th batch.
+ESPER_HOST_DEVICE void update_channel(const Running& running, int64_t channel, int64_t count) {
+    const auto part = static_cast<float>(running.momentum < 0 ? 1.0 / static_cast<double>(count) : running.momentum);
+    float& mean = running.mean[channel];
+    float& variance = running.variance[channel];
+    mean = (1 - part) * mean + part * running.rows[kMean * running.channels + channel];
+    variance = (1 - part) * variance + part * running.rows[kVariance * running.channels + channel];
 }
 
 // y = x * scale + shift
@@ -84,7 +121,7 @@ ESPER_HOST_DEVICE Affine affine_of(float mean, float inv_std, float weight, floa
     return Affine{scale, bias - mean * scale};
 }
 
-// dx = g * scale + (x - mean) * slope + offset, with g the gradient behind the normalisation.
+// dx = g * scale + (x - mean) * slope + offset, with g the gradient of the normalisation's output.
 struct Slope {
     float slope;
     float offset;
@@ -101,7 +138,7 @@ ESPER_HOST_DEVICE Slope slope_of(double sum, double dot, double count, float inv
 template <typename F>
 ESPER_HOST_DEVICE F multiply_add(F a, F b, F c) {
 #if defined(__CUDA_ARCH__)
-    return __fmaf_rn(a, b, c);  // said, so that every kernel rounds alike
+    return __fmaf_rn(a, b, c);  // explicit, so that every kernel rounds alike
 #else
     return a * b + c;
 #endif
@@ -118,7 +155,7 @@ ESPER_HOST_DEVICE F relu(F y) {
     return y <= 0.0f ? F{} : y;
 }
 
-// The gradient g where relu(y), rounded to storage, is not zero. `rounds_to_zero` is the largest y that is.
+// The gradient g if relu(y), rounded to storage, is not zero, else 0. `rounds_to_zero` is the largest y that is zero.
 template <typename F>
 ESPER_HOST_DEVICE F relu_gradient(F g, F y, float rounds_to_zero) {
     return y <= rounds_to_zero ? F{} : g;

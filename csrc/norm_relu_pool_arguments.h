@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <utility>
@@ -14,60 +13,35 @@
 
 namespace esper::norm_relu_pool {
 
+using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-using Dtype = torch::headeronly::ScalarType;
-
-// Sizes of a call. Tensors lie channels_last: [N, H, W, C] in memory.
-struct Shape {
-    int64_t batch;     // N
-    int64_t height;    // H
-    int64_t width;     // W
-    int64_t channels;  // C
-    bool pool;
-
-    int64_t pixels() const { return batch * height * width; }
-    int64_t elements() const { return pixels() * channels; }
-    // Odd rows and columns have no window, as in max_pool2d.
-    int64_t out_height() const { return pool ? height / 2 : height; }
-    int64_t out_width() const { return pool ? width / 2 : width; }
-    int64_t out_elements() const { return batch * out_height() * out_width() * channels; }
-};
 
 inline Shape checked_input(const Tensor& input, bool pool) {
     check(input.dim() == 4, "norm_relu_pool: input must be [N, C, H, W], and has ", input.dim(), " dimensions");
     const Shape shape{input.size(0), input.size(2), input.size(3), input.size(1), pool};
-    const Dtype dtype = input.scalar_type();
-    check(dtype == Dtype::Float || dtype == Dtype::BFloat16, "norm_relu_pool: input must be float32 or bfloat16");
-    check(shape.elements() == 0 || is_channels_last(input),
-          "norm_relu_pool: input must be contiguous in channels_last");
+    const ScalarType dtype = input.scalar_type();
+    check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
+          "norm_relu_pool: input must be float32 or bfloat16");
+    check(input.numel() == 0 || is_channels_last(input), "norm_relu_pool: input must be contiguous in channels_last");
     check(!pool || (shape.height >= 2 && shape.width >= 2),
           "norm_relu_pool: a 2x2 pool needs an input of at least 2x2, ", "got ", shape.height, "x", shape.width);
     return shape;
 }
 
 inline const float* checked_channels(const Tensor& tensor, const char* name, const Shape& shape, Device device) {
-    check(tensor.scalar_type() == Dtype::Float && tensor.dim() == 1 && tensor.size(0) == shape.channels &&
+    check(tensor.scalar_type() == ScalarType::Float && tensor.dim() == 1 && tensor.size(0) == shape.channels &&
               tensor.is_contiguous() && device_of(tensor) == device,
           "norm_relu_pool: ", name, " must be contiguous float32 [", shape.channels, "] on the input's device");
     return static_cast<const float*>(tensor.const_data_ptr());
 }
 
 inline const float* checked_statistics(const Tensor& tensor, const Shape& shape, Device device) {
-    check(tensor.scalar_type() == Dtype::Float && tensor.numel() == kStatistics * shape.channels &&
+    check(tensor.scalar_type() == ScalarType::Float && tensor.numel() == kStatistics * shape.channels &&
               tensor.is_contiguous() && device_of(tensor) == device,
           "norm_relu_pool: statistics must be contiguous float32 [", static_cast<int>(kStatistics), ", ",
           shape.channels, "], as forward returned it, on the device of the other arguments");
     return static_cast<const float*>(tensor.const_data_ptr());
 }
-
-// Per-channel arguments of forward.
-struct Parameters {
-    const float* weight;            // [C]
-    const float* bias;              // [C]
-    const float* running_mean;      // [C], or null for the batch's own statistics
-    const float* running_variance;  // likewise
-    double eps;
-};
 
 inline Parameters checked_parameters(const Tensor& input, const Shape& shape, const Tensor& weight, const Tensor& bias,
                                      const std::optional<Tensor>& running_mean,
@@ -89,19 +63,8 @@ inline Parameters checked_parameters(const Tensor& input, const Shape& shape, co
     return parameters;
 }
 
-// A new tensor [N, C, H, W] in channels_last, or with fewer dimensions contiguous. Not initialised.
-inline Tensor empty(const Device& device, int32_t dtype, std::initializer_list<int64_t> sizes) {
-    int64_t strides[4] = {};
-    int64_t stride = 1;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-        const size_t d = sizes.size() == 4 ? kChannelsLast[i] : sizes.size() - 1 - i;
-        strides[d] = stride;
-        stride *= std::max<int64_t>(sizes.begin()[d], 1);
-    }
-    AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
-                                                    device.type, device.index, &handle));
-    return Tensor(handle);
+inline Tensor new_tensor(const Device& device, int32_t dtype, std::initializer_list<int64_t> sizes) {
+    return Tensor(empty(device, dtype, sizes).release());
 }
 
 // Results of forward.
@@ -116,10 +79,10 @@ inline Outputs make_outputs(const Tensor& input, const Shape& shape) {
     const int32_t byte = aoti_torch_dtype_uint8();
     const int64_t height = shape.out_height();
     const int64_t width = shape.out_width();
-    return Outputs{
-        empty(device, dtype_code(input.get()), {shape.batch, shape.channels, height, width}),
-        empty(device, aoti_torch_dtype_float32(), {kStatistics, shape.channels}),
-        shape.pool ? empty(device, byte, {shape.batch, shape.channels, height, width}) : empty(device, byte, {0})};
+    return Outputs{new_tensor(device, dtype_code(input.get()), {shape.batch, shape.channels, height, width}),
+                   new_tensor(device, aoti_torch_dtype_float32(), {kStatistics, shape.channels}),
+                   shape.pool ? new_tensor(device, byte, {shape.batch, shape.channels, height, width})
+                              : new_tensor(device, byte, {0})};
 }
 
 inline void check_backward(const Tensor& grad_output, const Tensor& input, const Shape& shape, const Tensor& statistics,
@@ -133,7 +96,7 @@ inline void check_backward(const Tensor& grad_output, const Tensor& input, const
           "norm_relu_pool: grad_output must be like the output: [", shape.batch, ", ", shape.channels, ", ",
           shape.out_height(), ", ", shape.out_width(), "] in channels_last, of the input's dtype and device");
     checked_statistics(statistics, shape, device);
-    check(choice.scalar_type() == Dtype::Byte && choice.numel() == (shape.pool ? shape.out_elements() : 0) &&
+    check(choice.scalar_type() == ScalarType::Byte && choice.numel() == (shape.pool ? shape.out_elements() : 0) &&
               device_of(choice) == device && (!shape.pool || shape.out_elements() == 0 || is_channels_last(choice)),
           "norm_relu_pool: choice must be uint8 as forward returned it");
 }
@@ -148,19 +111,10 @@ struct Gradients {
 inline Gradients make_gradients(const Tensor& input, const Shape& shape) {
     const Device device = device_of(input);
     const int32_t float32 = aoti_torch_dtype_float32();
-    return Gradients{empty(device, dtype_code(input.get()), {shape.batch, shape.channels, shape.height, shape.width}),
-                     empty(device, float32, {shape.channels}), empty(device, float32, {shape.channels})};
+    return Gradients{
+        new_tensor(device, dtype_code(input.get()), {shape.batch, shape.channels, shape.height, shape.width}),
+        new_tensor(device, float32, {shape.channels}), new_tensor(device, float32, {shape.channels})};
 }
-
-// Running statistics to be updated in place.
-struct Running {
-    float* mean;        // [C]
-    float* variance;    // [C]
-    int64_t* count;     // scalar: batches seen
-    const float* rows;  // [kStatistics, C] of this batch
-    int64_t channels;
-    double momentum;  // negative for the average of all batches
-};
 
 inline Running checked_running(const Tensor& mean, const Tensor& variance, const Tensor& count,
                                const Tensor& statistics, std::optional<double> momentum) {
@@ -168,7 +122,7 @@ inline Running checked_running(const Tensor& mean, const Tensor& variance, const
     const Shape shape{0, 0, 0, mean.numel(), false};
     checked_channels(mean, "running_mean", shape, device);
     checked_channels(variance, "running_var", shape, device);
-    check(count.scalar_type() == Dtype::Long && count.numel() == 1 && device_of(count) == device,
+    check(count.scalar_type() == ScalarType::Long && count.numel() == 1 && device_of(count) == device,
           "norm_relu_pool: num_batches_tracked must be one int64 on the device of the running statistics");
     check(!momentum.has_value() || (*momentum >= 0 && *momentum <= 1),
           "norm_relu_pool: momentum must be from 0 to 1, or None, got ", momentum.value_or(0));

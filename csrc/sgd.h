@@ -7,9 +7,19 @@
 
 namespace esper::sgd {
 
-enum class Dtype : uint8_t { kFloat32, kBFloat16, kFloat64 };
+// A float32 or float64 number in device memory.
+struct Number {
+    const void* data;
+    bool is_double;
+};
 
-// What all elements of a tensor have in common. T is double for float64 and float for all else.
+ESPER_HOST_DEVICE double read(const Number& number, double otherwise) {
+    if (number.data == nullptr) return otherwise;
+    return number.is_double ? *static_cast<const double*>(number.data)
+                            : static_cast<double>(*static_cast<const float*>(number.data));
+}
+
+// Factors shared by all elements of a tensor. T is double for float64, else float.
 template <typename T>
 struct Factors {
     T lr;
@@ -19,8 +29,8 @@ struct Factors {
     bool nesterov;
 };
 
-// The scale of a group's gradient, from its clip coefficient and the scale that the loss was multiplied with; 0 for no
-// step, which is what a coefficient of 0 or NaN and an infinity found by the gradient scaler ask for.
+// The scale of a group's gradient, from its clip coefficient and the scale that the loss was multiplied with. 0 means
+// no step: the coefficient is 0 or NaN, or the gradient scaler found an infinity.
 ESPER_HOST_DEVICE double gradient_scale(double coefficient, double loss_scale, double found_inf) {
     const bool usable = coefficient > 0 && found_inf == 0;
     return usable ? coefficient / loss_scale : 0.0;

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,12 +12,6 @@
 #include "tensors.h"
 
 namespace esper::sgd {
-
-// A float32 or float64 number in device memory.
-struct Number {
-    const void* data;
-    bool is_double;
-};
 
 // A parameter with the data of its step.
 struct Tensor {
@@ -47,41 +40,23 @@ struct Arguments {
 
     // Owners of the memory above.
     std::vector<OwnedTensor> owned;
-    std::vector<torch::stable::Tensor> copies;
+    std::vector<torch::stable::Tensor> held;
 };
-
-inline Dtype dtype_of(AtenTensorHandle tensor, int64_t position) {
-    static const std::array<int32_t, 3> known = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),
-                                                 aoti_torch_dtype_float64()};
-    const auto found = dtype_position(tensor, known);
-    check(found < static_cast<int64_t>(known.size()), "sgd_step_: parameter ", position,
-          " must be float32, bfloat16 or float64");
-    return static_cast<Dtype>(found);
-}
 
 inline Number checked_number(AtenTensorHandle tensor, const char* name, Device device, int64_t count = 1) {
     const int32_t code = dtype_code(tensor);
     check((code == aoti_torch_dtype_float64() || code == aoti_torch_dtype_float32()) && numel_of(tensor) == count &&
               device_of(tensor) == device,
           "sgd_step_: ", name, " must be ", count, " float32 or float64 on the parameters' device");
-    Number number{nullptr, code == aoti_torch_dtype_float64()};
-    TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor, &number.data));
-    return number;
-}
-
-// Takes a `Tensor?`.
-inline OwnedTensor take_optional_tensor(StableIValue value) {
-    const auto tensor = torch::stable::detail::to<std::optional<torch::stable::Tensor>>(value);
-    if (!tensor.has_value()) return nullptr;
-    AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor->get(), &handle));
-    return OwnedTensor(handle);
+    return Number{const_data(tensor), code == aoti_torch_dtype_float64()};
 }
 
 inline void read_tensor(Arguments& arguments, OwnedTensor parameter, OwnedTensor gradient, OwnedTensor buffer,
                         int64_t group, int64_t position) {
     Tensor tensor{};
-    tensor.dtype = dtype_of(parameter.get(), position);
+    tensor.dtype = dtype_of(parameter.get());
+    check(tensor.dtype == Dtype::kFloat32 || tensor.dtype == Dtype::kBFloat16 || tensor.dtype == Dtype::kFloat64,
+          "sgd_step_: parameter ", position, " must be float32, bfloat16 or float64");
     tensor.elements = numel_of(parameter.get());
     tensor.group = group;
     check(group >= 0 && group < static_cast<int64_t>(arguments.groups.size()), "sgd_step_: group_of[", position,
@@ -95,44 +70,45 @@ inline void read_tensor(Arguments& arguments, OwnedTensor parameter, OwnedTensor
               gradient_layout.same_sizes(layout),
           "sgd_step_: gradient ", position, " differs from its parameter in shape, dtype or device");
     if (tensor.elements == 0) return;
-    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(parameter.get(), &tensor.parameter));
+    tensor.parameter = mutable_data(parameter.get());
     if (buffer) {
         const Layout buffer_layout(buffer.get());
         check(dtype_code(buffer.get()) == dtype_code(parameter.get()) && device_of(buffer.get()) == arguments.device &&
                   buffer_layout.same_sizes(layout) && buffer_layout.same_offsets(layout),
               "sgd_step_: momentum ", position, " differs from its parameter in shape, strides, dtype or device");
-        TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(buffer.get(), &tensor.buffer));
+        tensor.buffer = mutable_data(buffer.get());
         arguments.owned.push_back(std::move(buffer));
     }
     if (gradient_layout.same_offsets(layout)) {
-        TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(gradient.get(), &tensor.gradient));
+        tensor.gradient = const_data(gradient.get());
         arguments.owned.push_back(std::move(gradient));
     } else {
-        // Another layout than the parameter's, which autograd permits: rare enough for a copy.
+        // The layout differs from the parameter's, which autograd permits: rare enough for a copy.
         AtenTensorHandle like = nullptr;
         TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(parameter.get(), &like));
         torch::stable::Tensor copy = torch::stable::empty_like(torch::stable::Tensor(like));
         torch::stable::copy_(copy, torch::stable::Tensor(gradient.release()));
         tensor.gradient = copy.const_data_ptr();
-        arguments.copies.push_back(std::move(copy));
+        arguments.held.push_back(std::move(copy));
     }
     arguments.owned.push_back(std::move(parameter));
     arguments.tensors.push_back(tensor);
 }
 
 // Reads learning rates, weight decays and, unless null, the coefficients of the groups.
-inline void read_groups(Arguments& arguments, const OwnedList& lr, const OwnedList& weight_decay, OwnedTensor coef) {
+inline void read_groups(Arguments& arguments, const OwnedList& lr, const OwnedList& weight_decay,
+                        const std::optional<torch::stable::Tensor>& coef) {
     const int64_t groups = list_size(lr);
     check(list_size(weight_decay) == groups, "sgd_step_: there are ", groups, " learning rates but ",
           list_size(weight_decay), " weight decays");
     Number coefficient{};
     int64_t step = 0;  // bytes from one coefficient to the next
     if (coef) {
-        const Layout layout(coef.get());
+        const Layout layout(coef->get());
         check(layout.dims == 1, "sgd_step_: coef must have one dimension, and has ", layout.dims);
-        coefficient = checked_number(coef.get(), "coef", arguments.device, groups);
+        coefficient = checked_number(coef->get(), "coef", arguments.device, groups);
         step = layout.strides[0] * (coefficient.is_double ? 8 : 4);
-        arguments.owned.push_back(std::move(coef));
+        arguments.held.push_back(*coef);
     }
     for (int64_t g = 0; g < groups; ++g) {
         OwnedTensor rate = take_tensor(list_item(lr, g));
@@ -153,11 +129,13 @@ inline Arguments read_arguments(StableIValue* stack) {
     const OwnedList group_of = take_list(stack[3]);
     const OwnedList lr = take_list(stack[4]);
     const OwnedList weight_decay = take_list(stack[5]);
-    OwnedTensor coef = take_optional_tensor(stack[6]);
-    OwnedTensor loss_scale = take_optional_tensor(stack[7]);
-    OwnedTensor found_inf = take_optional_tensor(stack[8]);
-    arguments.momentum = torch::stable::detail::to<double>(stack[9]);
-    arguments.nesterov = torch::stable::detail::to<bool>(stack[10]);
+    using torch::stable::detail::to;
+    using Optional = std::optional<torch::stable::Tensor>;
+    const auto coef = to<Optional>(stack[6]);
+    const auto loss_scale = to<Optional>(stack[7]);
+    const auto found_inf = to<Optional>(stack[8]);
+    arguments.momentum = to<double>(stack[9]);
+    arguments.nesterov = to<bool>(stack[10]);
 
     const int64_t count = list_size(parameters);
     const bool has_momentum = arguments.momentum != 0;
@@ -172,16 +150,16 @@ inline Arguments read_arguments(StableIValue* stack) {
         OwnedTensor parameter = take_tensor(list_item(parameters, n));
         if (n == 0) {
             arguments.device = device_of(parameter.get());
-            read_groups(arguments, lr, weight_decay, std::move(coef));
-            if (loss_scale) arguments.loss_scale = checked_number(loss_scale.get(), "grad_scale", arguments.device);
-            if (found_inf) arguments.found_inf = checked_number(found_inf.get(), "found_inf", arguments.device);
+            read_groups(arguments, lr, weight_decay, coef);
+            if (loss_scale) arguments.loss_scale = checked_number(loss_scale->get(), "grad_scale", arguments.device);
+            if (found_inf) arguments.found_inf = checked_number(found_inf->get(), "found_inf", arguments.device);
         }
         read_tensor(arguments, std::move(parameter), take_tensor(list_item(gradients, n)),
-                    has_momentum ? take_tensor(list_item(buffers, n)) : nullptr,
-                    torch::stable::detail::to<int64_t>(list_item(group_of, n)), n);
+                    has_momentum ? take_tensor(list_item(buffers, n)) : nullptr, to<int64_t>(list_item(group_of, n)),
+                    n);
     }
-    if (loss_scale) arguments.owned.push_back(std::move(loss_scale));
-    if (found_inf) arguments.owned.push_back(std::move(found_inf));
+    if (loss_scale) arguments.held.push_back(*loss_scale);
+    if (found_inf) arguments.held.push_back(*found_inf);
     return arguments;
 }
 

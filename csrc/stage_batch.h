@@ -1,8 +1,9 @@
-// The arithmetic of stage_batch that the CPU and the CUDA kernel share: what is drawn for a sample, and which pixel
-// goes where. Plain C++ without torch, callable on both sides, all in integers: both give the same bits.
+// The arithmetic of stage_batch that the CPU and the CUDA kernel share: the random placement of a sample, and the
+// source of each pixel. Plain C++ without torch, callable on both sides. Integers only, so both give the same bits.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "host_device.h"
 
@@ -29,7 +30,7 @@ ESPER_HOST_DEVICE Words philox(Words counter, uint32_t key0, uint32_t key1) {
     return counter;
 }
 
-// Where the window that becomes the output lies in the image, and whether it is mirrored.
+// Position of the output's window in the image, and whether it is mirrored.
 struct Placement {
     int32_t down;   // rows of the image above the window; negative: rows of padding in it
     int32_t right;  // columns, likewise
@@ -43,7 +44,7 @@ ESPER_HOST_DEVICE Placement draw(uint64_t seed, uint64_t epoch, uint64_t sample,
     const Words words = philox(Words{{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32),
                                       static_cast<uint32_t>(epoch), static_cast<uint32_t>(epoch >> 32)}},
                                static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    // A word w to one of n numbers: w * n / 2^32. The probabilities differ by less than n / 2^32.
+    // Maps a word w to one of n numbers: w * n / 2^32. The probabilities differ by less than n / 2^32.
     const auto choices = static_cast<uint64_t>(2 * padding + 1);
     return Placement{static_cast<int32_t>((words.word[0] * choices) >> 32) - padding,
                      static_cast<int32_t>((words.word[1] * choices) >> 32) - padding,
@@ -63,10 +64,15 @@ ESPER_HOST_DEVICE bool is_inside(int32_t place, int32_t size) {
     return static_cast<uint32_t>(place) < static_cast<uint32_t>(size);
 }
 
-// float32 to the upper half of it, rounded to nearest even; NaN stays NaN.
-ESPER_HOST_DEVICE uint16_t bfloat16_of(uint32_t bits) {
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+// A value of the table in the dtype of the output: float32, or bfloat16 rounded to nearest even; NaN stays NaN.
+ESPER_HOST_DEVICE void to_dtype(float value, float& out) {
+    out = value;
+}
+ESPER_HOST_DEVICE void to_dtype(float value, uint16_t& out) {
+    uint32_t bits = 0;
+    memcpy(&bits, &value, sizeof(bits));
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    out = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace esper::stage_batch

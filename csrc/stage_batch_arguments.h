@@ -7,6 +7,7 @@
 
 #include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "stage_batch.h"
 #include "tensors.h"
@@ -19,7 +20,7 @@ using torch::stable::Tensor;
 constexpr int64_t kMaxChannels = 32;  // so that the tables fit a CUDA block's shared memory
 constexpr int64_t kMaxPadding = 1 << 20;
 
-// Which samples of the dataset become the batch: indices[first + b].
+// Which samples of the dataset become the batch: indices[start() + b].
 struct Selection {
     const int64_t* indices;  // [n]
     int64_t available;       // n
@@ -28,6 +29,9 @@ struct Selection {
     int64_t epoch;
     int64_t first;
     const int64_t* cursor;  // [2] (epoch, first) on the device in place of the two above, or null
+
+    ESPER_HOST_DEVICE int64_t start() const { return cursor != nullptr ? cursor[1] : first; }
+    ESPER_HOST_DEVICE int64_t current_epoch() const { return cursor != nullptr ? cursor[0] : epoch; }
 };
 
 struct Images {
@@ -44,6 +48,8 @@ struct Images {
     int32_t padding;
     bool flip;
     Selection selection;
+
+    int64_t elements() const { return static_cast<int64_t>(height) * width * channels; }  // of an image
 };
 
 struct Tokens {
@@ -52,7 +58,7 @@ struct Tokens {
     int64_t stride;
     int64_t length;        // T
     int64_t* out;          // [B, T]
-    int64_t* targets_out;  // [B, T], each the token after, or null
+    int64_t* targets_out;  // [B, T] the next tokens, or null
     Selection selection;
 };
 
@@ -60,7 +66,7 @@ inline void check_device(const char* op, const char* name, const Tensor& tensor,
     check(tensor.device() == like.device(), op, ": ", name, " is on another device than the dataset");
 }
 
-// One-dimensional contiguous int64 of `size` values (any size where negative), on the device of `like`.
+// A contiguous int64 vector of `size` values (any number if negative), on the device of `like`.
 inline int64_t* int64_vector(const char* op, const char* name, const Tensor& tensor, const Tensor& like, int64_t size) {
     check_device(op, name, tensor, like);
     check(tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 && tensor.is_contiguous(), op, ": ", name,
@@ -167,6 +173,28 @@ inline Tokens read_tokens(const Tensor& tokens, const Tensor& indices, int64_t f
     if (targets_out) problem.targets_out = token_output("targets_out", *targets_out, tokens, out.size(0), length);
     problem.selection = read_selection(kOp, tokens, indices, out.size(0), 0, first, cursor);
     return problem;
+}
+
+// Calls body(out, channels): a value of the output's type, and the number of channels as a constant, or 0 if no kernel
+// is compiled for it.
+template <typename Body>
+void for_images(const Images& problem, const Body& body) {
+    const auto for_channels = [&](auto out) {
+        if (problem.channels == 1) return body(out, std::integral_constant<int32_t, 1>{});
+        if (problem.channels == 3) return body(out, std::integral_constant<int32_t, 3>{});
+        body(out, std::integral_constant<int32_t, 0>{});
+    };
+    if (problem.is_bfloat16) return for_channels(uint16_t{});
+    for_channels(float{});
+}
+
+// Calls body(token) with a value of the tokens' type.
+template <typename Body>
+void for_tokens(const Tokens& problem, const Body& body) {
+    if (problem.dtype == ScalarType::Long) return body(int64_t{});
+    if (problem.dtype == ScalarType::Int) return body(int32_t{});
+    if (problem.dtype == ScalarType::UInt16) return body(uint16_t{});
+    body(uint8_t{});
 }
 
 }  // namespace esper::stage_batch

@@ -35,11 +35,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Augmentation": "esper.data.task",
     "ConfigError": "esper.config",
+    "CounterfactualHelper": "esper.attribution.counterfactual",
     "Experiment": "esper.run.experiment",
     "Grower": "esper.grower.grower",
     "Grown": "esper.run.grow",
     "GrowthStep": "esper.grower.grower",
+    "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
+    "SeedGradientCollector": "esper.training.metrics",
     "Split": "esper.data.task",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
@@ -72,21 +75,13 @@ __all__ = [
 ]
 
 
-_FORMER = {
-    "CounterfactualHelper": ("esper.attribution.counterfactual", "CounterfactualHelper"),
-    "ParallelEnvState": ("esper.training.host_training", "HostTraining"),
-    "SeedGradientCollector": ("esper.training.gradient_stats", "SeedGradientCollector"),
-}
-"""Module and present name of classes that are known by these names."""
+_ALIASES = {"ParallelEnvState": "HostTraining"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        module, present = _FORMER[name]
-        return getattr(importlib.import_module(module), present)
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOMES[name]), _ALIASES.get(name, name))
 
 
 def __dir__() -> list[str]:
@@ -94,4 +89,4 @@ def __dir__() -> list[str]:
 
 
 if "gymnasium" in sys.modules:  # as in gymnasium.make("esper:esper/Growth-v0"), which imports this module
-    importlib.import_module("esper.env.registration")
+    importlib.import_module("esper.env")

@@ -35,7 +35,7 @@ def set_dotted(tables: dict[str, Any], assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
-        raise ConfigError(f"--set wants SECTION.NAME=VALUE, such as run.seed=3, not {assignment!r}")
+        raise ConfigError(f"--set needs SECTION.NAME=VALUE, such as run.seed=3, not {assignment!r}")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

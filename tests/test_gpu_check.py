@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu import plan, runner, summary
 from benchmarks.gpu.runner import Result, Step, run_all
-from esper.bench.main import CASES
+from esper.bench import CASES
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ["machine", "packages", "build", "import", "kernels", "memcheck", "lanes"]

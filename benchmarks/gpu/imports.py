@@ -19,7 +19,7 @@ def needed(kind: str) -> list[str]:
     if kind == "kernels":
         return [*KERNELS]
     from benchmarks.gpu.plan import MEASURED
-    from esper.bench.main import CASES
+    from esper.bench import CASES
 
     cases = [CASES[case] for cases in MEASURED.values() for case in cases]
     return [*KERNELS, *cases, "esper.cli.main", "esper.run.experiment", "sklearn.datasets"]

@@ -4,21 +4,20 @@
 // rows at a time as a register has lanes, so that no row pays for reducing across lanes. Many classes: a row in blocks
 // that stay in the nearest cache, each reduced to (largest, sum) and joined. The float32 kernels are compiled for each
 // instruction set with lanes of its own width. float64 takes the plain path of cross_entropy.h, which is also the CUDA
-// kernel's. Rows are independent and their sums are added tile by tile in order, so the result
-// has the same bits for any number of threads.
+// kernel's. Rows are independent and their sums are added tile by tile in order, so the result has the same bits for
+// any number of threads.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
 #include <vector>
 
 #include "cross_entropy_rows.h"
+#include "parallel.h"
 
 namespace esper::cross_entropy {
 namespace {
 
-constexpr int64_t kParallelLogits = 256 * 1024;  // below this, waking threads costs more than it saves
-constexpr int kParts = 4;                        // parts of a float64 row, joined like the threads of the CUDA kernel
-constexpr int64_t kLogitsPerTask = 64 * 1024;
+constexpr int kParts = 4;  // parts of a float64 row, joined like the threads of the CUDA kernel
 
 void forward_float64(const Problem& problem, const RowOutputs<double>& out, int64_t first, int64_t rows,
                      Totals& totals) {
@@ -67,20 +66,14 @@ void check_targets(const Problem& problem) {
     }
 }
 
-// Runs work(tile, first row, rows) for every tile of rows, on many threads if that pays.
+// Runs work(tile, first row, rows) for every tile of rows.
 template <typename Work>
 void for_tiles(const Problem& problem, const Work& work) {
-    const int64_t tiles = (problem.rows + kTile - 1) / kTile;
-    const auto run = [&](int64_t begin, int64_t end) {
+    for_parts((problem.rows + kTile - 1) / kTile, problem.rows * problem.classes, [&](int64_t begin, int64_t end) {
         for (int64_t tile = begin; tile < end; ++tile) {
             work(tile, tile * kTile, std::min(kTile, problem.rows - tile * kTile));
         }
-    };
-    if (problem.rows * problem.classes >= kParallelLogits && torch::stable::get_num_threads() > 1) {
-        torch::stable::parallel_for(0, tiles, std::max<int64_t>(1, kLogitsPerTask / (kTile * problem.classes)), run);
-    } else {
-        run(0, tiles);
-    }
+    });
 }
 
 template <typename Real, typename Tile>
@@ -154,7 +147,7 @@ void cross_entropy_into(const Tensor& logits, const Tensor& targets, const Tenso
     const Totals totals = forward(problem, results.counts != nullptr ? tokens.data() : results.correct, nullptr);
     accumulate(totals, row);
     if (results.counts == nullptr) return;
-    for (int64_t b = 0; b < problem.samples(); ++b) {
+    for (int64_t b = 0; b < problem.samples; ++b) {
         int32_t count = 0;
         for (int64_t t = 0; t < problem.sequence; ++t) count += tokens[static_cast<size_t>(b * problem.sequence + t)];
         results.counts[b] = static_cast<int16_t>(count);

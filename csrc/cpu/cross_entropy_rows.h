@@ -15,7 +15,7 @@ constexpr int64_t kTile = 16;     // rows of one task
 constexpr int64_t kNarrow = 128;  // max classes for a lane a row
 constexpr int64_t kBlock = 1024;  // logits of a row looked at together
 
-// What the rows of one call are written to; null if not wanted. Real is float or double.
+// Outputs of one call; null if not wanted. Real is float or double.
 template <typename Real>
 struct RowOutputs {
     uint8_t* correct;  // [N]
@@ -34,8 +34,8 @@ ESPER_INLINE void write_row(const RowOutputs<Real>& out, Totals& totals, int64_t
     if (counted) add_row(totals, static_cast<double>(loss), correct);
 }
 
-// Whether no logit beats the target's. In a row that has a softmax, the target must have the largest, and none before
-// it may; a row that has none is looked at again, logit by logit. `before` is the largest before the target.
+// Whether no logit beats the target's. In a row with a softmax, the target's logit must be the largest, and none before
+// it may equal it; in any other row, all logits are compared. `before` is the largest before the target.
 template <typename Type>
 ESPER_INLINE bool is_right(const typename Type::Storage* logits, int64_t classes, int64_t target, float target_logit,
                            float max, float before, float log_sum) {
@@ -83,8 +83,7 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
         const Floats candidate = t > c ? x : nothing;
         before = candidate > before ? candidate : before;
     }
-    Floats sum = {};
-    Floats total = {};
+    Floats sum = {}, total = {};
     for (int32_t c = 0; c < classes; ++c) {
         // NaN if the largest is infinite: such a row has no distribution.
         const Floats below = Type::load(transposed + c * kLanes) - max;
@@ -98,10 +97,7 @@ ESPER_INLINE void narrow_tile(const Problem& problem, const RowOutputs<float>& o
         loss = (1 - smoothing) * loss + smoothing * (log_sums - total / static_cast<float>(classes));
     }
 
-    float max_of[kLanes];
-    float before_of[kLanes];
-    float log_sum_of[kLanes];
-    float loss_of[kLanes];
+    float max_of[kLanes], before_of[kLanes], log_sum_of[kLanes], loss_of[kLanes];
     Type::store(max, max_of);
     Type::store(before, before_of);
     Type::store(log_sums, log_sum_of);
@@ -166,7 +162,7 @@ ESPER_INLINE void add_block(RowSums<float>& row, const float* values, int64_t n,
     } else if (smooth) {
         const int64_t whole = n / kLanes * kLanes;
         Floats sums = {};
-        // The differences are small where all logits are large.
+        // Differences, which are small even if all logits are large.
         for (int64_t i = 0; i < whole; i += kLanes) sums += Type::load(values + i) - block.max;
         for (int l = 0; l < kLanes; ++l) block.total += static_cast<double>(sums[l]);
         block.total += static_cast<double>(whole) * static_cast<double>(block.max);
@@ -221,7 +217,8 @@ ESPER_INLINE void forward_tile(const Problem& problem, const RowOutputs<float>& 
 
 // --- backward -----------------------------------------------------------------------------------------------------
 
-// Gradients of rows first.. that hold at most kBlock logits together, or of a part of one row: columns start..start+n.
+// Gradients of columns start..start+n of rows first..first+rows. All columns if there are several rows, and max kBlock
+// logits in total.
 template <typename Type>
 ESPER_INLINE void backward_chunk(const Problem& problem, const float* normaliser, const GradientScale<float>& scale,
                                  int64_t first, int64_t rows, int64_t start, int64_t n,

@@ -5,17 +5,15 @@
 // are NaN and Inf counted (a finite sum proves there are none). Block sums are added in float64, in order, so the
 // result has the same bits whether one thread ran or many.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "../grad_stats_arguments.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace esper::grad_stats {
 namespace {
 
 constexpr int64_t kBlock = 2048;
-constexpr int64_t kParallelElements = 256 * 1024;  // below this, waking threads costs more than it saves
-constexpr int64_t kBlocksPerTask = 32;
 
 // 16 lanes for every instruction set: the bits of a sum depend on their number.
 constexpr int kBytes = 64;
@@ -38,7 +36,7 @@ struct FastSum {
     int32_t zero;
 };
 
-// float32 sum of squares and count of zeros of at most kBlock elements.
+// float32 sum of squares and count of zeros of max kBlock elements.
 template <typename Type>
 ESPER_INLINE FastSum fast_sum(const typename Type::Storage* x, int64_t n) {
     // Four chains hide the latency of the additions; 2048 elements are 32 additions a lane.
@@ -80,7 +78,7 @@ ESPER_CLONES FastSum fast_sum_float16(const uint16_t* x, int64_t n) {
     return fast_sum<Float16Magnitude>(x, n);
 }
 
-// One block of a 16- or 32-bit type: trust the float32 sum, or do it again.
+// One block of a 16- or 32-bit type: trust the float32 sum, or sum again in float64.
 template <typename Type>
 Totals block(const typename Type::Storage* x, int64_t n, FastSum (*fast)(const typename Type::Storage*, int64_t)) {
     const FastSum sum = fast(x, n);
@@ -118,7 +116,7 @@ ESPER_CLONES void fast_sum_float64(const double* x, int64_t n, double* sum_sq, i
     }
 }
 
-// float64 is summed as it is; only the counts of a non-finite block need a second look.
+// float64 is summed as it is; only the counts of a non-finite block need a second pass.
 Totals block_float64(const double* x, int64_t n) {
     int64_t zero = 0;
     Totals totals{0, 0, 0, 0, static_cast<double>(n)};
@@ -135,29 +133,33 @@ Totals block_float64(const double* x, int64_t n) {
 Totals gradient_block(const Gradient& gradient, int64_t index) {
     const int64_t start = index * kBlock;
     const int64_t n = std::min(kBlock, gradient.elements - start);
+    const auto* halves = static_cast<const uint16_t*>(gradient.data) + start;
     switch (gradient.dtype) {
         case Dtype::kFloat32:
             return block<Float32<kBytes>>(static_cast<const float*>(gradient.data) + start, n, fast_sum_float32);
         case Dtype::kBFloat16:
-            return block<BFloat16<kBytes>>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_bfloat16);
+            return block<BFloat16<kBytes>>(halves, n, fast_sum_bfloat16);
         case Dtype::kFloat16:
-            return block<Float16Magnitude>(static_cast<const uint16_t*>(gradient.data) + start, n, fast_sum_float16);
-        case Dtype::kFloat64:
-            break;
+            return block<Float16Magnitude>(halves, n, fast_sum_float16);
+        default:
+            return block_float64(static_cast<const double*>(gradient.data) + start, n);
     }
-    return block_float64(static_cast<const double*>(gradient.data) + start, n);
 }
 
 int64_t block_count(const Gradient& gradient) {
     return (gradient.elements + kBlock - 1) / kBlock;
 }
 
-// All blocks of all gradients [B], computed by as many threads as torch allows; a block does not depend on its thread.
-std::vector<Totals> parallel_blocks(const std::vector<Gradient>& gradients) {
+// All blocks of all gradients [B]; a block does not depend on its thread.
+std::vector<Totals> all_blocks(const std::vector<Gradient>& gradients) {
     std::vector<int64_t> first(gradients.size() + 1, 0);  // [N + 1] first block of each gradient
-    for (size_t n = 0; n < gradients.size(); ++n) first[n + 1] = first[n] + block_count(gradients[n]);
-    std::vector<Totals> blocks(static_cast<size_t>(first.back()));  // [B]
-    torch::stable::parallel_for(0, first.back(), kBlocksPerTask, [&](int64_t begin, int64_t end) {
+    int64_t elements = 0;
+    for (size_t n = 0; n < gradients.size(); ++n) {
+        first[n + 1] = first[n] + block_count(gradients[n]);
+        elements += gradients[n].elements;
+    }
+    std::vector<Totals> blocks(static_cast<size_t>(first.back()));
+    for_parts(first.back(), elements, [&](int64_t begin, int64_t end) {
         size_t n = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), begin) - first.begin()) - 1;
         for (int64_t b = begin; b < end; ++b) {
             while (b >= first[n + 1]) ++n;
@@ -168,22 +170,13 @@ std::vector<Totals> parallel_blocks(const std::vector<Gradient>& gradients) {
 }
 
 void compute(const Arguments& arguments, double* fields, double* norms) {
-    int64_t elements = 0;
-    for (const Gradient& gradient : arguments.gradients) elements += gradient.elements;
-    const bool parallel = elements >= kParallelElements && torch::stable::get_num_threads() > 1;
-    std::vector<Totals> blocks;
-    if (parallel) blocks = parallel_blocks(arguments.gradients);
-
-    size_t n = 0;
-    size_t b = 0;
+    const std::vector<Totals> blocks = all_blocks(arguments.gradients);
+    size_t n = 0, b = 0;
     for (size_t g = 0; g < arguments.group_sizes.size(); ++g) {
         GroupTotals group = empty_group();
         for (int64_t left = arguments.group_sizes[g]; left > 0; --left, ++n) {
-            const Gradient& gradient = arguments.gradients[n];
             Totals tensor{0, 0, 0, 0, 0};
-            for (int64_t i = 0; i < block_count(gradient); ++i) {
-                add(tensor, parallel ? blocks[b++] : gradient_block(gradient, i));
-            }
+            for (int64_t i = block_count(arguments.gradients[n]); i > 0; --i) add(tensor, blocks[b++]);
             norms[n] = std::sqrt(tensor.sum_sq);
             add_tensor(group, tensor, arguments.exploding_norm);
         }
@@ -193,9 +186,7 @@ void compute(const Arguments& arguments, double* fields, double* norms) {
 
 void grad_stats(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack, nullptr);
-    OwnedTensor fields =
-        empty_float64(arguments.device, static_cast<int64_t>(arguments.group_sizes.size()), kFieldCount);
-    OwnedTensor norms = empty_float64(arguments.device, static_cast<int64_t>(arguments.gradients.size()));
+    auto [fields, norms] = new_outputs(arguments);
     compute(arguments, checked_float64(fields.get(), "fields", arguments.device),
             checked_float64(norms.get(), "norms", arguments.device));
     stack[0] = give_tensor(std::move(fields));

@@ -42,9 +42,9 @@ ESPER_CLONES void run_bfloat16(Pass pass, const Work& work) {
     run<BFloat16Lanes>(pass, work);
 }
 
-void run(Pass pass, Dtype dtype, const Work& work) {
-    if (work.shape.elements() == 0) return;
-    if (dtype == Dtype::Float) {
+void run(Pass pass, ScalarType dtype, const Work& work) {
+    if (work.shape.pixels() * work.shape.channels == 0) return;
+    if (dtype == ScalarType::Float) {
         run_float32(pass, work);
     } else {
         run_bfloat16(pass, work);
@@ -54,7 +54,7 @@ void run(Pass pass, Dtype dtype, const Work& work) {
 // --- operators -----------------------------------------------------------------------------------------------------
 
 // A channel's moments from those of its lanes.
-Moments moments_of_channel(const Channels& channels, Dtype dtype, int64_t channel, int64_t pixels) {
+Moments moments_of_channel(const Channels& channels, ScalarType dtype, int64_t channel, int64_t pixels) {
     const size_t lane = channels.lane(dtype, channel);
     const auto count = static_cast<double>(pixels);
     if (!channels.flat) return Moments{count, channels.total[lane], channels.total_other[lane]};
@@ -64,7 +64,8 @@ Moments moments_of_channel(const Channels& channels, Dtype dtype, int64_t channe
                    channels.total_other[lane] + channels.total_other[other] + distance * distance * count / 4};
 }
 
-double total_of_channel(const Channels& channels, const std::vector<double>& totals, Dtype dtype, int64_t channel) {
+double total_of_channel(const Channels& channels, const std::vector<double>& totals, ScalarType dtype,
+                        int64_t channel) {
     const double total = totals[channels.lane(dtype, channel)];
     return channels.flat ? total + totals[channels.lane(dtype, channel, 1)] : total;
 }
@@ -77,7 +78,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, const Tensor& we
     Outputs outputs = make_outputs(input, shape);
     auto* statistics = static_cast<float*>(outputs.statistics.mutable_data_ptr());
     Channels channels(shape);
-    const Dtype dtype = input.scalar_type();
+    const ScalarType dtype = input.scalar_type();
     Work work{};
     work.shape = shape;
     work.input = input.const_data_ptr();
@@ -116,7 +117,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
     const auto* rows = static_cast<const float*>(statistics.const_data_ptr());
     Gradients gradients = make_gradients(input, shape);
     Channels channels(shape);
-    const Dtype dtype = input.scalar_type();
+    const ScalarType dtype = input.scalar_type();
     for (int64_t c = 0; c < shape.channels; ++c) {
         const float mean = rows[kMean * shape.channels + c];
         const Affine affine = affine_of(mean, rows[kInvStd * shape.channels + c], weights[c], biases[c]);
@@ -155,12 +156,7 @@ void update(Tensor running_mean, Tensor running_var, Tensor num_batches_tracked,
             std::optional<double> momentum) {
     const Running running = checked_running(running_mean, running_var, num_batches_tracked, statistics, momentum);
     *running.count += 1;
-    for (int64_t c = 0; c < running.channels; ++c) {
-        running.mean[c] =
-            updated(running.mean[c], running.rows[kMean * running.channels + c], running.momentum, *running.count);
-        running.variance[c] = updated(running.variance[c], running.rows[kVariance * running.channels + c],
-                                      running.momentum, *running.count);
-    }
+    for (int64_t c = 0; c < running.channels; ++c) update_channel(running, c, *running.count);
 }
 
 }  // namespace

@@ -16,9 +16,9 @@ ESPER_INLINE Group passed(const Group& gradient, const Group& value, const Group
                  relu_gradient(gradient.b, normalised(value.b, scale.b, shift.b), Type::kRoundsToZero)};
 }
 
-// Sums over row pairs `begin` to `end` of g and g * (x - mean), g being the gradient behind the normalisation. Windows
-// add to the chains in turn. With the pool only one place of a window adds: the others would add 0, which changes no
-// bit.
+// Sums over row pairs `begin` to `end` of g and g * (x - mean), g being the gradient of the normalisation's output.
+// Windows add to the chains in turn. With the pool only one place of a window adds: the others would add 0, which
+// changes no bit.
 template <typename Type, typename Tile>
 ESPER_INLINE void block_sums_pooled(const Work& work, const Tile& tile, int64_t begin, int64_t end) {
     using Storage = typename Type::Storage;
@@ -129,7 +129,7 @@ ESPER_INLINE void sums_pass(const Work& work) {
 
 // --- the input's gradient ------------------------------------------------------------------------------------------
 
-// kBatch: the statistics were those of the batch, so they pass gradients too.
+// kBatch: the statistics were those of the batch, so gradients pass through them too.
 template <bool kBatch>
 struct InputGradient {
     template <typename Tile>

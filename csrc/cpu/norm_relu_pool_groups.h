@@ -193,7 +193,7 @@ struct BFloat16Lanes {
     static ESPER_INLINE void store(Storage* x, const Group& group, const Where& where) {
         store_raw(x, put_together(group), where);
     }
-    // For what `rounded` has returned.
+    // Stores values that `rounded` has returned.
     template <typename Where>
     static ESPER_INLINE void store_rounded(Storage* x, const Group& group, const Where& where) {
         store_raw(x, (bits_as<Bits>(group.a) >> 16) | bits_as<Bits>(group.b), where);
@@ -232,8 +232,8 @@ struct BFloat16Lanes {
     static ESPER_INLINE Bits put_together(const Group& group) {
         return (nearest(group.a) >> 16) | (nearest(group.b) & 0xffff0000u);
     }
-    // To the nearest, ties to even, in the upper half. A NaN stays one unless its lower half is full of ones, which no
-    // arithmetic on bfloat16 makes.
+    // To the nearest, ties to even, in the upper half. A NaN stays one unless its lower half is full of ones, which
+    // arithmetic on bfloat16 never makes.
     static ESPER_INLINE Bits nearest(const Floats& value) {
         const Bits bits = bits_as<Bits>(value);
         return bits + 0x7fffu + ((bits >> 16) & 1u);

@@ -10,7 +10,7 @@ namespace esper::norm_relu_pool {
 
 using namespace groups;
 
-constexpr int64_t kBlock = 256;  // pixels of a float32 sum, about
+constexpr int64_t kBlock = 256;  // pixels of a float32 sum, approximately
 constexpr int kChains = 2;       // sums kept apart, to hide the latency of additions
 
 // Channels that are processed together, from `first` on: one group of elements.
@@ -80,12 +80,13 @@ struct Channels {
     std::vector<double> total = doubles(), total_other = doubles();  // of all blocks
 
     // Lane of the channel, in the first pixel of a group (0) or in the second (1).
-    size_t lane(Dtype dtype, int64_t channel, int64_t pixel = 0) const {
+    size_t lane(ScalarType dtype, int64_t channel, int64_t pixel = 0) const {
         const int64_t element = channel % kGroup + pixel * kHalf;
-        const int64_t lane = dtype == Dtype::Float ? Float32Lanes::lane_of(element) : BFloat16Lanes::lane_of(element);
+        const int64_t lane =
+            dtype == ScalarType::Float ? Float32Lanes::lane_of(element) : BFloat16Lanes::lane_of(element);
         return static_cast<size_t>(channel / kGroup * kGroup + lane);
     }
-    void set(std::vector<float>& values, Dtype dtype, int64_t channel, float value) const {
+    void set(std::vector<float>& values, ScalarType dtype, int64_t channel, float value) const {
         values[lane(dtype, channel)] = value;
         if (flat) values[lane(dtype, channel, 1)] = value;
     }
@@ -106,7 +107,7 @@ struct Work {
     Channels* channels;
 };
 
-// Rows 2i and 2i + 1 of one image, and the row that they become.
+// Rows 2i and 2i + 1 of one image, and their pooled row.
 struct RowPair {
     int64_t first;   // pixel where the first row starts
     int64_t pooled;  // output pixel where the pooled row starts

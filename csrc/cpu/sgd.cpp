@@ -4,41 +4,29 @@
 // into vectors; one thread, since the tensors of an env's network are small and an env has one thread.
 #include <torch/csrc/stable/library.h>
 
-#include <cstring>
-
 #include "../sgd_arguments.h"
 #include "simd.h"
 
 namespace esper::sgd {
 namespace {
 
-struct Float32 {
-    using Storage = float;
-    using Math = float;
-    static ESPER_INLINE float value(float x) { return x; }
-    static ESPER_INLINE float storage(float x) { return x; }
-};
-
-struct Float64 {
-    using Storage = double;
-    using Math = double;
-    static ESPER_INLINE double value(double x) { return x; }
-    static ESPER_INLINE double storage(double x) { return x; }
+template <typename T>
+struct Unchanged {
+    using Storage = T;
+    using Math = T;
+    static ESPER_INLINE T value(T x) { return x; }
+    static ESPER_INLINE T storage(T x) { return x; }
 };
 
 struct BFloat16 {
     using Storage = uint16_t;
     using Math = float;
     static ESPER_INLINE float value(uint16_t x) {
-        const uint32_t bits = static_cast<uint32_t>(x) << 16;  // the upper half of a float32
-        float value;
-        std::memcpy(&value, &bits, sizeof(value));
-        return value;
+        return bits_as<float>(static_cast<uint32_t>(x) << 16);  // the upper half of a float32
     }
     // To the nearest, ties to even.
     static ESPER_INLINE uint16_t storage(float x) {
-        uint32_t bits;
-        std::memcpy(&bits, &x, sizeof(bits));
+        const auto bits = bits_as<uint32_t>(x);
         const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         return static_cast<uint16_t>(x != x ? 0x7fc0u : nearest);
     }
@@ -69,19 +57,13 @@ ESPER_INLINE void step_elements(const Tensor& tensor, const Factors<typename Typ
 }
 
 ESPER_CLONES void step_float32(const Tensor& tensor, const Factors<float>& factors) {
-    step_elements<Float32>(tensor, factors, tensor.elements);
+    step_elements<Unchanged<float>>(tensor, factors, tensor.elements);
 }
 ESPER_CLONES void step_bfloat16(const Tensor& tensor, const Factors<float>& factors) {
     step_elements<BFloat16>(tensor, factors, tensor.elements);
 }
 ESPER_CLONES void step_float64(const Tensor& tensor, const Factors<double>& factors) {
-    step_elements<Float64>(tensor, factors, tensor.elements);
-}
-
-double read(const Number& number, double otherwise) {
-    if (number.data == nullptr) return otherwise;
-    if (number.is_double) return *static_cast<const double*>(number.data);
-    return *static_cast<const float*>(number.data);
+    step_elements<Unchanged<double>>(tensor, factors, tensor.elements);
 }
 
 template <typename T>
@@ -98,16 +80,12 @@ void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
         const Group& group = arguments.groups[static_cast<size_t>(tensor.group)];
         const double scale = gradient_scale(read(group.coefficient, 1), loss_scale, found_inf);
         if (scale == 0) continue;
-        switch (tensor.dtype) {
-            case Dtype::kFloat32:
-                step_float32(tensor, factors_of<float>(arguments, group, scale));
-                break;
-            case Dtype::kBFloat16:
-                step_bfloat16(tensor, factors_of<float>(arguments, group, scale));
-                break;
-            case Dtype::kFloat64:
-                step_float64(tensor, factors_of<double>(arguments, group, scale));
-                break;
+        if (tensor.dtype == Dtype::kFloat64) {
+            step_float64(tensor, factors_of<double>(arguments, group, scale));
+        } else if (tensor.dtype == Dtype::kFloat32) {
+            step_float32(tensor, factors_of<float>(arguments, group, scale));
+        } else {
+            step_bfloat16(tensor, factors_of<float>(arguments, group, scale));
         }
     }
 }

@@ -95,9 +95,9 @@ struct Vectors {
         std::memcpy(x, &halves, sizeof(halves));
     }
 
-    // exp of numbers up to 0, within 2 units in the last place; 0 below -87, where float32 ends; NaN stays NaN.
-    // exp(x) = 2^n * exp(r) with n the nearest integer to x / ln 2; the Taylor series of exp(r), |r| < 0.35, to r^7
-    // leaves 6e-9.
+    // exp of numbers up to 0, within 2 units in the last place; 0 below -87, near the smallest normal float32; NaN
+    // stays NaN. exp(x) = 2^n * exp(r) with n the nearest integer to x / ln 2; the Taylor series of exp(r), |r| < 0.35,
+    // to r^7 leaves 6e-9.
     static ESPER_INLINE Floats exp_negative(const Floats& x) {
         constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
         const Floats inside = x < -87.0f ? Floats{} - 87.0f : x;
@@ -189,7 +189,7 @@ struct Float16 : Vectors<kBytes> {
     }
 };
 
-// n elements, rounded up to whole lanes at most as many as `values` holds; the lanes past n get `padding`.
+// Reads n elements into `values`, which has room for n rounded up to whole lanes; the lanes past n get `padding`.
 template <typename Type>
 ESPER_INLINE void read_many(const typename Type::Storage* x, int64_t n, float padding, float* values) {
     constexpr int64_t kLanes = Type::kLanes;

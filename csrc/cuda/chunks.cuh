@@ -16,8 +16,7 @@ inline int64_t chunk_count(int64_t elements) {
 // Index of the tensor that a chunk belongs to, the last whose `first_chunk` is not above it, which skips empty tensors.
 // first_chunk is ascending, [count].
 __device__ inline int tensor_of_chunk(const int32_t* first_chunk, int count, int chunk) {
-    int low = 0;
-    int high = count;
+    int low = 0, high = count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (first_chunk[middle] <= chunk) {

@@ -5,11 +5,8 @@
 // joined in a fixed order. Blocks leave a row of partial sums in scratch memory; the one that finishes last adds them
 // in a fixed order and writes loss and statistics, so results are the same bits every time. A problem that fits one
 // block needs no scratch memory. Scratch memory comes from torch's allocator, which is safe in a graph capture. A
-// target that is no class cannot be reported from here without a sync: its loss and gradient are NaN.
-#include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
+// target that is not a class cannot be reported from here without a sync: its loss and gradient are NaN.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 
 #include <algorithm>
 #include <tuple>
@@ -21,9 +18,9 @@
 namespace esper::cross_entropy {
 namespace {
 
-constexpr int64_t kOneThread = 64;         // most classes for a thread a row,
+constexpr int64_t kOneThread = 64;         // max classes for a thread a row,
 constexpr int64_t kOneWarp = 4096;         // and for a warp a row
-constexpr int64_t kOneBlockLogits = 8192;  // most logits that one block takes alone
+constexpr int64_t kOneBlockLogits = 8192;  // max logits that one block takes alone
 constexpr int64_t kMaxBlocks = 1024;       // blocks forward, and rows of partial sums
 constexpr int64_t kMaxBackwardBlocks = 65536;
 constexpr int64_t kChunk = 2048;  // columns of a row that a block takes backward
@@ -46,7 +43,7 @@ __device__ void backward_element(const Launch& launch, const GradientScale<typen
     static_cast<typename Type::Storage*>(launch.gradient)[i] = Type::storage(gradient);
 }
 
-// kWide: a block takes kChunk columns of a row at a time; else a thread takes an element, whatever its row.
+// kWide: a block takes kChunk columns of a row at a time; else a thread takes one element of any row.
 template <typename Type, bool kWide>
 __global__ void __launch_bounds__(kThreads) backward_kernel(const Launch launch) {
     using Real = typename Type::Real;
@@ -114,14 +111,7 @@ void launch_forward(const Launch& launch, unsigned int blocks, cudaStream_t stre
 
 Launch make_launch(const Problem& problem) {
     Launch launch{};
-    launch.logits = problem.logits;
-    launch.targets = problem.targets;
-    launch.rows = problem.rows;
-    launch.classes = problem.classes;
-    launch.ignore_index = problem.ignore_index;
-    launch.smoothing = problem.smoothing;
-    launch.samples = problem.samples();
-    launch.sequence = problem.sequence;
+    static_cast<Rows&>(launch) = problem;
     return launch;
 }
 
@@ -143,8 +133,7 @@ void for_type(const Problem& problem, const Body& body) {
 // Allocates the scratch memory and launches, for an empty problem too: it has statistics.
 void forward(const Problem& problem, Launch launch) {
     const Device device = device_of(problem.held_logits);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
+    const DeviceStream stream(device);
     const int64_t blocks = forward_blocks(problem);
 
     // Scratch in doubles: the counter and the partial sums of many blocks, then a byte a token for `counts`.
@@ -153,9 +142,8 @@ void forward(const Problem& problem, Launch launch) {
     const int64_t tokens = launch.counts != nullptr ? divided_up(problem.rows, sizeof(double)) : 0;
     OwnedTensor scratch;
     if (head + tokens > 0) {
-        scratch = empty_float64(device, head + tokens);
-        void* data = nullptr;
-        TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(scratch.get(), &data));
+        scratch = empty_float64(device, {head + tokens});
+        void* const data = mutable_data(scratch.get());
         if (blocks > 1) {
             launch.counter = static_cast<unsigned int*>(data);
             launch.partials = static_cast<Totals*>(data) + 1;
@@ -204,9 +192,7 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits, con
     launch.stats = const_cast<double*>(saved.stats);
     launch.grad_loss = saved.grad_loss;
     launch.gradient = gradient.mutable_data_ptr();
-    const Device device = device_of(problem.held_logits);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
+    const DeviceStream stream(device_of(problem.held_logits));
     for_type(problem, [&](auto type) { launch_backward<decltype(type)>(launch, stream); });
     return gradient;
 }
@@ -226,9 +212,8 @@ void cross_entropy_into(const Tensor& logits, const Tensor& targets, const Tenso
 void accumulate_(const Tensor& block, int64_t env, int64_t configuration, const Tensor& stats) {
     const double* from = stats_row(stats);
     double* row = block_row(block, stats.device(), env, configuration);
-    const Device device = device_of(block);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    accumulate_kernel<<<1, 32, 0, current_stream(device)>>>(row, from);
+    const DeviceStream stream(device_of(block));
+    accumulate_kernel<<<1, 32, 0, stream>>>(row, from);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -2,8 +2,6 @@
 // policy of both.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "../cross_entropy.h"
 #include "elements.cuh"
 #include "reduce.cuh"
@@ -16,21 +14,13 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kUnroll = 4;  // logits a thread has in flight
 
 // Arguments of a launch. Outputs of forward that are null are not written.
-struct Launch {
-    const void* logits;      // [N, C]
-    const int64_t* targets;  // [N]
-    int64_t rows;            // N
-    int64_t classes;         // C
-    int64_t ignore_index;
-    double smoothing;
+struct Launch : Rows {
     uint8_t* correct;       // [N]
     void* normaliser;       // [N, 2]
     void* loss;             // []
     double* stats;          // [kFieldCount], written
     double* row;            // [kFieldCount], added to
     int16_t* counts;        // [B] from `correct`, B sequences of T
-    int64_t samples;        // B
-    int64_t sequence;       // T
     unsigned int* counter;  // zero; unused by a single block
     Totals* partials;       // [blocks], likewise
     // Backward only; it reads `normaliser` and `stats` of forward.
@@ -48,7 +38,7 @@ __device__ RowSums<Real> row_shfl_down(const RowSums<Real>& mine, int offset) {
                          __shfl_down_sync(kAll, static_cast<int>(mine.beaten), offset) != 0};
 }
 
-// Joins the parts that kPerRow threads hold of one row; complete in the first of them.
+// Joins the parts of one row that kPerRow threads hold; complete in the first of them.
 template <int kPerRow, typename Real>
 __device__ RowSums<Real> join_row(RowSums<Real> mine) {
     if constexpr (kPerRow >= 32) {
@@ -89,7 +79,7 @@ __device__ RowSums<typename Type::Real> part_of_row(const typename Type::Storage
     return part;
 }
 
-// Looks at one row; complete in the first of its threads, which writes what is wanted of it and adds it to `totals`.
+// Computes one row. Its first thread writes the outputs and adds the row to `totals`.
 template <typename Type, int kPerRow>
 __device__ void forward_row(const Launch& launch, int64_t row, int lane, Totals& totals) {
     using Real = typename Type::Real;
@@ -125,7 +115,7 @@ __device__ void write_results(const Launch& launch, const Totals& totals) {
     if (launch.row != nullptr) accumulate(totals, launch.row);
 }
 
-// Right tokens of each sequence, a warp a sequence.
+// Counts the correct tokens of each sequence, a warp a sequence.
 __device__ void count_sequences(const Launch& launch) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int64_t b = threadIdx.x / 32; b < launch.samples; b += kWarps) {

@@ -3,18 +3,22 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
 namespace esper {
 
-struct Float32 {
-    using Storage = float;
-    using Real = float;
-    static constexpr float kRoundsToZero = 0;  // the largest value that becomes zero in storage
-    static __device__ float value(Storage x) { return x; }
-    static __device__ Storage storage(float x) { return x; }
+template <typename T>
+struct Unchanged {
+    using Storage = T;
+    using Real = T;
+    static constexpr T kRoundsToZero = 0;  // the largest value that becomes zero in storage
+    static __device__ T value(Storage x) { return x; }
+    static __device__ Storage storage(T x) { return x; }
 };
+using Float32 = Unchanged<float>;
+using Float64 = Unchanged<double>;
 struct BFloat16 {
     using Storage = uint16_t;
     using Real = float;
@@ -27,12 +31,6 @@ struct Float16 {
     using Real = float;
     static __device__ float value(Storage x) { return __half2float(__ushort_as_half(x)); }
     static __device__ Storage storage(float x) { return __half_as_ushort(__float2half_rn(x)); }
-};
-struct Float64 {
-    using Storage = double;
-    using Real = double;
-    static __device__ double value(Storage x) { return x; }
-    static __device__ Storage storage(double x) { return x; }
 };
 
 }  // namespace esper

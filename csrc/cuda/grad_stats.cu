@@ -6,10 +6,7 @@
 // scratch memory. The block that finishes last adds the rows in a fixed order, so results are the same bits every time,
 // and sets the counter back to zero, so that the graph can be replayed. More tensors take more launches, one table
 // each; the last one closes the groups.
-#include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 
 #include <limits>
 
@@ -85,7 +82,7 @@ __device__ void add_values(Totals& totals, const typename Type::Storage (&x)[K])
     }
 }
 
-// This thread's share of n elements at x; n <= kChunk.
+// Totals of this thread's share of n elements at x; n <= kChunk.
 template <typename Type>
 __device__ Totals thread_totals(const typename Type::Storage* x, int n) {
     using Storage = typename Type::Storage;
@@ -122,10 +119,9 @@ __device__ Totals thread_totals(const typename Type::Storage* x, int n) {
 
 // --- reducing in a fixed order --------------------------------------------------------------------------------------
 
-// The first of the tensor rows whose group is not below `group`.
+// Index of the first tensor row whose group is not below `group`.
 __device__ int64_t first_of_group(const Row* rows, int64_t count, double group) {
-    int64_t low = 0;
-    int64_t high = count;
+    int64_t low = 0, high = count;
     while (low < high) {
         const int64_t middle = (low + high) / 2;
         if (__ldcg(&rows[middle].group) < group) {
@@ -254,11 +250,9 @@ void compute(const Arguments& arguments, double* fields, double* norms, double* 
 void grad_stats(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack, nullptr);
     const Device device = arguments.device;
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
-    OwnedTensor fields = empty_float64(device, static_cast<int64_t>(arguments.group_sizes.size()), kFieldCount);
-    OwnedTensor norms = empty_float64(device, static_cast<int64_t>(arguments.gradients.size()));
-    const OwnedTensor scratch = empty_float64(device, scratch_rows(arguments), kScratchColumns);
+    const DeviceStream stream(device);
+    auto [fields, norms] = new_outputs(arguments);
+    const OwnedTensor scratch = empty_float64(device, {scratch_rows(arguments), kScratchColumns});
     double* scratch_data = checked_float64(scratch.get(), "scratch", device);
     STD_CUDA_CHECK(cudaMemsetAsync(scratch_data, 0, sizeof(double), stream));  // the counter
     compute(arguments, checked_float64(fields.get(), "fields", device), checked_float64(norms.get(), "norms", device),
@@ -274,10 +268,10 @@ void grad_stats_out(StableIValue* stack, uint64_t, uint64_t) {
     check_output_sizes(arguments, outputs);
     check(numel_of(outputs.scratch.get()) >= scratch_rows(arguments) * kScratchColumns,
           "grad_stats: out= was made for smaller gradients; make a new one by a call without out=");
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const DeviceStream stream(device);
     compute(arguments, checked_float64(outputs.fields.get(), "fields", device),
             checked_float64(outputs.norms.get(), "norms", device),
-            checked_float64(outputs.scratch.get(), "scratch", device), current_stream(device));
+            checked_float64(outputs.scratch.get(), "scratch", device), stream);
 }
 
 }  // namespace

@@ -7,9 +7,7 @@
 // float64 from there on. Backward goes by windows with and without the pool, with the same threads in the same order,
 // so that a pool outside gives the same bits as the one inside.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 
 #include <algorithm>
 #include <limits>
@@ -43,16 +41,13 @@ void set_tiles(Launch& launch) {
     launch.tiles = static_cast<int>((columns + launch.columns - 1) / launch.columns);
 }
 
-// Rows of partial sums over `count` pixels or windows, of which a thread should have several, and room for them.
+// Allocates rows of partial sums over `count` pixels or windows, of which each thread should have `per_thread`.
 template <int V>
 OwnedTensor make_partials(Launch& launch, int64_t count, int64_t per_thread, const Device& device) {
     launch.rows =
         static_cast<int>(blocks_for(count, kThreads / launch.columns * per_thread, kSumBlocks / launch.tiles));
-    OwnedTensor partials =
-        empty_float64(device, static_cast<int64_t>(launch.rows) * launch.tiles * launch.columns * V * 2);
-    void* data = nullptr;
-    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(partials.get(), &data));
-    launch.partials = static_cast<double*>(data);
+    OwnedTensor partials = empty_float64(device, {launch.rows, launch.tiles * launch.columns * V * 2});
+    launch.partials = static_cast<double*>(mutable_data(partials.get()));
     return partials;
 }
 
@@ -100,11 +95,11 @@ void launch_backward(Launch launch, const Device& device, cudaStream_t stream) {
 
 // Calls `body` with the storage type and the number of channels that one load takes.
 template <typename Body>
-void for_type(Dtype dtype, const Launch& launch, const Body& body) {
-    const int vector = dtype == Dtype::Float ? 4 : 8;
+void for_type(ScalarType dtype, const Launch& launch, const Body& body) {
+    const int vector = dtype == ScalarType::Float ? 4 : 8;
     const bool wide = launch.channels % vector == 0 && is_aligned(launch.input, 16) &&
                       is_aligned(launch.gradient, 16) && is_aligned(launch.result, 16) && is_aligned(launch.choice, 8);
-    if (dtype == Dtype::Float) {
+    if (dtype == ScalarType::Float) {
         if (wide) return body(Float32{}, std::integral_constant<int, 4>{});
         return body(Float32{}, std::integral_constant<int, 1>{});
     }
@@ -118,10 +113,7 @@ Launch make_launch(const Tensor& input, const Shape& shape, const Tensor& result
     launch.input = input.const_data_ptr();
     launch.result = result.mutable_data_ptr();
     launch.choice = static_cast<uint8_t*>(const_cast<void*>(choice.const_data_ptr()));  // backward only reads it
-    launch.batch = shape.batch;
-    launch.height = shape.height;
-    launch.width = shape.width;
-    launch.channels = shape.channels;
+    static_cast<Shape&>(launch) = shape;
     return launch;
 }
 
@@ -133,19 +125,15 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, const Tensor& we
     const Shape shape = checked_input(input, pool);
     const Parameters parameters = checked_parameters(input, shape, weight, bias, running_mean, running_var, eps);
     const Device device = device_of(input);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const DeviceStream stream(device);
     Outputs outputs = make_outputs(input, shape);
     Launch launch = make_launch(input, shape, outputs.output, outputs.choice);
-    launch.weight = parameters.weight;
-    launch.bias = parameters.bias;
-    launch.running_mean = parameters.running_mean;
-    launch.running_variance = parameters.running_variance;
+    static_cast<Parameters&>(launch) = parameters;
     launch.statistics = static_cast<float*>(outputs.statistics.mutable_data_ptr());
-    launch.eps = parameters.eps;
     launch.batch_statistics = parameters.running_mean == nullptr;
     if (shape.channels > 0) {
         for_type(input.scalar_type(), launch, [&](auto type, auto vector) {
-            launch_forward<decltype(type), decltype(vector)::value>(launch, pool, device, current_stream(device));
+            launch_forward<decltype(type), decltype(vector)::value>(launch, pool, device, stream);
         });
     }
     return {outputs.output, outputs.statistics, outputs.choice};
@@ -157,7 +145,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
     const Shape shape = checked_input(input, pool);
     check_backward(grad_output, input, shape, statistics, choice);
     const Device device = device_of(input);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const DeviceStream stream(device);
     Gradients gradients = make_gradients(input, shape);
     Launch launch = make_launch(input, shape, gradients.input, choice);
     launch.gradient = grad_output.const_data_ptr();
@@ -172,9 +160,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
             using Type = decltype(type);
             constexpr int V = decltype(vector)::value;
             if (pool) {
-                launch_backward<Type, V, true>(launch, device, current_stream(device));
+                launch_backward<Type, V, true>(launch, device, stream);
             } else {
-                launch_backward<Type, V, false>(launch, device, current_stream(device));
+                launch_backward<Type, V, false>(launch, device, stream);
             }
         });
     }
@@ -186,19 +174,14 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const Running running)
     const int64_t count = *running.count + 1;
     __syncthreads();
     if (threadIdx.x == 0) *running.count = count;
-    for (int64_t c = threadIdx.x; c < running.channels; c += kThreads) {
-        running.mean[c] = updated(running.mean[c], running.rows[kMean * running.channels + c], running.momentum, count);
-        running.variance[c] =
-            updated(running.variance[c], running.rows[kVariance * running.channels + c], running.momentum, count);
-    }
+    for (int64_t c = threadIdx.x; c < running.channels; c += kThreads) update_channel(running, c, count);
 }
 
 void update(Tensor running_mean, Tensor running_var, Tensor num_batches_tracked, const Tensor& statistics,
             std::optional<double> momentum) {
     const Running running = checked_running(running_mean, running_var, num_batches_tracked, statistics, momentum);
-    const Device device = device_of(running_mean);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    update_kernel<<<1, kThreads, 0, current_stream(device)>>>(running);
+    const DeviceStream stream(device_of(running_mean));
+    update_kernel<<<1, kThreads, 0, stream>>>(running);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

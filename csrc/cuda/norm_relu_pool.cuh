@@ -11,41 +11,31 @@ namespace esper::norm_relu_pool {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kUnroll = 4;             // loads in flight per thread where the statistics are summed
+constexpr int kUnroll = 4;             // loads in flight per thread in the sum of the statistics
 constexpr int kMaxChannels = 64;       // of a tile
-constexpr int64_t kSumBlocks = 132;    // at most, over all tiles: as many rows must be added again
-constexpr int64_t kApplyBlocks = 528;  // likewise, of a second launch
+constexpr int64_t kSumBlocks = 132;    // max over all tiles: the next launch adds as many rows
+constexpr int64_t kApplyBlocks = 528;  // max over all tiles, in the second launch
 
 // One call. X is `columns`.
-struct Launch {
-    const void* input;              // [N, H, W, C]
-    const void* gradient;           // [N, OH, OW, C] of the output
-    void* result;                   // [N, OH, OW, C], or [N, H, W, C] for the input's gradient
-    uint8_t* choice;                // [N, OH, OW, C]
-    const float* weight;            // [C]
-    const float* bias;              // [C]
-    const float* running_mean;      // [C], or null for the statistics of the batch
-    const float* running_variance;  // likewise
-    float* statistics;              // [kStatistics, C], written forward and read backward
-    float* grad_weight;             // [C]
-    float* grad_bias;               // [C]
-    double* partials;               // [rows, tiles, X * V, 2]
-    double eps;
-    int64_t batch;
-    int64_t height;
-    int64_t width;
-    int64_t channels;
-    int columns;  // of a tile: 1, 2, 4, 8, 16 or 32
+struct Launch : Shape, Parameters {
+    const void* input;     // [N, H, W, C]
+    const void* gradient;  // [N, OH, OW, C] of the output
+    void* result;          // [N, OH, OW, C], or [N, H, W, C] for the input's gradient
+    uint8_t* choice;       // [N, OH, OW, C]
+    float* statistics;     // [kStatistics, C], written forward and read backward
+    float* grad_weight;    // [C]
+    float* grad_bias;      // [C]
+    double* partials;      // [rows, tiles, X * V, 2]
+    int columns;           // of a tile: 1, 2, 4, 8, 16 or 32
     int tiles;
     int rows;  // of partial sums
     bool batch_statistics;
 
-    __host__ __device__ int64_t pixels() const { return batch * height * width; }
-    // Windows, with those at odd ends that are cut off.
+    // Number of windows, with those that odd ends cut off.
     __host__ __device__ int64_t windows() const { return batch * ((height + 1) / 2) * ((width + 1) / 2); }
 };
 
-// What a thread works on: V channels from `channel` on, of every `step`th pixel or window from `first` on.
+// Share of a thread: V channels from `channel` on, of every `step`th pixel or window from `first` on.
 struct Thread {
     int64_t channel;
     int64_t first;
@@ -113,12 +103,12 @@ __device__ void read(const float* shared, const Thread& mine, float (&value)[V])
     for (int k = 0; k < V; ++k) value[k] = shared[mine.local + k];
 }
 
-// A window by its number: where its first place is, and which places there are.
+// A 2x2 window.
 struct Window {
-    int64_t corner;  // pixel
+    int64_t corner;  // pixel of its first place
     int64_t pooled;  // output pixel, of a whole window
-    bool right;
-    bool below;
+    bool right;      // whether it has a right column
+    bool below;      // whether it has a lower row
 };
 
 __device__ Window window_of(const Launch& launch, int64_t index) {
@@ -134,7 +124,7 @@ __device__ Window window_of(const Launch& launch, int64_t index) {
                   2 * i + 1 < launch.height};
 }
 
-// Whether a window has place 0 to 3, and how many pixels behind its corner that is.
+// Whether a window has place 0 to 3, and the distance of that place from the corner, in pixels.
 __device__ bool has_place(const Window& window, int place) {
     return (place % 2 == 0 || window.right) && (place < 2 || window.below);
 }

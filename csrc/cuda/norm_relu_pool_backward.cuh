@@ -27,7 +27,7 @@ __device__ void read_affine(const Launch& launch, TileAffine& tile) {
     __syncthreads();
 }
 
-// The gradient of the output at a window, and where it goes.
+// The gradient of a window's output, and the place that it goes to.
 template <int V>
 struct Routed {
     float gradient[V];
@@ -43,8 +43,8 @@ __device__ Routed<V> load_routed(const Launch& launch, const Window& window, con
     return routed;
 }
 
-// Sums of g and g * (x - mean), g being the gradient behind the normalisation. Places that get no gradient of a pool
-// add 0, which changes no bit.
+// Sums of g and g * (x - mean), g being the gradient of the normalisation's output. Places that get no gradient of a
+// pool add 0, which changes no bit.
 template <typename Type, int V, bool kPool>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ Launch launch) {
     __shared__ TileAffine tile;
@@ -52,14 +52,11 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
     const Thread mine = this_thread<V>(launch);
     double sums[2 * V] = {};
     if (mine.active) {
-        float mean[V];
-        float scale[V];
-        float shift[V];
+        float mean[V], scale[V], shift[V];
         read(tile.mean, mine, mean);
         read(tile.scale, mine, scale);
         read(tile.shift, mine, shift);
-        float sum[V] = {};
-        float dot[V] = {};
+        float sum[V] = {}, dot[V] = {};
         for (int64_t index = mine.first; index < launch.windows(); index += mine.step) {
             const Window window = window_of(launch, index);
             Routed<V> pooled;
@@ -72,8 +69,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
                 if (!has_place(window, place)) continue;
                 const int64_t pixel = window.corner + offset_of(launch, place);
                 const int64_t at = pixel * launch.channels + mine.channel;
-                float value[V];
-                float gradient[V];
+                float value[V], gradient[V];
                 load<Type>(launch.input, at, value);
                 if constexpr (!kPool) load<Type>(launch.gradient, at, gradient);
 #pragma unroll
@@ -121,11 +117,7 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constan
 
     const Thread mine = this_thread<V>(launch);
     if (!mine.active) return;
-    float mean[V];
-    float scale[V];
-    float shift[V];
-    float slope[V];
-    float offset[V];
+    float mean[V], scale[V], shift[V], slope[V], offset[V];
     read(tile.mean, mine, mean);
     read(tile.scale, mine, scale);
     read(tile.shift, mine, shift);
@@ -142,8 +134,7 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constan
     };
     const int64_t count = kPool ? launch.windows() : launch.pixels();
     for (int64_t index = mine.first; index < count; index += mine.step) {
-        float value[V];
-        float gradient[V];
+        float value[V], gradient[V];
         if constexpr (kPool) {
             const Window window = window_of(launch, index);
             const bool whole = window.right && window.below;

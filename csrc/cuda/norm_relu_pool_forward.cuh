@@ -11,12 +11,10 @@ __global__ void __launch_bounds__(kThreads) moments_kernel(const __grid_constant
     const Thread mine = this_thread<V>(launch);
     double sums[2 * V] = {};
     if (mine.active && mine.first < launch.pixels()) {
-        float reference[V];
-        float pivot[V];
+        float reference[V], pivot[V];
         load<Type>(launch.input, mine.channel, reference);
         load<Type>(launch.input, mine.first * launch.channels + mine.channel, pivot);
-        float sum[V] = {};
-        float sum_sq[V] = {};
+        float sum[V] = {}, sum_sq[V] = {};
         int64_t count = 0;
         for (int64_t start = mine.first; start < launch.pixels(); start += mine.step * kUnroll) {
             float value[kUnroll][V];
@@ -85,8 +83,7 @@ __global__ void __launch_bounds__(kThreads) normalise_kernel(const __grid_consta
 
     const Thread mine = this_thread<V>(launch);
     if (!mine.active) return;
-    float scale[V];
-    float shift[V];
+    float scale[V], shift[V];
     read(scales, mine, scale);
     read(shifts, mine, shift);
     const int64_t count = kPool ? launch.windows() : launch.pixels();

@@ -7,17 +7,22 @@
 
 namespace esper {
 
+// Applies `read` to each double of a struct of doubles.
+template <typename T, typename Read>
+__device__ inline T for_doubles(const T& from, const Read& read) {
+    static_assert(sizeof(T) % sizeof(double) == 0);
+    T into;
+    const double* source = reinterpret_cast<const double*>(&from);
+    double* target = reinterpret_cast<double*>(&into);
+#pragma unroll
+    for (size_t i = 0; i < sizeof(T) / sizeof(double); ++i) target[i] = read(source[i]);
+    return into;
+}
+
 // The value of lane + offset.
 template <typename T>
 __device__ inline T shfl_down(const T& mine, int offset) {
-    static_assert(sizeof(T) % sizeof(double) == 0);
-    T theirs;
-    const double* source = reinterpret_cast<const double*>(&mine);
-    double* target = reinterpret_cast<double*>(&theirs);
-#pragma unroll
-    for (size_t i = 0; i < sizeof(T) / sizeof(double); ++i)
-        target[i] = __shfl_down_sync(0xffffffffu, source[i], offset);
-    return theirs;
+    return for_doubles(mine, [offset](const double& x) { return __shfl_down_sync(0xffffffffu, x, offset); });
 }
 
 // The sum over a warp; complete in lane 0 only.
@@ -44,13 +49,7 @@ __device__ inline T block_sum(const T& mine) {
 // A value that another block may have written: read past this multiprocessor's own cache.
 template <typename T>
 __device__ inline T fresh(const T* value) {
-    static_assert(sizeof(T) % sizeof(double) == 0);
-    T copy;
-    const double* source = reinterpret_cast<const double*>(value);
-    double* target = reinterpret_cast<double*>(&copy);
-#pragma unroll
-    for (size_t i = 0; i < sizeof(T) / sizeof(double); ++i) target[i] = __ldcg(source + i);
-    return copy;
+    return for_doubles(*value, [](const double& x) { return __ldcg(&x); });
 }
 
 // True in exactly one block, the last to call it. That block then sees what the first threads of all blocks wrote

@@ -1,13 +1,10 @@
 // Fused SGD on CUDA.
 //
-// Policy: one launch for up to kLargeCapacity tensors, of as many groups as there are. The table of pointers travels by
+// Policy: one launch for up to kLargeCapacity tensors, of any number of groups. The table of pointers travels by
 // value among the kernel's arguments, so there is nothing to upload and a captured graph holds its own copy. A block
 // steps one chunk of 8192 elements of one tensor; learning rate, coefficient, loss scale and found_inf are read from
 // device memory by every block. More tensors take more launches, one table each.
-#include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 
 #include <limits>
 
@@ -24,7 +21,7 @@ constexpr int kUnroll = 4;           // elements of each kind in flight per thre
 constexpr int kSmallCapacity = 40;   // fits the 4 KB of arguments that every launch has
 constexpr int kLargeCapacity = 352;  // fits the 32 KB of CUDA 12.1 and later
 
-// Tensors of one launch, T = count. What belongs to a group is repeated for each of its tensors.
+// Tensors of one launch, T = count. Values of a group are repeated for each of its tensors.
 template <int Capacity>
 struct Table {
     Tensor tensor[Capacity];            // [T]
@@ -37,7 +34,7 @@ struct Table {
     int32_t count;
 };
 
-// What all tensors have in common.
+// Arguments that all tensors share.
 struct Launch {
     Number loss_scale;
     Number found_inf;
@@ -46,11 +43,6 @@ struct Launch {
 };
 static_assert(sizeof(Table<kSmallCapacity>) + sizeof(Launch) <= 4096);
 static_assert(sizeof(Table<kLargeCapacity>) + sizeof(Launch) <= 32764);
-
-__device__ double read(const void* data, bool is_double, double otherwise) {
-    if (data == nullptr) return otherwise;
-    return is_double ? *static_cast<const double*>(data) : static_cast<double>(*static_cast<const float*>(data));
-}
 
 // Steps elements `start` to `end`.
 template <typename Type, typename T>
@@ -80,11 +72,10 @@ __global__ void __launch_bounds__(kThreads)
     const int chunk = static_cast<int>(blockIdx.x);
     const int n = tensor_of_chunk(table.first_chunk, table.count, chunk);
     const Tensor tensor = table.tensor[n];
-    const double scale = gradient_scale(read(table.coefficient[n], table.coefficient_is_double[n], 1),
-                                        read(launch.loss_scale.data, launch.loss_scale.is_double, 1),
-                                        read(launch.found_inf.data, launch.found_inf.is_double, 0));
+    const double scale = gradient_scale(read({table.coefficient[n], table.coefficient_is_double[n]}, 1),
+                                        read(launch.loss_scale, 1), read(launch.found_inf, 0));
     if (scale == 0) return;
-    const double lr = read(table.lr[n], table.lr_is_double[n], 0);
+    const double lr = read({table.lr[n], table.lr_is_double[n]}, 0);
     const int64_t start = (chunk - table.first_chunk[n]) * kChunk;
     const int64_t end = min(start + kChunk, tensor.elements);
     if (tensor.dtype == Dtype::kFloat64) {
@@ -130,8 +121,7 @@ void launch_all(const Arguments& arguments, cudaStream_t stream) {
 void sgd_step(StableIValue* stack, uint64_t, uint64_t) {
     const Arguments arguments = read_arguments(stack);
     if (arguments.tensors.empty()) return;
-    const torch::stable::accelerator::DeviceGuard guard(arguments.device.index);
-    const cudaStream_t stream = current_stream(arguments.device);
+    const DeviceStream stream(arguments.device);
     if (arguments.tensors.size() <= static_cast<size_t>(kSmallCapacity)) {
         launch_all<kSmallCapacity>(arguments, stream);
     } else {

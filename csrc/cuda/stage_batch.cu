@@ -5,10 +5,7 @@
 // the byte behind each of its elements, with the arithmetic of stage_batch.h. The table lies in shared memory, rounded
 // to the output's dtype. The cursor is read on the device, so that a captured graph moves on. An index that is not in
 // the dataset cannot be reported from here without a sync: its image is NaN, its target and tokens -1.
-#include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 
 #include <algorithm>
 
@@ -24,16 +21,9 @@ constexpr int32_t kVectorsPerWarp = 256;  // of one image, 8 a lane
 constexpr int64_t kMaxBlocks = 1024;
 constexpr int64_t kMaxTokenBlocks = 65536;
 
-__device__ void to_dtype(float value, float& out) {
-    out = value;
-}
-__device__ void to_dtype(float value, uint16_t& out) {  // bfloat16
-    out = bfloat16_of(__float_as_uint(value));
-}
-
-// Place of sample b in the dataset, or -1 where there is none.
+// Place of sample b in the dataset, or -1 if it has none.
 __device__ int64_t index_of(const Selection& selection, int64_t b) {
-    const int64_t place = (selection.cursor != nullptr ? selection.cursor[1] : selection.first) + b;
+    const int64_t place = selection.start() + b;
     if (place < 0 || place >= selection.available) return -1;
     const int64_t index = selection.indices[place];
     return index >= 0 && index < selection.dataset ? index : -1;
@@ -65,7 +55,7 @@ __device__ void stage_vector(const Images& problem, const uint8_t* image, const 
     }
 }
 
-// kChannels is C where it is known when compiling, 0 elsewhere. An image holds a whole number of vectors.
+// kChannels is C if it is known when compiling, else 0. An image holds a whole number of vectors.
 template <typename Out, int kChannels, int kVector>
 __global__ void __launch_bounds__(kThreads) images_kernel(const __grid_constant__ Images problem) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -80,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) images_kernel(const __grid_constant_
     const int32_t parts = (vectors + kVectorsPerWarp - 1) / kVectorsPerWarp;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const Selection& selection = problem.selection;
-    const int64_t epoch = selection.cursor != nullptr ? selection.cursor[0] : selection.epoch;
+    const int64_t epoch = selection.current_epoch();
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < selection.batch * parts;
          item += static_cast<int64_t>(gridDim.x) * kWarps) {
         const int64_t b = item / parts;
@@ -132,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) tokens_kernel(const __grid_constant_
 
 template <typename Out, int kChannels, int kVector>
 void launch_images(const Images& problem, cudaStream_t stream) {
-    const int64_t vectors = static_cast<int64_t>(problem.height) * problem.width * problem.channels / kVector;
+    const int64_t vectors = problem.elements() / kVector;
     const int64_t items = problem.selection.batch * ((vectors + kVectorsPerWarp - 1) / kVectorsPerWarp);
     const int64_t blocks = std::min(kMaxBlocks, (items + kWarps - 1) / kWarps);
     const size_t table_bytes = static_cast<size_t>(problem.channels) * 256 * sizeof(Out);
@@ -144,24 +134,11 @@ void launch_images(const Images& problem, cudaStream_t stream) {
 template <typename Out, int kChannels>
 void launch_vectors(const Images& problem, cudaStream_t stream) {
     constexpr int kVector = sizeof(uint4) / sizeof(Out);
-    const int64_t elements = static_cast<int64_t>(problem.height) * problem.width * problem.channels;
     const bool aligned = reinterpret_cast<uintptr_t>(problem.out) % sizeof(uint4) == 0;
-    if (aligned && elements % kVector == 0) {
+    if (aligned && problem.elements() % kVector == 0) {
         launch_images<Out, kChannels, kVector>(problem, stream);
     } else {
         launch_images<Out, kChannels, 1>(problem, stream);
-    }
-}
-
-template <typename Out>
-void launch_channels(const Images& problem, cudaStream_t stream) {
-    switch (problem.channels) {
-        case 1:
-            return launch_vectors<Out, 1>(problem, stream);
-        case 3:
-            return launch_vectors<Out, 3>(problem, stream);
-        default:
-            return launch_vectors<Out, 0>(problem, stream);
     }
 }
 
@@ -172,14 +149,10 @@ void stage_images(const Tensor& images, const Tensor& indices, const Tensor& tab
     const Images problem =
         read_images(images, indices, table, targets, seed, epoch, first, cursor, padding, flip, out, targets_out);
     if (problem.selection.batch == 0) return;
-    const Device device = device_of(images);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
-    if (problem.is_bfloat16) {
-        launch_channels<uint16_t>(problem, stream);
-    } else {
-        launch_channels<float>(problem, stream);
-    }
+    const DeviceStream stream(device_of(images));
+    for_images(problem, [&](auto type, auto channels) {
+        launch_vectors<decltype(type), decltype(channels)::value>(problem, stream);
+    });
 }
 
 template <typename Token>
@@ -194,19 +167,8 @@ void stage_tokens(const Tensor& tokens, const Tensor& indices, int64_t first, co
                   const Tensor& out, const std::optional<Tensor>& targets_out) {
     const Tokens problem = read_tokens(tokens, indices, first, cursor, out, targets_out);
     if (problem.selection.batch == 0 || problem.length == 0) return;
-    const Device device = device_of(tokens);
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
-    const cudaStream_t stream = current_stream(device);
-    switch (problem.dtype) {
-        case ScalarType::Long:
-            return launch_tokens<int64_t>(problem, stream);
-        case ScalarType::Int:
-            return launch_tokens<int32_t>(problem, stream);
-        case ScalarType::UInt16:
-            return launch_tokens<uint16_t>(problem, stream);
-        default:
-            return launch_tokens<uint8_t>(problem, stream);
-    }
+    const DeviceStream stream(device_of(tokens));
+    for_tokens(problem, [&](auto token) { launch_tokens<decltype(token)>(problem, stream); });
 }
 
 }  // namespace

@@ -1,25 +1,34 @@
-#include "cuda_runtime.h"
-
+// The functions of the CUDA runtime that GPU lanes need, and the launch loop that calls them: one graph a lane,
+// launched once a step, with no Python between steps. The functions are looked up in the library that torch loaded:
+// nothing is linked, so this module loads everywhere. Handles are integers, as in `torch.cuda.Stream.cuda_stream`.
 #include <dlfcn.h>
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #if defined(__linux__)
 #include <link.h>
 #endif
 
-#include "graph_loop.h"
+#include "interpreter.h"
 
 namespace py = pybind11;
 
 namespace esper::runtime {
 
 namespace {
+
+using Handle = std::uintptr_t;  // a cudaStream_t or a cudaGraphExec_t
 
 constexpr int kSuccess = 0;
 constexpr int kNotReady = 600;  // cudaErrorNotReady
@@ -65,55 +74,12 @@ void* pointer(Handle handle) {
     return reinterpret_cast<void*>(handle);
 }
 
-}  // namespace
-
-CudaRuntime::CudaRuntime(const std::string& path) {
-    library_ = open_library(path);
-    std::string missing;
-    const auto find = [&](auto& function, const char* name) {
-        void* const symbol = dlsym(library_, name);
-        if (symbol == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
-    };
-#define ESPER_FIND(name) find(call_.name, #name)
-    ESPER_FIND(cudaDriverGetVersion);
-    ESPER_FIND(cudaGetDevice);
-    ESPER_FIND(cudaSetDevice);
-    ESPER_FIND(cudaGetLastError);
-    ESPER_FIND(cudaGetErrorString);
-    ESPER_FIND(cudaStreamCreateWithFlags);
-    ESPER_FIND(cudaStreamQuery);
-    ESPER_FIND(cudaGraphLaunch);
-#undef ESPER_FIND
-    Dl_info place{};
-    if (call_.cudaGetDevice != nullptr && dladdr(reinterpret_cast<void*>(call_.cudaGetDevice), &place) != 0) {
-        path_ = place.dli_fname;
-    }
-    if (!missing.empty()) {
-        throw std::runtime_error("the CUDA runtime " + (path.empty() ? path_ : path) + " lacks " + missing +
-                                 ", which CUDA 12 and 13 have");
-    }
-}
-
-int CudaRuntime::note(int code) const {
-    if (code != kSuccess) call_.cudaGetLastError();
-    return code;
-}
-
-std::string CudaRuntime::explain(int code) const {
-    return std::string(call_.cudaGetErrorString(code)) + " (CUDA error " + std::to_string(code) + ")";
-}
-
-void CudaRuntime::check(int code, const char* function) const {
-    if (note(code) != kSuccess) throw std::runtime_error(std::string(function) + ": " + explain(code));
-}
-
 // Whether the driver has a context on `device`; true if the driver cannot be asked. The runtime does not know, and it
 // loads the driver with its first call, so the driver is looked up here and not in the constructor.
-bool CudaRuntime::has_context(int device) const {
+bool has_context(void* library, int device) {
     using GetState = int (*)(int device, unsigned* flags, int* active);
     constexpr const char* kName = "cuDevicePrimaryCtxGetState";
-    void* symbol = dlsym(library_, kName);
+    void* symbol = dlsym(library, kName);
     if (symbol == nullptr) {
         void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
         symbol = driver == nullptr ? nullptr : dlsym(driver, kName);
@@ -124,45 +90,151 @@ bool CudaRuntime::has_context(int device) const {
     return active != 0;
 }
 
-CudaRuntime::OnDevice::OnDevice(const CudaRuntime& runtime, int device) : runtime_(runtime), device_(device) {
-    runtime.check(runtime.call_.cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ != device) runtime.check(runtime.call_.cudaSetDevice(device), "cudaSetDevice");
-}
+// Signatures of the runtime, without its headers: cudaError_t is an int, handles are pointers.
+struct CudaFunctions {
+    int (*cudaDriverGetVersion)(int*);
+    int (*cudaGetDevice)(int*);
+    int (*cudaSetDevice)(int);
+    int (*cudaGetLastError)();
+    const char* (*cudaGetErrorString)(int);
+    int (*cudaStreamCreateWithFlags)(void**, unsigned);
+    int (*cudaStreamQuery)(void*);
+    int (*cudaGraphLaunch)(void*, void*);
+};
 
-CudaRuntime::OnDevice::~OnDevice() {
-    if (before_ != device_ && runtime_.has_context(before_)) runtime_.note(runtime_.call_.cudaSetDevice(before_));
-}
-
-int CudaRuntime::driver_version() const {
-    int version = 0;
-    check(call_.cudaDriverGetVersion(&version), "cudaDriverGetVersion");
-    return version;
-}
-
-Handle CudaRuntime::create_stream(int device) const {
-    const OnDevice on(*this, device);
-    void* stream = nullptr;
-    check(call_.cudaStreamCreateWithFlags(&stream, kNonBlocking), "cudaStreamCreateWithFlags");
-    return reinterpret_cast<Handle>(stream);
-}
-
-// Polls: the runtime's own wait would keep a core busy and ignore Ctrl-C.
-void CudaRuntime::wait(const std::vector<Handle>& streams, WithoutGil& without_gil) const {
-    using std::chrono::microseconds;
-    for (const Handle stream : streams) {
-        for (microseconds pause{20}; note(call_.cudaStreamQuery(pointer(stream))) == kNotReady;) {
-            if (without_gil.interruptions() > 1) return;
-            std::this_thread::sleep_for(pause);
-            pause = std::min(2 * pause, microseconds{200});
+class CudaRuntime {
+ public:
+    // Opens the library at `path`, or the one that this process has loaded, and never closes it. Throws runtime_error
+    // that lists the names it looked for.
+    explicit CudaRuntime(const std::string& path) {
+        library_ = open_library(path);
+        std::string missing;
+        const auto find = [&](auto& function, const char* name) {
+            void* const symbol = dlsym(library_, name);
+            if (symbol == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+        };
+#define ESPER_FIND(name) find(call_.name, #name)
+        ESPER_FIND(cudaDriverGetVersion);
+        ESPER_FIND(cudaGetDevice);
+        ESPER_FIND(cudaSetDevice);
+        ESPER_FIND(cudaGetLastError);
+        ESPER_FIND(cudaGetErrorString);
+        ESPER_FIND(cudaStreamCreateWithFlags);
+        ESPER_FIND(cudaStreamQuery);
+        ESPER_FIND(cudaGraphLaunch);
+#undef ESPER_FIND
+        Dl_info place{};
+        if (call_.cudaGetDevice != nullptr && dladdr(reinterpret_cast<void*>(call_.cudaGetDevice), &place) != 0) {
+            path_ = place.dli_fname;
+        }
+        if (!missing.empty()) {
+            throw std::runtime_error("the CUDA runtime " + (path.empty() ? path_ : path) + " lacks " + missing +
+                                     ", which CUDA 12 and 13 have");
         }
     }
-}
+    CudaRuntime(const CudaRuntime&) = delete;
+    CudaRuntime& operator=(const CudaRuntime&) = delete;
 
-int CudaRuntime::launch(Handle graph, Handle stream) const {
-    return note(call_.cudaGraphLaunch(pointer(graph), pointer(stream)));
-}
+    const std::string& path() const { return path_; }
 
-namespace {
+    int driver_version() const {
+        int version = 0;
+        check(call_.cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+        return version;
+    }
+
+    // Each stream is a new one; torch's pool has 32 and then repeats them. It is never destroyed: torch may hold memory
+    // that belongs to it.
+    Handle create_stream(int device) const {
+        const OnDevice on(*this, device);
+        void* stream = nullptr;
+        check(call_.cudaStreamCreateWithFlags(&stream, kNonBlocking), "cudaStreamCreateWithFlags");
+        return reinterpret_cast<Handle>(stream);
+    }
+
+    // Waits until all work on `streams` is done or has failed, or until a second signal handler raises. Polls: the
+    // runtime's own wait would keep a core busy and ignore Ctrl-C.
+    void wait(const std::vector<Handle>& streams, WithoutGil& without_gil) const {
+        using std::chrono::microseconds;
+        for (const Handle stream : streams) {
+            for (microseconds pause{20}; note(call_.cudaStreamQuery(pointer(stream))) == kNotReady;) {
+                if (without_gil.interruptions() > 1) return;
+                std::this_thread::sleep_for(pause);
+                pause = std::min(2 * pause, microseconds{200});
+            }
+        }
+    }
+
+    // Returns the error code. Also clears the runtime's last error, which torch would find.
+    int launch(Handle graph, Handle stream) const {
+        return note(call_.cudaGraphLaunch(pointer(graph), pointer(stream)));
+    }
+
+    std::string explain(int code) const {
+        return std::string(call_.cudaGetErrorString(code)) + " (CUDA error " + std::to_string(code) + ")";
+    }
+
+    // Makes `device` current on this thread for the lifetime of the guard. Since CUDA 12 cudaSetDevice makes a context
+    // on its device (several hundred megabytes of memory). So it is not called for a device that is current already,
+    // and `device` stays current if the previous one has no context; PyTorch's guards do the same.
+    class OnDevice {
+     public:
+        OnDevice(const CudaRuntime& runtime, int device) : runtime_(runtime), device_(device) {
+            runtime.check(runtime.call_.cudaGetDevice(&before_), "cudaGetDevice");
+            if (before_ != device) runtime.check(runtime.call_.cudaSetDevice(device), "cudaSetDevice");
+        }
+        ~OnDevice() {
+            if (before_ != device_ && has_context(runtime_.library_, before_)) {
+                runtime_.note(runtime_.call_.cudaSetDevice(before_));
+            }
+        }
+        OnDevice(const OnDevice&) = delete;
+        OnDevice& operator=(const OnDevice&) = delete;
+
+     private:
+        const CudaRuntime& runtime_;
+        const int device_;
+        int before_ = 0;
+    };
+
+ private:
+    int note(int code) const {
+        if (code != kSuccess) call_.cudaGetLastError();
+        return code;
+    }
+    void check(int code, const char* function) const {
+        if (note(code) != kSuccess) throw std::runtime_error(std::string(function) + ": " + explain(code));
+    }
+
+    void* library_ = nullptr;
+    CudaFunctions call_{};
+    std::string path_;
+};
+
+// A request to stop, which any thread may make.
+class StopFlag {
+ public:
+    void set() { stop_.store(true, std::memory_order_relaxed); }
+    void clear() { stop_.store(false, std::memory_order_relaxed); }
+    bool is_set() const { return stop_.load(std::memory_order_relaxed); }
+
+ private:
+    std::atomic<bool> stop_{false};
+};
+
+struct LaunchResult {
+    std::vector<std::int64_t> launched;
+    std::vector<std::tuple<size_t, std::int64_t, int, std::string>> failures;
+    bool stopped = false;
+};
+
+// A graph, the stream that it is launched on, and how often.
+struct Lane {
+    Handle graph;
+    Handle stream;
+    std::int64_t steps;
+};
 
 std::vector<Lane> zip(const std::vector<Handle>& graphs, const std::vector<Handle>& streams,
                       const std::vector<std::int64_t>& steps) {
@@ -181,6 +253,30 @@ std::vector<Lane> zip(const std::vector<Handle>& graphs, const std::vector<Handl
     return lanes;
 }
 
+// Launches the lanes on the current device until `stop`, which may be null, is set or a signal handler raises. Throws
+// nothing. A lane that fails has no steps left.
+LaunchResult launch_lanes(const CudaRuntime& runtime, std::vector<Lane> lanes, const StopFlag* stop,
+                          WithoutGil& without_gil) {
+    LaunchResult result;
+    result.launched.assign(lanes.size(), 0);
+    while (std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.steps > 0; })) {
+        result.stopped = (stop != nullptr && stop->is_set()) || without_gil.interruptions() > 0;
+        if (result.stopped) break;
+        for (size_t i = 0; i < lanes.size(); ++i) {
+            if (lanes[i].steps == 0) continue;
+            const int code = runtime.launch(lanes[i].graph, lanes[i].stream);
+            if (code == kSuccess) {
+                ++result.launched[i];
+                --lanes[i].steps;
+            } else {
+                result.failures.emplace_back(i, result.launched[i], code, runtime.explain(code));
+                lanes[i].steps = 0;
+            }
+        }
+    }
+    return result;
+}
+
 LaunchResult launch(const CudaRuntime& runtime, int device, const std::vector<Handle>& graphs,
                     const std::vector<Handle>& streams, const std::vector<std::int64_t>& steps, const StopFlag* stop) {
     const auto lanes = zip(graphs, streams, steps);
@@ -191,14 +287,6 @@ LaunchResult launch(const CudaRuntime& runtime, int device, const std::vector<Ha
     without_gil.end();
     without_gil.raise();
     return result;
-}
-
-py::list failures(const LaunchResult& result) {
-    py::list found;
-    for (const auto& failure : result.failures) {
-        found.append(py::make_tuple(failure.lane, failure.step, failure.code, failure.text));
-    }
-    return found;
 }
 
 }  // namespace
@@ -212,10 +300,9 @@ void bind_cuda_runtime(py::module_& m) {
 
     py::class_<LaunchResult>(m, "LaunchResult", "Result of CudaRuntime.launch.")
         .def_readonly("launched", &LaunchResult::launched, "Steps launched on each lane.")
-        .def_property_readonly("failures", &failures,
-                               "(lane, step, CUDA error code, message) of each lane that failed.")
-        .def_readonly("stopped", &LaunchResult::stopped, "Whether `stop` ended the launches early.")
-        .def_readonly("seconds", &LaunchResult::seconds, "Duration of the launches, not of the work on the device.");
+        .def_readonly("failures", &LaunchResult::failures,
+                      "(lane, step, CUDA error code, message) of each lane that failed.")
+        .def_readonly("stopped", &LaunchResult::stopped, "Whether `stop` ended the launches early.");
 
     py::class_<CudaRuntime>(m, "CudaRuntime", R"(The CUDA runtime that torch loaded, or the library at `path`.
 

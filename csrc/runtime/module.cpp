@@ -6,12 +6,11 @@
 #include <string>
 
 #include "cpus.h"
-#include "cuda_runtime.h"
-#include "worker_pool.h"
-
-namespace py = pybind11;
 
 namespace esper::runtime {
+
+void bind_worker_pool(pybind11::module_& m);   // worker_pool.cpp
+void bind_cuda_runtime(pybind11::module_& m);  // cuda_runtime.cpp
 
 namespace {
 

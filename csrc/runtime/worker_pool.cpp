@@ -1,5 +1,5 @@
-#include "worker_pool.h"
-
+// Persistent threads that run Python callables, each on a physical core of its own.
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -7,9 +7,12 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cpus.h"
 #include "interpreter.h"
@@ -28,9 +31,6 @@ constexpr double kSecondsAtExit = 5;  // for running tasks to finish when Python
 PyObject* cancelled_error = nullptr;  // this and the next live as long as the process
 PyObject* all_threads = nullptr;      // a WeakSet
 
-// The pool that this thread works for.
-thread_local const PoolState* own_pool = nullptr;
-
 // Objects are plain pointers, released by clear() with the GIL held: a thread that is killed with the process must not
 // touch them.
 struct PythonBatch : Batch {
@@ -48,8 +48,7 @@ struct PythonBatch : Batch {
     std::vector<double> seconds;
 };
 
-}  // namespace
-
+// State shared by a pool and its threads. Threads do not own the pool, so an unused pool can be destroyed.
 struct PoolState {
     explicit PoolState(size_t count) : cpus(count) {}
 
@@ -78,7 +77,8 @@ struct PoolState {
     size_t arrived = 0;
 };
 
-namespace {
+// The pool that this thread works for.
+thread_local const PoolState* own_pool = nullptr;
 
 using Shared = std::shared_ptr<PoolState>;
 
@@ -190,116 +190,113 @@ py::list collect(PythonBatch& batch) {
     return results;
 }
 
-}  // namespace
-
-WorkerPool::WorkerPool(int count, py::object start, bool pin, const std::string& name) {
-    if (count < 0)
-        throw py::value_error("count must be 0 (one worker per physical core) or more, got " + std::to_string(count));
-    auto places = cores();
-    const size_t workers = count > 0 ? static_cast<size_t>(count) : static_cast<size_t>(physical_cores());
-    state_ = make_state(workers);
-    if (pin && workers <= places.size()) {
-        places.resize(workers);
-        state_->cpus = std::move(places);
+class WorkerPool {
+ public:
+    WorkerPool(int count, const py::object& start, bool pin, const std::string& name) {
+        if (count < 0) {
+            throw py::value_error("count must be 0 (one worker per physical core) or more, got " +
+                                  std::to_string(count));
+        }
+        auto places = cores();
+        const auto workers = static_cast<size_t>(count > 0 ? count : physical_cores());
+        state_ = make_state(workers);
+        if (pin && workers <= places.size()) {
+            places.resize(workers);
+            state_->cpus = std::move(places);
+        }
+        auto& pools = all_pools();
+        pools.erase(std::remove_if(pools.begin(), pools.end(), [](const auto& pool) { return pool.expired(); }),
+                    pools.end());
+        pools.push_back(state_);
+        try {
+            start_threads(name, start);
+        } catch (...) {
+            state_->queue.close();
+            Py_CLEAR(state_->start);
+            throw;
+        }
     }
-    auto& pools = all_pools();
-    pools.erase(std::remove_if(pools.begin(), pools.end(), [](const auto& pool) { return pool.expired(); }),
-                pools.end());
-    pools.push_back(state_);
-    try {
-        start_threads(name, start);
-    } catch (...) {
+    // Ends the workers without waiting for them: the garbage collector must not block.
+    ~WorkerPool() {
+        if (!state_->from_another_process()) state_->queue.close();
+    }
+    WorkerPool(const WorkerPool&) = delete;
+    WorkerPool& operator=(const WorkerPool&) = delete;
+
+    py::list run(const std::vector<py::object>& tasks, const std::vector<double>& costs) {
+        refuse_other_processes();
+        check_tasks(tasks, costs);
+        if (own_pool == state_.get()) {
+            throw std::runtime_error("a task must not call run() of its own pool: it would wait for itself");
+        }
+        const auto batch = std::make_shared<PythonBatch>(tasks, costs);
+        Turn turn = Turn::kLater;
+        bool abandoned = false;
+        WithoutGil waiting;
+        while (turn == Turn::kLater && waiting.interruptions() == 0) {
+            turn = state_->queue.begin(batch, WithoutGil::kPatience);
+        }
+        while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, WithoutGil::kPatience)) {
+            const int interruptions = waiting.interruptions();
+            if (interruptions == 1) state_->queue.cancel(*batch);
+            // A second Ctrl-C does not wait for running tasks.
+            if (interruptions > 1) abandoned = state_->queue.abandon(*batch);
+        }
+        waiting.end();
+        const py::list results = turn == Turn::kNow && !abandoned ? collect(*batch) : py::list();
+        if (!abandoned) batch->clear();
+        waiting.raise();
+        if (turn == Turn::kNever) throw std::runtime_error("this worker pool is closed");
+        return results;
+    }
+    void cancel() {
+        refuse_other_processes();
+        state_->queue.cancel();
+    }
+    bool cancelled() const { return state_->queue.cancelled(); }
+    void close() {
+        if (state_->from_another_process()) return;
+        if (own_pool == state_.get()) throw std::runtime_error("a task must not close its own pool");
         state_->queue.close();
+        for (const py::handle thread : threads_) thread.attr("join")();
+    }
+    bool closed() const { return state_->queue.closed(); }
+    size_t count() const { return state_->cpus.size(); }
+    const std::vector<std::vector<int>>& cpus() const { return state_->cpus; }
+
+ private:
+    void start_threads(const std::string& name, const py::object& start) {
+        const py::object make = py::module_::import("threading").attr("Thread");
+        state_->start = py::object(start).release().ptr();
+        for (size_t i = 0; i < count(); ++i) {
+            const py::object thread = make(py::arg("target") = target(state_), py::arg("args") = py::make_tuple(i),
+                                           py::arg("name") = name + "-" + std::to_string(i), py::arg("daemon") = true);
+            thread.attr("start")();
+            py::handle(all_threads).attr("add")(thread);
+            threads_.append(thread);
+        }
+        WithoutGil waiting;
+        while (!state_->wait_for_arrivals(count()) && waiting.interruptions() == 0) continue;
+        waiting.end();
         Py_CLEAR(state_->start);
-        throw;
+        waiting.raise();
+        if (PyObject* const error = std::exchange(state_->start_error, nullptr); error != nullptr) {
+            PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+            Py_DECREF(error);
+            throw py::error_already_set();
+        }
     }
-}
-
-WorkerPool::~WorkerPool() {
-    if (!state_->from_another_process()) state_->queue.close();
-}
-
-void WorkerPool::start_threads(const std::string& name, const py::object& start) {
-    const py::object make = py::module_::import("threading").attr("Thread");
-    state_->start = py::object(start).release().ptr();
-    for (size_t i = 0; i < count(); ++i) {
-        const py::object thread = make(py::arg("target") = target(state_), py::arg("args") = py::make_tuple(i),
-                                       py::arg("name") = name + "-" + std::to_string(i), py::arg("daemon") = true);
-        thread.attr("start")();
-        py::handle(all_threads).attr("add")(thread);
-        threads_.append(thread);
+    void refuse_other_processes() const {
+        if (state_->from_another_process()) {
+            throw std::runtime_error("this worker pool belongs to the parent process: it was created before the fork");
+        }
     }
-    WithoutGil waiting;
-    while (!state_->wait_for_arrivals(count()) && waiting.interruptions() == 0) continue;
-    waiting.end();
-    Py_CLEAR(state_->start);
-    waiting.raise();
-    if (PyObject* const error = std::exchange(state_->start_error, nullptr); error != nullptr) {
-        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
-        Py_DECREF(error);
-        throw py::error_already_set();
-    }
-}
 
-void WorkerPool::refuse_other_processes() const {
-    if (state_->from_another_process()) {
-        throw std::runtime_error("this worker pool belongs to the parent process: it was created before the fork");
-    }
-}
+    Shared state_;
+    py::list threads_;
+};
 
-py::list WorkerPool::run(const std::vector<py::object>& tasks, const std::vector<double>& costs) {
-    refuse_other_processes();
-    check_tasks(tasks, costs);
-    if (own_pool == state_.get()) {
-        throw std::runtime_error("a task must not call run() of its own pool: it would wait for itself");
-    }
-    const auto batch = std::make_shared<PythonBatch>(tasks, costs);
-    Turn turn = Turn::kLater;
-    bool abandoned = false;
-    WithoutGil waiting;
-    while (turn == Turn::kLater && waiting.interruptions() == 0)
-        turn = state_->queue.begin(batch, WithoutGil::kPatience);
-    while (turn == Turn::kNow && !abandoned && !state_->queue.wait(*batch, WithoutGil::kPatience)) {
-        const int interruptions = waiting.interruptions();
-        if (interruptions == 1) state_->queue.cancel(*batch);
-        if (interruptions > 1)
-            abandoned = state_->queue.abandon(*batch);  // a second Ctrl-C does not wait for running tasks
-    }
-    waiting.end();
-    const py::list results = turn == Turn::kNow && !abandoned ? collect(*batch) : py::list();
-    if (!abandoned) batch->clear();
-    waiting.raise();
-    if (turn == Turn::kNever) throw std::runtime_error("this worker pool is closed");
-    return results;
-}
-
-void WorkerPool::cancel() {
-    refuse_other_processes();
-    state_->queue.cancel();
-}
-
-bool WorkerPool::cancelled() const {
-    return state_->queue.cancelled();
-}
-
-void WorkerPool::close() {
-    if (state_->from_another_process()) return;
-    if (own_pool == state_.get()) throw std::runtime_error("a task must not close its own pool");
-    state_->queue.close();
-    for (const py::handle thread : threads_) thread.attr("join")();
-}
-
-bool WorkerPool::closed() const {
-    return state_->queue.closed();
-}
-
-size_t WorkerPool::count() const {
-    return state_->cpus.size();
-}
-
-std::vector<std::vector<int>> WorkerPool::cpus() const {
-    return state_->cpus;
-}
+}  // namespace
 
 void bind_worker_pool(py::module_& m) {
     cancelled_error = PyErr_NewExceptionWithDoc(
@@ -315,8 +312,8 @@ count: number of threads; 0 means one per physical core.
 start: called once on each thread with the worker's number; the constructor raises its exceptions.
 pin: keep each worker on a physical core of its own; with more workers than cores, none is pinned.
 name: prefix of the threads' names, before their numbers.)")
-        .def(py::init<int, py::object, bool, const std::string&>(), py::arg("count") = 0, py::arg("start") = py::none(),
-             py::arg("pin") = true, py::arg("name") = "worker")
+        .def(py::init<int, const py::object&, bool, const std::string&>(), py::arg("count") = 0,
+             py::arg("start") = py::none(), py::arg("pin") = true, py::arg("name") = "worker")
         .def("run", &WorkerPool::run, py::arg("tasks"), py::arg("costs"),
              R"(Run each task once on one worker, in order of descending cost, and wait for all of them.
 

@@ -111,7 +111,7 @@ class CounterfactualHelper:
         if len(self.blended) > shapley.EXACT_UP_TO:
             return {}
         named = {coalition: self._name_of(coalition) for coalition in shapley.coalitions(self.blended)}
-        if not all(name in self.row_of for name in named.values()):
+        if not self.row_of.keys() >= set(named.values()):
             return {}
         correct = {coalition: self.correct[self.row_of[name]] for coalition, name in named.items()}
         return shapley.exact(self.blended, correct, self.counts)
@@ -134,12 +134,10 @@ class CounterfactualHelper:
         if slot not in self.blended:
             return None
         total = 0.0
-        for other in self.blended:
-            if other == slot:
-                continue
+        for other in (name for name in self.blended if name != slot):
             pair = ALL_ON if len(self.blended) == 2 else both(slot, other)
             needed = (pair, alone(slot), alone(other), ALL_OFF)
-            if any(name not in self.row_of for name in needed):
+            if not self.row_of.keys() >= set(needed):
                 return None
             joint, mine, its, none = (self.accuracy(name) for name in needed)
             total += joint - mine - its + none

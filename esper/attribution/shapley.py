@@ -7,16 +7,14 @@ of slot i is φ_i = Σ over coalitions S without i of |S|! (n−|S|−1)! / n! �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import factorial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from esper.attribution.paired import Paired, paired
+from esper.attribution.paired import Floats, Paired, paired
 
-Floats = NDArray[np.float64]
 Coalition = frozenset[str]
 
 EXACT_UP_TO = 4
@@ -41,42 +39,4 @@ def exact(slots: Sequence[str], correct: Mapping[Coalition, Floats], counts: Flo
             weight = factorial(len(without)) * factorial(n - len(without) - 1) / factorial(n)
             d += weight * (correct[without | {slot}] - correct[without])
         found[slot] = paired(d, counts)
-    return found
-
-
-def sampled(
-    slots: Sequence[str],
-    measure: Callable[[Coalition], Floats],
-    counts: Floats,
-    pairs: int,
-    rng: np.random.Generator,
-) -> dict[str, Paired]:
-    """Returns Shapley values, pp, estimated from ``pairs`` random orders, each paired with its reverse.
-
-    The pairs are antithetic: the errors of an order and its reverse tend to cancel. ``measure`` returns the results
-    [n] of one coalition and is called once for each. The error is √(a² + b²), where a is the paired error over samples
-    and b the standard error of the mean over pairs of orders. Raises ValueError for fewer than two pairs.
-    """
-    if pairs < 2:
-        raise ValueError(f"an error over orders wants two pairs of them or more, not {pairs}")
-    known: dict[Coalition, Floats] = {}
-
-    def results(coalition: Coalition) -> Floats:
-        if coalition not in known:
-            known[coalition] = measure(coalition)
-        return known[coalition]
-
-    gains = {slot: np.zeros((pairs, len(counts))) for slot in slots}
-    for pair in range(pairs):
-        order = [slots[place] for place in rng.permutation(len(slots))]
-        for direction in (order, order[::-1]):
-            for place, slot in enumerate(direction):
-                before = frozenset(direction[:place])
-                gains[slot][pair] += (results(before | {slot}) - results(before)) / 2
-    found = {}
-    for slot, gain in gains.items():
-        mean = paired(gain.mean(axis=0), counts)
-        of_orders = 100 * gain.sum(axis=1) / counts.sum()
-        error = np.hypot(mean.error, of_orders.std(ddof=1) / np.sqrt(pairs))
-        found[slot] = Paired(mean.difference, float(error))
     return found

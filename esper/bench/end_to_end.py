@@ -5,53 +5,34 @@ decisions, the update, telemetry and checkpoints. The baseline only trains, so t
 of growing, and there is no bar.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.bench.plain import PlainTraining, plain_cnn
-from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import BenchCase, waiting
 from esper.config import TrainingConfig
 from esper.data.task import Split, Task
 from esper.data.tasks import load_task
+from esper.files.run_folder import EVENTS
+from esper.report.event_log import EventLog
 from esper.run.experiment import Experiment
-from esper.telemetry.event import Event, RoundCompleted
+from esper.telemetry.event import RoundCompleted
 
 NAME = "end-to-end"
-SIZE = SizeForm(("envs", "epochs"), "8x30")
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 4),))
 
-DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
-_QUICK_SIZES: tuple[Size, ...] = ((2, 4),)
 ROUNDS = 2
 _TURNS = 3
 _QUICK = 64  # samples per epoch
 
 
-class RoundTimes:
-    """A sink that sums the samples, epochs and seconds of a run's rounds, learning included."""
-
-    def __init__(self) -> None:
-        self.samples = self.epochs = 0
-        self.seconds = 0.0
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, RoundCompleted):
-            self.samples += event.samples
-            self.epochs += event.epochs
-            self.seconds += event.seconds
-
-    def close(self) -> None:
-        """Does nothing: it holds no resources."""
-
-
-def run_rounds(envs: int, epochs: int, device: torch.device, samples: int | None) -> RoundTimes:
-    """Runs an agent for a few rounds; the final comparison is minimal and not counted."""
+def run_rounds(envs: int, epochs: int, device: torch.device, samples: int) -> tuple[float, float]:
+    """Runs an agent for a few rounds, with a minimal final comparison; returns :func:`rates`."""
     config = TrainingConfig.parse(
         {
             "run": {"device": str(device), "controller": "ppo", "rounds": ROUNDS, "evaluation_pairs": 1},
@@ -60,49 +41,48 @@ def run_rounds(envs: int, epochs: int, device: torch.device, samples: int | None
             "ppo": {"practice_steps": 0},
         }
     )
-    times = RoundTimes()
     with tempfile.TemporaryDirectory() as folder:
-        Experiment(config, Path(folder) / "run", [times]).run()
-    return times
+        run = Path(folder) / "run"
+        Experiment(config, run).run()
+        return rates(run / EVENTS)
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
+def rates(log: Path) -> tuple[float, float]:
+    """Returns the images and the epochs per second of all rounds in an event log, learning included."""
+    events, _ = EventLog(log).read()
+    rounds = [event for event in events if isinstance(event, RoundCompleted)]
+    seconds = sum(each.seconds for each in rounds)
+    return sum(each.samples for each in rounds) / seconds, sum(each.epochs for each in rounds) / seconds
+
+
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second, then env steps per second of the same runs; a step is one epoch of one host."""
     task = load_task("digits")
-    for device in request.devices:
-        for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
-            yield from _at(size, device, task, _QUICK if request.quick else task.samples)
+    for device, (envs, epochs) in SIZES.of(args):
+        yield from _at(envs, epochs, device, task, _QUICK if args.quick else task.samples)
 
 
-def _at(size: Size, device: torch.device, task: Task, samples: int) -> Iterator[BenchCase]:
-    envs, epochs = size
+def _at(envs: int, epochs: int, device: torch.device, task: Task, samples: int) -> Iterator[BenchCase]:
     train = task.train
     assert isinstance(train, Split)
     hosts = [plain_cnn(1, task.classes, base=3, blocks=2, pool_last=False) for _ in range(envs)]
-    data = Split(train.x[:samples], train.y[:samples]).to(device)
-    plain = PlainTraining(hosts, data.x, data.y, task.batch_size)
-    per_step = samples // task.batch_size * task.batch_size
-    steps: dict[str, list[float]] = {"own": [], "plain": []}
+    plain = PlainTraining(hosts, Split(train.x[:samples], train.y[:samples]).to(device), task.batch_size)
+    steps: tuple[list[float], list[float]] = ([], [])
 
     def ours() -> float:
-        times = run_rounds(envs, epochs, device, samples)
-        steps["own"].append(times.epochs / times.seconds)
-        return times.samples / times.seconds
-
-    epoch = waiting(plain.epoch, device)
+        images, epochs_done = run_rounds(envs, epochs, device, samples)
+        steps[0].append(epochs_done)
+        return images
 
     def alone() -> float:
         start = time.perf_counter()
         for _ in range(epochs):
-            epoch()
-        rate = envs * epochs / (time.perf_counter() - start)
-        steps["plain"].append(rate)
-        return rate * per_step
+            plain.epoch()
+        steps[1].append(envs * epochs / (time.perf_counter() - start))
+        return steps[1][-1] * (samples // task.batch_size * task.batch_size)
 
-    label = f"digits, E {envs}, {epochs} epochs, {ROUNDS} rounds"
-    baseline = f"{plain}; training only"
-    yield BenchCase(f"{NAME}: esper run, ppo", label, device, baseline, ours, alone, None, "images/s", None, _TURNS)
-    own, other = list(steps["own"]), list(steps["plain"])
-    yield BenchCase(
-        f"{NAME}: esper run, ppo", label, device, baseline, own.pop, other.pop, None, "env steps/s", None, len(own)
-    )
+    case, size = f"{NAME}: esper run, ppo", f"digits, E {envs}, {epochs} epochs, {ROUNDS} rounds"
+    images = BenchCase(case, size, device, f"{plain.name}; training only", ours, alone, None, "images/s", turns=_TURNS)
+    yield images
+    own, other = (values.pop for values in steps)
+    yield replace(images, run=own, run_baseline=other, unit="env steps/s", turns=len(steps[0]))

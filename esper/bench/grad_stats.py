@@ -1,19 +1,18 @@
 """Cases of `grad_stats`: all statistics, and the norm alone, against public PyTorch calls."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
-from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import BenchCase
+from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.ops import grad_stats
 
 NAME = "grad-stats"
-
-SIZE = SizeForm(("tensors", "elements"), "100x48")
-DEFAULT_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 100_000))
-CUDA_SIZES = ((11, 48), (100, 48), (1000, 48), (20, 550_000))
+_SMALL_SIZES = ((11, 48), (100, 48), (1000, 48))
+SIZES = Sizes("TENSORSxELEMENTS", (*_SMALL_SIZES, (20, 100_000)), cuda=(*_SMALL_SIZES, (20, 550_000)))
 
 # Min ratios on one CPU thread, by number of small tensors.
 _BARS_ALL = {100: 20.0, 1000: 20.0}
@@ -21,13 +20,7 @@ _BARS_NORM = {11: 4.0, 100: 6.0, 1000: 6.0}
 _SMALL = 1000  # elements; larger tensors are bound by memory bandwidth, and the bar is "not slower"
 
 
-def public_statistics(
-    gradients: Sequence[Tensor],
-    joined: bool = True,
-    dtype: torch.dtype = torch.float64,
-    max_norm: float = 1.0,
-    exploding_norm: float = 10.0,
-) -> Tensor:
+def public_statistics(gradients: Sequence[Tensor], joined: bool = True, dtype: torch.dtype = torch.float64) -> Tensor:
     """Returns the same statistics ``[13]`` of one group by public PyTorch calls, none of which waits for the device.
 
     ``joined`` counts on one concatenation of all gradients, the fastest known public way for many small ones; otherwise
@@ -38,60 +31,40 @@ def public_statistics(
     sum_sq = norms.square().sum()
     norm = sum_sq.sqrt()
     vanishing = (norms < 1e-7).sum()
-    exploding = ((norms > exploding_norm) | ~norms.isfinite()).sum()
+    exploding = ((norms > 10.0) | ~norms.isfinite()).sum()
     parts = [torch.cat([gradient.flatten() for gradient in gradients])] if joined else gradients
     nan = torch.stack([part.isnan().sum() for part in parts]).sum()
     inf = torch.stack([part.isinf().sum() for part in parts]).sum()
     zero = torch.stack([(part == 0).sum() for part in parts]).sum()
     count = len(gradients)
     health = torch.where(norm.isfinite(), (1 - (0.5 * vanishing + 0.8 * exploding) / count).clamp(0, 1), 0.0)
-    clip = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1), 0.0)
-    tensors = norm.new_full((), count)
-    elements = norm.new_full((), sum(gradient.numel() for gradient in gradients))
+    clip = torch.where(norm.isfinite(), (1.0 / (norm + 1e-6)).clamp(max=1), 0.0)
+    sizes = count, sum(gradient.numel() for gradient in gradients)
+    tensors, elements = (norm.new_full((), size) for size in sizes)
     smallest, largest = norms.aminmax()
     rows = [sum_sq, norm, tensors, elements, smallest, largest, vanishing, exploding, nan, inf, zero, health, clip]
     return torch.stack([value.double() for value in rows])
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
-    """Yields all comparisons. Bars are for one CPU thread."""
-    for device in request.devices:
-        yield from _on(device, request.sizes or (DEFAULT_SIZES if device.type == "cpu" else CUDA_SIZES), request.seed)
-
-
-def _on(device: torch.device, sizes: Sequence[Size], seed: int) -> Iterator[BenchCase]:
-    generator = torch.Generator().manual_seed(seed)
-    for count, elements in sizes:
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
+    """Yields all statistics and the norm alone. Bars are for one CPU thread."""
+    generator = torch.Generator().manual_seed(0)
+    for device, (count, elements) in SIZES.of(args):
         gradients = [torch.randn(elements, generator=generator).to(device) for _ in range(count)]
-        out = grad_stats([gradients])
-
-        def ours(gradients: list[Tensor] = gradients) -> object:
-            return grad_stats([gradients])
-
-        def ours_into(gradients: list[Tensor] = gradients, out: object = out) -> object:
-            return grad_stats([gradients], out=out)  # type: ignore[arg-type]
-
-        def joined(gradients: list[Tensor] = gradients) -> object:
-            return public_statistics(gradients)
-
-        def joined_float32(gradients: list[Tensor] = gradients) -> object:
-            return public_statistics(gradients, dtype=torch.float32)
-
-        def each(gradients: list[Tensor] = gradients) -> object:
-            return public_statistics(gradients, joined=False)
-
-        def norm_only(gradients: list[Tensor] = gradients) -> object:
-            return torch.nn.utils.get_total_norm(gradients)
-
-        small = elements <= _SMALL
-        bar_all = _BARS_ALL.get(count) if small and device.type == "cpu" else None
-        bar_norm = (_BARS_NORM.get(count, 1.0) if small else 1.0) if device.type == "cpu" else None
-        size = f"{count} x {elements:,}"
+        ours = partial(grad_stats, [gradients])
+        into = partial(grad_stats, [gradients], out=grad_stats([gradients]))
+        each = partial(public_statistics, gradients, joined=False)
+        joined = partial(public_statistics, gradients)
+        bar_all = bar_norm = None
+        if device.type == "cpu":
+            small = elements <= _SMALL
+            bar_all = _BARS_ALL.get(count) if small else None
+            bar_norm = _BARS_NORM.get(count, 1.0) if small else 1.0
         for case, baseline, own, other, bar in (
             ("all statistics", "public calls, each", ours, each, bar_all),
             ("all statistics", "public calls, joined", ours, joined, None),
-            ("all statistics", "public calls, joined, float32", ours, joined_float32, None),
-            ("all statistics, out=", "public calls, each", ours_into, each, bar_all),
-            ("all statistics", "get_total_norm (norm only)", ours, norm_only, bar_norm),
+            ("all statistics", "public calls, joined, float32", ours, partial(joined, dtype=torch.float32), None),
+            ("all statistics, out=", "public calls, each", into, each, bar_all),
+            ("all statistics", "get_total_norm (norm only)", ours, partial(get_total_norm, gradients), bar_norm),
         ):
-            yield BenchCase(f"{NAME}: {case}", size, device, baseline, own, other, bar)
+            yield BenchCase(f"{NAME}: {case}", f"{count} x {elements:,}", device, baseline, own, other, bar)

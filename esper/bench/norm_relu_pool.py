@@ -1,27 +1,21 @@
 """Cases of `norm_relu_pool`: forward and backward of the blocks of a small host, against the three PyTorch modules."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import BenchCase
+from esper.bench.case import BenchArgs, BenchCase, Size, Sizes, dtype_name
 from esper.ops import NormReluPool
 
 NAME = "norm-relu-pool"
-
-BATCH = 128
-
-SIZE = SizeForm(("channels", "side"), "8x32")
-
-# (channels, height and width) of the three blocks.
 BLOCKS = ((8, 32), (16, 16), (32, 8))
-CUDA_BATCH = 4096  # the first block is then 64 MB of bfloat16
+SIZES = Sizes("CHANNELSxSIDE", BLOCKS)
 
-# Min ratio of all blocks together on one CPU thread.
-_BARS = {torch.bfloat16: 4.0, torch.float32: 1.8}
+BATCH, CUDA_BATCH = 128, 4096  # on a GPU, the first block is 64 MB of bfloat16
+_BARS = {torch.bfloat16: 4.0, torch.float32: 1.8}  # min ratio of all blocks together, on one CPU thread
 
 
 class ThreeModules(nn.BatchNorm2d):
@@ -33,14 +27,16 @@ class ThreeModules(nn.BatchNorm2d):
 
 
 def _training_step(
-    module: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
     """Returns one forward and backward pass in training mode, on the same values for every module."""
-    generator = torch.Generator().manual_seed(0)
-    module = module.to(device)
-    x = torch.randn(shape, generator=generator).to(device, dtype).to(memory_format=torch.channels_last).requires_grad_()
-    pooled = (shape[0], shape[1], shape[2] // 2, shape[3] // 2)
-    gradient = torch.randn(pooled, generator=generator).to(device, dtype).to(memory_format=torch.channels_last)
+    generator, module = torch.Generator().manual_seed(0), module.to(device)
+    pooled = (*shape[:2], shape[2] // 2, shape[3] // 2)
+    x, gradient = (
+        torch.randn(size, generator=generator).to(device, dtype).to(memory_format=torch.channels_last)
+        for size in (shape, pooled)
+    )
+    x.requires_grad_()
 
     def step() -> None:
         x.grad = None
@@ -50,38 +46,29 @@ def _training_step(
     return step
 
 
-def _all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
+def _all(steps: Sequence[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields each block and all together. The bar is for one CPU thread."""
-    for device in request.devices:
-        yield from _on(device, request.sizes or BLOCKS, BATCH if device.type == "cpu" else CUDA_BATCH)
+    for device in args.devices:
+        for dtype in _BARS:
+            yield from _on(device, args.sizes or BLOCKS, dtype)
 
 
-def _on(device: torch.device, sizes: Sequence[Size], batch: int) -> Iterator[BenchCase]:
-    for dtype, bar in _BARS.items():
-        name = f"{NAME}: forward + backward, {str(dtype).removeprefix('torch.')}"
-        own: list[Callable[[], None]] = []
-        other: list[Callable[[], None]] = []
-        for channels, side in sizes:
-            shape = (batch, channels, side, side)
-            own.append(_training_step(NormReluPool(channels, pool=True), shape, dtype, device))
-            other.append(_training_step(ThreeModules(channels), shape, dtype, device))
-            size = f"{batch} x {channels} x {side} x {side}"
-            yield BenchCase(name, size, device, "three modules", own[-1], other[-1], None)
-        if tuple(sizes) == BLOCKS:
-            yield BenchCase(
-                name,
-                "the three blocks",
-                device,
-                "three modules",
-                _all(own),
-                _all(other),
-                bar if device.type == "cpu" else None,
-            )
+def _on(device: torch.device, sizes: tuple[Size, ...], dtype: torch.dtype) -> Iterator[BenchCase]:
+    batch = BATCH if device.type == "cpu" else CUDA_BATCH
+    name, baseline = f"{NAME}: forward + backward, {dtype_name(dtype)}", "three modules"
+    sides: list[tuple[Callable[[], None], Callable[[], None]]] = []
+    for channels, side in sizes:
+        shape = (batch, channels, side, side)
+        modules = NormReluPool(channels, pool=True), ThreeModules(channels)
+        own, other = (_training_step(module, shape, dtype, device) for module in modules)
+        sides.append((own, other))
+        yield BenchCase(name, " x ".join(map(str, shape)), device, baseline, own, other)
+    if sizes == BLOCKS:
+        own, other = (partial(_all, steps) for steps in zip(*sides, strict=True))
+        bar = _BARS[dtype] if device.type == "cpu" else None
+        yield BenchCase(name, "the three blocks", device, baseline, own, other, bar)

@@ -4,20 +4,19 @@ Written as a user would: public modules on float32 images [N, C, H, W], the loss
 read after every batch. Batches are indexed from one tensor in random order, which is faster than a DataLoader.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.benchmark import set_torch_threads
 
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
-BATCHES, TURNS = 4, 3
-"""Batches and turns with which each number of threads is tried."""
+from esper.data.task import Split
+
+LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4
+BATCHES, TURNS = 4, 3  # with which each number of threads is tried
 
 
 def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bool = True) -> nn.Sequential:
@@ -33,37 +32,29 @@ def plain_cnn(channels: int, classes: int, base: int, blocks: int, pool_last: bo
 
 
 class PlainTraining:
-    """Hosts, each with an optimizer, trained one after another on images x [N, C, H, W] with classes y [N]."""
+    """Hosts, each with an optimizer, trained one after another on the images and classes of ``data``."""
 
-    def __init__(self, hosts: Sequence[nn.Module], x: Tensor, y: Tensor, batch: int) -> None:
-        self.x, self.y, self.batch = x, y, batch
-        self.hosts = [host.to(x.device).train() for host in hosts]
-        self.optimizers = [
-            torch.optim.SGD(host.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
-            for host in self.hosts
-        ]
-        self.threads = self._best_threads() if x.device.type == "cpu" else 1
+    def __init__(self, hosts: Sequence[nn.Module], data: Split, batch: int) -> None:
+        self.x, self.y, self.batch = data.inputs(0, len(data)).contiguous(), data.y, batch
+        self.hosts = [host.to(self.x.device).train() for host in hosts]
+        self.optimizers = [torch.optim.SGD(host.parameters(), LR, MOMENTUM, weight_decay=DECAY) for host in self.hosts]
+        on_cpu = self.x.device.type == "cpu"
+        self.threads = self._best_threads() if on_cpu else 1
+        how = f"best threads: {self.threads}" if on_cpu else "one stream"
+        self.name = f"plain eager PyTorch, float32 NCHW, {how}"
 
-    def __str__(self) -> str:
-        """Description for the table."""
-        if self.x.device.type != "cpu":
-            return "plain eager PyTorch, float32 NCHW, one stream"
-        return f"plain eager PyTorch, float32 NCHW, best threads: {self.threads}"
-
-    def epoch(self, batches: int | None = None) -> None:
-        """Trains every host once on all full batches, or on the first ``batches`` of them."""
-        with threads(self.threads):
+    def epoch(self) -> None:
+        """Trains every host once on all full batches."""
+        with set_torch_threads(self.threads):
             for number in range(len(self.hosts)):
-                self._train(number, batches)
+                self.train(number, len(self.y) // self.batch)
 
-    def _train(self, number: int, batches: int | None) -> tuple[float, float]:
-        """Returns the mean loss and the accuracy of one host's epoch."""
-        host, optimizer, batch = self.hosts[number], self.optimizers[number], self.batch
+    def train(self, number: int, steps: int) -> tuple[float, float]:
+        """Trains one host on random batches; returns its mean loss and its accuracy."""
+        host, optimizer = self.hosts[number], self.optimizers[number]
         order = torch.randperm(len(self.y), device=self.x.device)
-        steps = batches or len(order) // batch
         total, correct = 0.0, 0
-        for step in range(steps):
-            rows = order[step * batch : (step + 1) * batch]
+        for rows in order[: steps * self.batch].view(steps, self.batch):
             x, y = self.x[rows], self.y[rows]
             optimizer.zero_grad()
             logits = host(x)
@@ -72,17 +63,16 @@ class PlainTraining:
             optimizer.step()
             total += loss.item()
             correct += int((logits.argmax(dim=1) == y).sum().item())
-        return total / steps, correct / (steps * batch)
+        return total / steps, correct / (steps * self.batch)
 
     def _best_threads(self) -> int:
         """Returns the number of intra-op threads with which one host trains fastest, tried in turns."""
-        batches = min(BATCHES, len(self.y) // self.batch)
         best = dict.fromkeys(candidates(len(os.sched_getaffinity(0))), float("inf"))
         for turn in range(TURNS + 1):
             for count in best:
-                with threads(count):
+                with set_torch_threads(count):
                     start = time.perf_counter()
-                    self._train(0, batches)
+                    self.train(0, min(BATCHES, len(self.y) // self.batch))
                     if turn:  # the first turn warms up
                         best[count] = min(best[count], time.perf_counter() - start)
         return min(best, key=best.__getitem__)
@@ -91,14 +81,3 @@ class PlainTraining:
 def candidates(cores: int) -> list[int]:
     """Returns the numbers of threads to try: all up to 8, then powers of two, and the number of cores."""
     return sorted({*range(1, min(cores, 8) + 1), *(n for n in (16, 32, 64, 128) if n < cores), cores})
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Sets the number of intra-op threads in the block, and restores it afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

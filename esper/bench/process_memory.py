@@ -1,17 +1,14 @@
-"""Peak memory of a separate process that trains some hosts: ``python -m esper.bench.process_memory 4 128 8 cpu``."""
+"""Peak memory of hosts in training, measured in a separate process."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from esper.bench.synthetic import growth_env, image_task
+from esper.bench.fixtures import growth_env, image_task
 from esper.config import ConfigError
+from esper.data.task import Task
 from esper.rollout.threads import one_thread
 from esper.telemetry.memory import STATUS, resident
 
@@ -19,42 +16,12 @@ BATCHES = 4
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True)
-class Peak:
-    """Peak memory of hosts in training, above the level before the first of them, in bytes."""
+def measure_apart(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
+    """Trains ``envs`` hosts for two epochs in a new process.
 
-    resident: int
-    device: int
-    """Memory that torch reserved on the GPU; 0 on the CPU."""
-
-
-def measure_here(envs: int, batch: int, width: int, device: torch.device) -> Peak:
-    """Measures the training of ``envs`` hosts for two epochs in this process.
-
-    One host is trained on tiny batches first, so that libraries and compiled kernels are loaded and do not count.
-    """
-    on_gpu = device.type != "cpu"
-    task = image_task(BATCHES * batch, width, device, validation=batch)
-    with one_thread(), growth_env(image_task(2, width, device, validation=2), 1, 2) as env:
-        env.hosts.trainer.epoch(env.training)
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    _FORGET_PEAK.write_text("5")
-    before = resident("VmRSS")
-    reserved = torch.cuda.memory_reserved() if on_gpu else 0
-    with one_thread(), growth_env(task, envs, batch) as env:
-        for _ in range(2):
-            env.hosts.trainer.epoch(env.training)
-        if on_gpu:
-            torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_reserved() if on_gpu else 0
-    return Peak(resident("VmHWM") - before, peak - reserved)
-
-
-def measure_apart(envs: int, batch: int, width: int, device: torch.device) -> Peak:
-    """Does the same in a new process.
+    Returns:
+        The ``peak RSS`` and, on a GPU, the ``peak device memory`` reserved by torch, above the level before the first
+        of the hosts, in MB.
 
     Raises:
         ConfigError: the system does not report the memory of a process.
@@ -62,13 +29,31 @@ def measure_apart(envs: int, batch: int, width: int, device: torch.device) -> Pe
     """
     if not STATUS.exists():
         raise ConfigError(f"measuring the memory of a process needs {STATUS}, which this system does not have")
-    command = [sys.executable, "-m", "esper.bench.process_memory", str(envs), str(batch), str(width), str(device)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise RuntimeError(f"measuring memory failed: {found.stderr.strip()}")
-    return Peak(**json.loads(found.stdout.splitlines()[-1]))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(_measure_here, envs, batch, width, device).result()
+        except Exception as error:
+            raise RuntimeError(f"measuring memory failed: {error}") from error
 
 
-if __name__ == "__main__":
-    _, hosts, rows, channels, where = sys.argv
-    print(json.dumps(asdict(measure_here(int(hosts), int(rows), int(channels), torch.device(where)))))
+def _measure_here(envs: int, batch: int, width: int, device: torch.device) -> dict[str, float]:
+    task = image_task(BATCHES * batch, width, device, validation=batch)
+    _train(image_task(2, width, device, validation=2), 1, 2)  # loads libraries and kernels, which do not count
+    if on_gpu := device.type != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    _FORGET_PEAK.write_text("5")
+    before, reserved = resident("VmRSS"), torch.cuda.memory_reserved() if on_gpu else 0
+    _train(task, envs, batch)
+    peaks = {"peak RSS": (resident("VmHWM") - before) / 1e6}
+    if on_gpu:
+        peaks["peak device memory"] = (torch.cuda.max_memory_reserved() - reserved) / 1e6
+    return peaks
+
+
+def _train(task: Task, envs: int, batch: int) -> None:
+    with one_thread(), growth_env(task, envs, batch) as env:
+        for _ in range(2):
+            env.hosts.trainer.epoch(env.training)
+        if task.device.type != "cpu":
+            torch.cuda.synchronize()

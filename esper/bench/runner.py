@@ -1,18 +1,44 @@
 """Times a candidate against a baseline in alternating turns, and checks their ratio against a bar."""
 
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
+
+from esper.bench.case import BenchCase
 
 MIN_TURNS = 3
 """Min turns of each side, however long they take."""
 
 _LONG_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured comparison. ``ratio`` is baseline / own, for rates own / baseline: above 1 is better.
+
+    ``ratio``, ``value`` and ``baseline_value`` are medians over the turns; low and high are the 10th and 90th
+    percentiles. ``met`` is whether the ratio reaches the bar, None without a bar.
+    """
+
+    case: str
+    size: str
+    device: str
+    baseline: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    bar: float | None
+    unit: str
+    value: float
+    value_low: float
+    value_high: float
+    baseline_value: float
+    turns: int
+    met: bool | None
 
 
 def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -27,97 +53,6 @@ def waiting(run: Callable[[], object], device: torch.device) -> Callable[[], obj
     return run_and_wait
 
 
-@dataclass(frozen=True)
-class BenchCase:
-    """Two ways to do the same work; calls that are timed are followed by a synchronization of ``device``.
-
-    What is compared depends on the unit:
-
-    - ``us``: the time per call.
-    - with ``amount``: the rate at which calls do that much work; the unit is a rate such as ``images/s``.
-    - otherwise: the numbers that the callables return.
-    """
-
-    case: str
-    size: str
-    device: torch.device
-    baseline: str
-    run: Callable[[], object]
-    run_baseline: Callable[[], object]
-    bar: float | None  # min ratio; None: only reported
-    unit: str = "us"
-    amount: float | None = None
-    turns: int | None = None  # max turns of each side; None: no limit of its own
-
-    @property
-    def timed(self) -> bool:
-        """Whether calls are timed."""
-        return self.unit == "us" or self.amount is not None
-
-    @property
-    def more_is_better(self) -> bool:
-        """Whether higher values are better: true for rates, not for times, shares and memory."""
-        return self.unit.endswith("/s")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One measured comparison. ``ratio`` is baseline / own, for rates own / baseline: above 1 is better."""
-
-    case: str
-    size: str
-    device: str
-    baseline: str
-    ratio: float  # median over the turns
-    ratio_low: float  # 10th percentile
-    ratio_high: float  # 90th percentile
-    bar: float | None
-    unit: str
-    value: float  # own median
-    value_low: float
-    value_high: float
-    baseline_value: float
-    turns: int
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the median ratio reaches the bar; None without a bar."""
-        return None if self.bar is None else self.ratio >= self.bar
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the fields and ``met``, ready for ``json.dump``."""
-        return {**asdict(self), "met": self.met}
-
-
-def _seconds(run: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
-
-
-def _calls_for(run: Callable[[], object], turn_seconds: float) -> int:
-    """Returns the number of calls that fill about ``turn_seconds``.
-
-    The calls made here are the warm-up: a single one if calls are long.
-    """
-    if _seconds(run, 1) >= _LONG_SECONDS:
-        return 1
-    _seconds(run, 2)
-    return max(1, int(turn_seconds / max(_seconds(run, 3), 1e-9)))
-
-
-def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
-    """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
-    if not comparison.timed:
-        return cast(Callable[[], float], run)
-    run = waiting(run, comparison.device)
-    calls, amount = _calls_for(run, turn_seconds), comparison.amount
-    if amount is not None:
-        return lambda: amount / _seconds(run, calls)
-    return lambda: _seconds(run, calls) * 1e6
-
-
 def measure(
     comparison: BenchCase, rounds: int = 15, turn_seconds: float = 0.02, max_seconds: float = float("inf")
 ) -> Result:
@@ -127,34 +62,50 @@ def measure(
     each.
     """
     start = time.perf_counter()
-    rounds = min(rounds, comparison.turns or rounds)
     sides = [_turn(comparison, run, turn_seconds) for run in (comparison.run, comparison.run_baseline)]
-    found: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds):
+    values: tuple[list[float], list[float]] = ([], [])
+    for number in range(min(rounds, comparison.turns or rounds)):
         if number >= MIN_TURNS and time.perf_counter() - start > max_seconds:
             break
         for side in (0, 1) if number % 2 == 0 else (1, 0):
-            found[side].append(sides[side]())
-    return _result(comparison, *found)
-
-
-def _result(comparison: BenchCase, own: list[float], other: list[float]) -> Result:
-    pairs = zip(own, other, strict=True)
-    ratios = [a / b if comparison.more_is_better else b / a for a, b in pairs]
-    (ratio_low, ratio_high), (low, high) = (np.quantile(values, (0.1, 0.9)).tolist() for values in (ratios, own))
+            values[side].append(sides[side]())
+    own, other = np.array(values)
+    low, ratio, high = np.quantile(own / other if comparison.unit.endswith("/s") else other / own, (0.1, 0.5, 0.9))
+    value_low, value, value_high = np.quantile(own, (0.1, 0.5, 0.9))
     return Result(
-        case=comparison.case,
-        size=comparison.size,
-        device=str(comparison.device),
-        baseline=comparison.baseline,
-        ratio=statistics.median(ratios),
-        ratio_low=ratio_low,
-        ratio_high=ratio_high,
+        comparison.case,
+        comparison.size,
+        str(comparison.device),
+        comparison.baseline,
+        ratio=float(ratio),
+        ratio_low=float(low),
+        ratio_high=float(high),
         bar=comparison.bar,
         unit=comparison.unit,
-        value=statistics.median(own),
-        value_low=low,
-        value_high=high,
-        baseline_value=statistics.median(other),
+        value=float(value),
+        value_low=float(value_low),
+        value_high=float(value_high),
+        baseline_value=float(np.median(other)),
         turns=len(own),
+        met=None if comparison.bar is None else bool(ratio >= comparison.bar),
     )
+
+
+def _turn(comparison: BenchCase, run: Callable[[], object], turn_seconds: float) -> Callable[[], float]:
+    """Returns a warmed-up function that plays one turn and returns its value in the comparison's unit."""
+    amount = comparison.amount
+    if comparison.unit != "us" and amount is None:
+        return cast(Callable[[], float], run)
+    run = waiting(run, comparison.device)
+    calls = 1
+    if _seconds(run, 1) < _LONG_SECONDS:  # a longer call is warm-up enough, and a turn of its own
+        _seconds(run, 2)
+        calls = max(1, int(turn_seconds / max(_seconds(run, 3), 1e-9)))
+    return lambda: _seconds(run, calls) * 1e6 if amount is None else amount / _seconds(run, calls)
+
+
+def _seconds(run: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls

@@ -1,18 +1,17 @@
 """Cases of `sgd`: the step of a host and its seeds in one call, against one `torch.optim.SGD(fused=True)` step each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from esper.bench.request import BenchArgs, SizeForm
-from esper.bench.runner import BenchCase
+from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.ops import SGD, grad_stats, sgd_step
 
 NAME = "sgd"
+SIZES = Sizes("TENSORSxELEMENTS", ((11, 48), (11, 2304), (20, 100_000)))  # per optimizer
 
-SIZE = SizeForm(("tensors", "elements"), "11x48")  # per optimizer
-DEFAULT_SIZES = ((11, 48), (11, 2304), (20, 100_000))
 OPTIMIZERS = 4  # a host and three seeds
 MAX_NORM = 1.0
 LR, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
@@ -26,14 +25,20 @@ def _parameters(count: int, elements: int, device: torch.device) -> list[nn.Para
     return made
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
-    """Yields all comparisons. Both sides use the clip coefficients of the same `grad_stats`."""
-    for device in request.devices:
-        yield from _on(device, request)
+def torch_steps(optimizers: Sequence[torch.optim.SGD], coefficient: Tensor) -> None:
+    """Steps each optimizer with its gradients multiplied by ``coefficient`` [G]; skips those with 0 or NaN."""
+    usable = coefficient > 0
+    scale = torch.where(usable, 1 / coefficient, 1.0).float()
+    found_inf = (~usable).float()
+    for index, optimizer in enumerate(optimizers):
+        optimizer.grad_scale = scale[index]  # type: ignore[attr-defined]
+        optimizer.found_inf = found_inf[index]  # type: ignore[attr-defined]
+        optimizer.step()
 
 
-def _on(device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
-    for count, elements in request.sizes or DEFAULT_SIZES:
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
+    """Yields the clipped step. Both sides use the clip coefficients of the same `grad_stats`."""
+    for device, (count, elements) in SIZES.of(args):
         own = [SGD(_parameters(count, elements, device), LR, MOMENTUM, DECAY) for _ in range(OPTIMIZERS)]
         other = [
             torch.optim.SGD(_parameters(count, elements, device), LR, MOMENTUM, weight_decay=DECAY, fused=True)
@@ -41,19 +46,11 @@ def _on(device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
         ]
         groups = [[p.grad for p in optimizer.param_groups[0]["params"]] for optimizer in own]
         coefficient = grad_stats(groups, MAX_NORM).clip_coef
-
-        def ours(own: list[SGD] = own, coefficient: Tensor = coefficient) -> None:
-            sgd_step(own, coefficient)
-
-        def each(other: list[torch.optim.SGD] = other, coefficient: Tensor = coefficient) -> None:
-            usable = coefficient > 0
-            scale = torch.where(usable, 1 / coefficient, 1.0).float()
-            found_inf = (~usable).float()
-            for index, optimizer in enumerate(other):
-                optimizer.grad_scale = scale[index]  # type: ignore[attr-defined]
-                optimizer.found_inf = found_inf[index]  # type: ignore[attr-defined]
-                optimizer.step()
-
-        size = f"{OPTIMIZERS} x {count} x {elements:,}"
-        baseline = "torch.optim.SGD, fused, each"
-        yield BenchCase(f"{NAME}: clipped step", size, device, baseline, ours, each, None)
+        yield BenchCase(
+            f"{NAME}: clipped step",
+            f"{OPTIMIZERS} x {count} x {elements:,}",
+            device,
+            "torch.optim.SGD, fused, each",
+            partial(sgd_step, own, coefficient),
+            partial(torch_steps, other, coefficient),
+        )

@@ -1,45 +1,36 @@
-"""Prints the measurements and the environment they were made in."""
+"""The measurements as a table: in the terminal, and as a Markdown page."""
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from esper.bench.runner import Result
 
-UNITS = {"us": "µs"}
-_LONG_US = 10_000
-VERDICTS = {None: "", True: "met", False: "MISSED"}
 COLUMNS = ("case", "size", "device", "baseline", "own", "baseline's", "ratio (10 % to 90 %)", "bar", "")
-STYLES = {"met": "green", "MISSED": "red"}
+_VERDICTS = {None: "", True: "met", False: "MISSED"}
+_LONG_US = 10_000
 
 
 def number(value: float) -> str:
     """Formats about three significant digits: ``12,345``, ``123.4``, ``1.23``."""
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def amounts(result: Result) -> tuple[str, str]:
-    """Formats own and baseline values in one unit: ``"6.30 µs (6.10 to 7.00)", "63.0"``. Long times are in ms."""
-    long = result.unit == "us" and result.value >= _LONG_US
-    unit, scale = ("ms", 1e-3) if long else (UNITS.get(result.unit, result.unit), 1.0)
-    own, low, high, other = (
-        number(value * scale) for value in (result.value, result.value_low, result.value_high, result.baseline_value)
-    )
-    return f"{own} {unit} ({low} to {high})", other
+    decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{decimals}f}"
 
 
 def cells(result: Result) -> list[str]:
-    """Returns one row: medians, with the spread of the turns in brackets."""
+    """Returns one row: medians, with the spread of the turns in brackets. Long times are in ms."""
+    unit, scale = result.unit, 1.0
+    if unit == "us":
+        unit, scale = ("ms", 1e-3) if result.value >= _LONG_US else ("µs", 1.0)
+    values = (result.value, result.value_low, result.value_high, result.baseline_value)
+    own, low, high, other = (number(value * scale) for value in values)
     return [
-        result.case,
-        result.size,
-        result.device,
-        result.baseline,
-        *amounts(result),
+        *(result.case, result.size, result.device, result.baseline),
+        f"{own} {unit} ({low} to {high})",
+        other,
         f"{result.ratio:.2f} ({result.ratio_low:.2f} to {result.ratio_high:.2f})",
         "" if result.bar is None else f"{result.bar:g}",
-        VERDICTS[result.met],
+        _VERDICTS[result.met],
     ]
 
 
@@ -48,7 +39,7 @@ def print_results(results: list[Result], console: Console) -> None:
     table = Table(*COLUMNS)
     for result in results:
         *row, verdict = cells(result)
-        table.add_row(*row, f"[{STYLES[verdict]}]{verdict}[/]" if verdict else "")
+        table.add_row(*row, Text(verdict, "green" if result.met else "red"))
     console.print(table)
     judged = [result.met for result in results if result.met is not None]
     console.print(f"{len(results)} measured; {sum(judged)} of {len(judged)} bars met", highlight=False)

@@ -4,89 +4,74 @@ The task is digits, whose epochs are the shortest of all tasks, so that the over
 shipped schedule is played: seeds are planted, blended and kept, and every turn does the same work.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
-from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import BenchCase
-from esper.bench.sinks import full_telemetry
-from esper.bench.synthetic import flat_baseline
+from esper.bench.case import BenchArgs, BenchCase, Sizes
+from esper.bench.fixtures import flat_baseline, full_telemetry
 from esper.config import TrainingConfig
+from esper.control.controller import Controller
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import ignore
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.telemetry.event import Event
+from esper.telemetry.span import Spans
 
 NAME = "telemetry-overhead"
-SIZE = SizeForm(("envs", "epochs"), "8x30")
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), quick=((2, 14),))
 
-DEFAULT_SIZES: tuple[Size, ...] = ((8, 30),)
-_QUICK_SIZES: tuple[Size, ...] = ((2, 14),)
 _BAR = 0.98  # time without telemetry / time with it
 BUDGET = 2.0  # % of an episode
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields the episode with telemetry against without, then the share of time in the sinks, which is less noisy."""
-    for device in request.devices:
-        for size in request.sizes or (_QUICK_SIZES if request.quick else DEFAULT_SIZES):
-            yield from _at(size, device, request.quick)
+    for device, (envs, epochs) in SIZES.of(args):
+        yield from _at(envs, epochs, device, args.quick)
 
 
-def _at(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
-    envs, epochs = size
-    task = {"samples_per_epoch": 64} if quick else {}
+def _at(envs: int, epochs: int, device: torch.device, quick: bool) -> Iterator[BenchCase]:
     config = TrainingConfig.parse(
         {
             "run": {"device": str(device), "controller": "schedule"},
-            "task": task,
+            "task": {"samples_per_epoch": 64} if quick else {},
             "env": {"n_envs": envs, "episode_length": epochs},
         }
     )
-    maker = EnvMaker.of(config)
+    maker, spans, shares = EnvMaker.of(config), Spans(), list[float]()
     with ExitStack() as stack, one_thread():
-        telemetry = stack.enter_context(full_telemetry())
+        hub = stack.enter_context(full_telemetry())
 
-        def episode(emit: Callable[[Event], None]) -> Callable[[], None]:
-            env = maker.make(emit=emit)
-            stack.callback(env.close)
-            env.baseline = flat_baseline(epochs)
-            player = make_player("schedule", maker.config, env, run_seed=0)
+        def emit(event: Event) -> None:
+            with spans("telemetry"):
+                hub.emit(event)
 
-            def play() -> None:
-                player.episode[:] = -1
-                play_round(env, player, seed=0)
-
-            return play
-
-        measured: list[float] = []
-        with_telemetry, off = episode(telemetry.emit), episode(ignore)
+        def play(env: SlotVectorEnv, player: Controller) -> None:
+            player.episode[:] = -1
+            play_round(env, player, seed=0)
 
         def on() -> None:
-            start, sinks = time.perf_counter(), telemetry.seconds
-            with_telemetry()
-            measured.append(100 * (telemetry.seconds - sinks) / (time.perf_counter() - start))
+            spans.seconds.clear()
+            start = time.perf_counter()
+            play(*sides[0])
+            shares.append(100 * spans.seconds["telemetry"] / (time.perf_counter() - start))
 
-        label = f"digits, E {envs}, {epochs} epochs"
-        full = "console, events.jsonl, metrics.csv"
-        bar = None if quick else _BAR
-        yield BenchCase(f"{NAME}: {full}", label, device, "the same episode, telemetry off", on, off, bar)
-        shares = list(measured)
-        yield BenchCase(
-            f"{NAME}: share of time in sinks",
-            label,
-            device,
-            f"a budget of {BUDGET:g} %",
-            shares.pop,
-            lambda: BUDGET,
-            None if quick else 1.0,
-            unit="%",
-            turns=len(shares),
-        )
+        sides = []
+        for receive in (emit, ignore):
+            env = maker.make(emit=receive)
+            stack.callback(env.close)
+            env.baseline = flat_baseline(epochs)
+            sides.append((env, controller_for("schedule", maker.config, env, run_seed=0)))
+
+        case, size = f"{NAME}: console, events.jsonl, metrics.csv", f"digits, E {envs}, {epochs} epochs"
+        off, bar = partial(play, *sides[1]), None if quick else _BAR
+        yield BenchCase(case, size, device, "the same episode, telemetry off", on, off, bar)
+        case, baseline, bar = f"{NAME}: share of time in sinks", f"a budget of {BUDGET:g} %", None if quick else 1.0
+        yield BenchCase(case, size, device, baseline, shares.pop, lambda: BUDGET, bar, "%", turns=len(shares))

@@ -1,29 +1,25 @@
 """Cases of `train-epoch`: an epoch of many hosts, against the same hosts one after another in plain eager PyTorch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from operator import mul
 
 import torch
 
-from esper.bench.idle import device_idle
+from esper.bench.case import BenchArgs, BenchCase, Size, Sizes
+from esper.bench.fixtures import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
 from esper.bench.plain import PlainTraining, plain_cnn
-from esper.bench.process_memory import Peak, measure_apart
-from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import BenchCase
-from esper.bench.synthetic import BLOCKS, CHANNELS, CLASSES, SIDE, growth_env, image_task, split
+from esper.bench.process_memory import measure_apart
+from esper.bench.profiling import device_idle
 from esper.rollout.threads import one_thread
 
 NAME = "train-epoch"
-SIZE = SizeForm(("envs", "batch", "width"), "4x128x8")
-
+SIZES = Sizes(
+    "ENVSxBATCHxWIDTH",
+    ((4, 128, 8), (1, 128, 8), (4, 32, 8), (4, 128, 32)),
+    cuda=((8, 128, 8), (1, 128, 8), (8, 512, 32)),
+)
 SWEEP = tuple((envs, batch, width) for width in (8, 32) for batch in (32, 128, 512) for envs in (1, 2, 4, 8))
-DEFAULT_SIZES: dict[str, tuple[Size, ...]] = {
-    "cpu": ((4, 128, 8), (1, 128, 8), (4, 32, 8), (4, 128, 32)),
-    "cuda": ((8, 128, 8), (1, 128, 8), (8, 512, 32)),
-}
 
 # Min ratios. On CUDA, batches of 512 at width 32 fill the GPU, so the bar is "not slower".
 BARS: dict[tuple[str, Size], float] = {
@@ -45,75 +41,51 @@ _MEMORY_BAR = 0.9  # of linear growth; a tenth is left for the allocator's round
 def samples_of(size: Size, device: torch.device, quick: bool) -> int:
     """Returns the samples per epoch and env: full batches, few enough that a row on a CPU takes about ten seconds."""
     envs, batch, width = size
+    if quick:
+        return batch
     wanted = FULL if (device.type, size) in BARS or device.type != "cpu" else min(FULL, _SHORT * 8 // (envs * width))
-    return max(1 if quick else _MIN_BATCHES, 0 if quick else wanted // batch) * batch
+    return max(_MIN_BATCHES, wanted // batch) * batch
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields images per second at each size; unless sizes are given, also the memory that hosts need."""
-    for device in request.devices:
-        sizes = request.sizes or (SWEEP if request.sweep else DEFAULT_SIZES[device.type])
-        for size in sizes:
-            yield from _speed(size, device, request)
-        if not request.sizes:
-            yield from _memory(device, MEMORY_ENVS[:2] if request.quick else MEMORY_ENVS)
+    for device, size in SIZES.of(replace(args, sizes=args.sizes or SWEEP) if args.sweep else args):
+        yield from _speed(size, device, args.quick)
+    if not args.sizes:
+        for device in args.devices:
+            yield from _memory(device, MEMORY_ENVS[:2] if args.quick else MEMORY_ENVS)
 
 
-def _speed(size: Size, device: torch.device, request: BenchArgs) -> Iterator[BenchCase]:
+def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]:
     envs, batch, width = size
-    samples = samples_of(size, device, request.quick)
-    data = split(samples, request.seed, device)
+    samples = samples_of(size, device, quick)
     hosts = [plain_cnn(CHANNELS, CLASSES, width, BLOCKS) for _ in range(envs)]
-    plain = PlainTraining(hosts, data.inputs(0, len(data)).contiguous(), data.y, batch)
+    plain = PlainTraining(hosts, split(samples, 0, device), batch)
+    bar = None if quick else BARS.get((device.type, size))
     with growth_env(image_task(samples, width, device, validation=batch), envs, batch) as env:
 
         def ours() -> None:
             with one_thread():
                 env.hosts.trainer.epoch(env.training)
 
+        label = f"E {envs}, batch {batch}, width {width}"
+        data, work = f"{samples:,} samples of {SIDE} x {SIDE}", envs * samples
         yield BenchCase(
-            NAME,
-            f"E {envs}, batch {batch}, width {width}, {samples:,} samples of {SIDE} x {SIDE}",
-            device,
-            str(plain),
-            ours,
-            plain.epoch,
-            None if request.quick else BARS.get((device.type, size)),
-            unit="images/s",
-            amount=envs * samples,
+            NAME, f"{label}, {data}", device, plain.name, ours, plain.epoch, bar, unit="images/s", amount=work
         )
         if device.type != "cpu":
-            yield BenchCase(
-                f"{NAME}: time the GPU is idle",
-                f"E {envs}, batch {batch}, width {width}",
-                device,
-                f"a budget of {IDLE_BUDGET:g} %",
-                partial(device_idle, ours),
-                lambda: IDLE_BUDGET,
-                1.0 if (device.type, size) in BARS and not request.quick else None,
-                unit="%",
-                turns=3,
-            )
+            case, baseline = f"{NAME}: time the GPU is idle", f"a budget of {IDLE_BUDGET:g} %"
+            idle, bar = partial(device_idle, ours), None if bar is None else 1.0
+            yield BenchCase(case, label, device, baseline, idle, lambda: IDLE_BUDGET, bar, unit="%", turns=3)
 
 
 def _memory(device: torch.device, counts: tuple[int, ...]) -> Iterator[BenchCase]:
     """Yields the peak memory of E hosts in a separate process, against E times that of one host."""
     batch, width = MEMORY_AT
-    peaks = {envs: measure_apart(envs, batch, width, device) for envs in sorted({1, *counts})}
-    kinds: dict[str, Callable[[Peak], int]] = {"peak RSS": lambda peak: peak.resident}
-    if device.type != "cpu":
-        kinds["peak device memory"] = lambda peak: peak.device
-    for title, kind in kinds.items():
-        megabytes = {envs: kind(peak) / 1e6 for envs, peak in peaks.items()}
+    peaks = {envs: measure_apart(envs, batch, width, device) for envs in counts}
+    for kind, one in peaks[1].items():
         for envs in counts:
-            yield BenchCase(
-                f"{NAME}: increase in {title}",
-                f"E {envs}, batch {batch}, width {width}",
-                device,
-                f"{envs} times that of one host",
-                partial(megabytes.__getitem__, envs),
-                partial(mul, envs, megabytes[1]),
-                _MEMORY_BAR if envs > 1 else None,
-                unit="MB",
-                turns=1,
-            )
+            case, size = f"{NAME}: increase in {kind}", f"E {envs}, batch {batch}, width {width}"
+            baseline, bar = f"{envs} times that of one host", _MEMORY_BAR if envs > 1 else None
+            own, linear = partial(float, peaks[envs][kind]), partial(float, envs * one)
+            yield BenchCase(case, size, device, baseline, own, linear, bar, "MB", turns=1)

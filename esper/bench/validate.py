@@ -1,15 +1,11 @@
 """Cases of `validate`: every configuration of a host with blended seeds, against one forward pass of it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import torch
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from esper.attribution.counterfactual import CounterfactualHelper
-from esper.bench.request import BenchArgs, Size, SizeForm
-from esper.bench.runner import BenchCase
-from esper.bench.synthetic import VALIDATION, growth_env, image_task
+from esper.bench.case import BenchArgs, BenchCase, Sizes
+from esper.bench.fixtures import VALIDATION, growth_env, image_task
 from esper.lifecycle.ramps import STYLES
 from esper.rollout.threads import one_thread
 from esper.seeds.blueprints import BLUEPRINTS
@@ -18,15 +14,12 @@ from esper.training.host_training import HostTraining
 from esper.training.validate import evaluate
 
 NAME = "validate"
-SIZE = SizeForm(("samples", "width"), f"{VALIDATION}x8")
+SIZES = Sizes("SAMPLESxWIDTH", ((VALIDATION, 8), (VALIDATION, 32)), quick=((100, 8), (100, 32)))
 
-DEFAULT_SIZES: tuple[Size, ...] = ((VALIDATION, 8), (VALIDATION, 32))
+# One slot in each block; the first configurations diverge right after the first block.
 BLENDED = ("r0c0", "r0c1", "r0c2")
-"""One slot in each block; the first configurations diverge right after the first block."""
 BLUEPRINT = "conv_light"
-_BAR = 0.25  # the tree costs at most four forward passes
-_BAR_SIZE = (VALIDATION, 8)
-_QUICK = 100
+_BAR, _BAR_SIZE = 0.25, (VALIDATION, 8)  # the tree costs at most four forward passes
 
 
 def blend(training: HostTraining) -> None:
@@ -37,35 +30,27 @@ def blend(training: HostTraining) -> None:
         site.assign(Role.BLENDED, alpha=0.5)
 
 
-def comparisons(request: BenchArgs) -> Iterator[BenchCase]:
+def _each(evaluated: Callable[[Sequence[object]], object], configurations: Sequence[object]) -> None:
+    for configuration in configurations:
+        evaluated([configuration])
+
+
+def comparisons(args: BenchArgs) -> Iterator[BenchCase]:
     """Yields the tree against one configuration, and against each configuration evaluated separately."""
-    for device in request.devices:
-        for samples, width in request.sizes or DEFAULT_SIZES:
-            yield from _at(_QUICK if request.quick else samples, width, device)
-
-
-def _at(samples: int, width: int, device: torch.device) -> Iterator[BenchCase]:
-    task = image_task(64, width, device, validation=samples)
-    with growth_env(task, envs=1, batch=32) as env, one_thread():
-        host = env.training[0]
-        blend(host)
-        everything = CounterfactualHelper().plan(host.sites, costly=True)
-
-        def ours() -> None:
-            evaluate(host, task.validation, everything)
-
-        def all_on() -> None:
-            evaluate(host, task.validation, everything[:1])
-
-        def each() -> None:
-            for configuration in everything:
-                evaluate(host, task.validation, [configuration])
-
-        case = f"{NAME}: {len(everything)} configurations of 3 blended seeds"
-        size = f"{samples:,} samples, width {width}, {', '.join(BLENDED)}"
-        bar = _BAR if (samples, width) == _BAR_SIZE and device.type == "cpu" else None
-        for baseline, other, least in (
-            ("one forward, all on (bar: at most 4 times)", all_on, bar),
-            ("each configuration by itself", each, None),
-        ):
-            yield BenchCase(case, size, device, baseline, ours, other, least)
+    for device, (samples, width) in SIZES.of(args):
+        task = image_task(64, width, device, validation=samples)
+        with growth_env(task, envs=1, batch=32) as env, one_thread():
+            host = env.training[0]
+            blend(host)
+            everything = CounterfactualHelper().plan(host.sites, costly=True)
+            evaluated = partial(evaluate, host, task.validation)
+            ours, one, each = (
+                partial(evaluated, everything),
+                partial(evaluated, everything[:1]),
+                partial(_each, evaluated, everything),
+            )
+            case = f"{NAME}: {len(everything)} configurations of 3 blended seeds"
+            size = f"{samples:,} samples, width {width}, {', '.join(BLENDED)}"
+            bar = _BAR if (samples, width) == _BAR_SIZE and device.type == "cpu" else None
+            yield BenchCase(case, size, device, "one forward, all on (bar: at most 4 times)", ours, one, bar)
+            yield BenchCase(case, size, device, "each configuration by itself", ours, each)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import build_tables, check_json_file, config_options
+from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.cli.run import is_expected
 from esper.config import ConfigError
-from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
     from esper.evaluation.comparison import ComparisonRun
@@ -33,15 +31,11 @@ NAME:controller=...,SECTION.KEY=VALUE,..."""
 @click.option(
     "--of", "control_of", metavar="NAME", help="Arm that controls are made for.  [default: the first that grows hosts]"
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="New or empty output folder.  [default: runs/compare-TASK-TIME]"
-)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write results.json to this path; a new file."
-)
+@click.option("--out", type=PATH, help="New or empty output folder.  [default: runs/compare-TASK-TIME]")
+@click.option("--json", "json_file", type=PATH, help="Also write results.json to this path; a new file.")
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FOLDER",
     help="Continue a comparison, or analyse it again with another --reference. A task defined in a file of yours has "
     "to be named again with --task.",
@@ -63,17 +57,11 @@ def command(
     The other options set config values shared by all arms. With fewer than 10 pairs, every verdict is "inconclusive".
     The folder receives every pair's values, the tables and the plots.
     """
-    user_task = flags["task"] is not None and is_user_task(flags["task"])  # named again, see ComparisonRun.resume
-    settings = [value for name, value in flags.items() if not (user_task and name == "task")]
-    given = [*arms, pairs, control_of, out, config_file, *assignments, *settings]
-    if resume is not None and any(value is not None for value in given):
-        raise ConfigError(
-            "--resume FOLDER continues the comparison with the settings it was started with; only --reference, --json "
-            "and the same user-defined --task can be given with it"
-        )
     check_json_file(json_file)
-
-    if resume is None:
+    if resume is not None:
+        given = (*arms, pairs, control_of, out, config_file, *assignments)
+        check_resume(given, flags, "comparison", "--reference, --json and the same user-defined --task")
+    else:
         tables = build_tables(config_file, assignments, flags, {})
         ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
         if ignored:  # in --config they are allowed, because a run's config has them
@@ -89,17 +77,12 @@ def command(
     else:
         read = read_arms(arms, tables, control_of)
         task = read[0].config.task.name if read else ""
-        comparison = ComparisonRun(read, pairs or 10, out or default_folder(task), reference, progress)
-    play(comparison, json_file)
-
-
-def play(comparison: ComparisonRun, json_file: Path | None) -> None:
-    """Runs the comparison and reports the results, including those of an interrupted or failed one."""
+        comparison = ComparisonRun(read, pairs or 10, out or new_folder("compare", task), reference, progress)
     try:
         comparison.run()
     except ConfigError:  # raised before any work was done
         raise
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:  # the pairs that are complete are reported
         report(comparison, json_file)
         if isinstance(error, Exception) and is_expected(error):
             raise click.ClickException(str(error)) from error
@@ -122,9 +105,3 @@ def report(comparison: ComparisonRun, json_file: Path | None) -> None:
     write_report(comparison.result, TerminalConsole())
     if json_file is not None:
         shutil.copyfile(folder / RESULTS, json_file)
-
-
-def default_folder(task: str) -> Path:
-    """Returns ``runs/compare-TASK-TIME``; for a task file, TASK is the stem of its path."""
-    stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
-    return Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import check_json_file, put
+from esper.cli.options import PATH, check_json_file, put
 from esper.cli.run import is_expected
 from esper.config import set_dotted
 
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 @click.option(
     "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value of the hosts; can be repeated."
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write all results to this path; a new file."
-)
+@click.option("--json", "json_file", type=PATH, help="Also write all results to this path; a new file.")
 @click.option(
     "--save",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.safetensors",
     help="Save the agent with these results as one new file, for --controller checkpoint:FILE.",
 )
@@ -100,6 +98,9 @@ def words(found: PolicyEvaluation) -> str:
     hosts = "1 held-out host" if found.pairs == 1 else f"{found.pairs} held-out hosts"
     width = "" if found.width is None else f", width {found.width}"
     origin = f" ({found.policy.origin})" if found.policy.origin else ""
+    sizes = "; ".join(
+        f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
+    )
     lines = [
         "",
         f"{found.policy.name}{origin}",
@@ -107,9 +108,8 @@ def words(found: PolicyEvaluation) -> str:
         "and the paired difference to the same hosts left alone:",
         "",
         f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
+        *(f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.line}" for c in found.comparisons),
+        "",
+        f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}.",
     ]
-    lines += [f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.line}" for c in found.comparisons]
-    sizes = "; ".join(
-        f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
-    )
-    return "\n".join([*lines, "", f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}."])
+    return "\n".join(lines)

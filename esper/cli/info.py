@@ -12,36 +12,21 @@ import click
 def command(observation: bool, config: bool, task: str) -> None:
     """Show versions, hardware and compiled modules; or the observation or the configuration."""
     if observation:
-        show_observation(task)
+        from esper.data.tasks import load_task
+        from esper.spaces.observation import ObservationLayout
+
+        loaded = load_task(task)
+        layout = ObservationLayout(loaded.build_host().slot_names, loaded.episode_length)
+        for place, entry in enumerate(layout.entries):
+            click.echo(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}")
     elif config:
-        show_config()
+        from esper.config import TrainingConfig, describe_fields
+
+        for name, default, meaning in describe_fields(TrainingConfig):
+            click.echo(f"{name} = {default}\n    {meaning}")
     else:
-        show_environment()
+        from esper.files.system_info import summary_lines
+        from esper.ops import _native
 
-
-def show_environment() -> None:
-    """Versions, hardware, each compiled module with its path or why it is missing, and how to repair it."""
-    from esper.files.system_info import summary_lines
-    from esper.ops import _native
-
-    click.echo("\n".join(summary_lines()))
-    click.echo(f"To rebuild the modules, run in the root of the repository: {_native.REPAIR_COMMAND}")
-
-
-def show_observation(task: str) -> None:
-    """Place, kind, name and meaning of each entry."""
-    from esper.data.tasks import load_task
-    from esper.spaces.observation import ObservationLayout
-
-    loaded = load_task(task)
-    layout = ObservationLayout(loaded.build_host().slot_names, loaded.episode_length)
-    for place, entry in enumerate(layout.entries):
-        click.echo(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}")
-
-
-def show_config() -> None:
-    """Every value as the dotted name that --set takes, with its default and its docstring."""
-    from esper.config import TrainingConfig, describe_fields
-
-    for name, default, meaning in describe_fields(TrainingConfig):
-        click.echo(f"{name} = {default}\n    {meaning}")
+        click.echo("\n".join(summary_lines()))
+        click.echo(f"To rebuild the modules, run in the root of the repository: {_native.REPAIR_COMMAND}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
 from esper.data.user_task import is_user_task, refuse_untrusted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
 
 # Flag, the config value that it sets, type, help.
 FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
@@ -25,32 +27,22 @@ FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
 
 def config_options(function: Command) -> Command:
     """Adds the flags above, ``--config`` and ``--set``; the command receives them as keyword arguments."""
-    function = click.option(
-        "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated."
-    )(function)
-    function = click.option(
-        "--config",
-        "config_file",
-        type=click.Path(path_type=Path),
-        metavar="FILE.toml",
-        help="Read the config from a file.",
-    )(function)
-    for flag, _, kind, text in reversed(FLAGS):
-        function = click.option(flag, type=kind, help=text)(function)
+    options = [
+        *(click.option(flag, type=kind, help=text) for flag, _, kind, text in FLAGS),
+        click.option("--config", "config_file", type=PATH, metavar="FILE.toml", help="Read the config from a file."),
+        click.option(
+            "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value; can be repeated."
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
     return function
-
-
-def build_config(
-    config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
-) -> TrainingConfig:
-    """Returns the config from :func:`build_tables`. Raises ConfigError like that function."""
-    return TrainingConfig.parse(build_tables(config_file, assignments, flags, extra))
 
 
 def build_tables(
     config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], extra: dict[tuple[str, str], Any]
 ) -> dict[str, Any]:
-    """Returns the config tables given by a file, then ``--set``, then flags; later ones take precedence.
+    """Returns valid config tables given by a file, then ``--set``, then flags; later ones take precedence.
 
     Args:
         flags: values of ``FLAGS`` by parameter name; None: not given.
@@ -68,9 +60,31 @@ def build_tables(
         put(tables, section, key, value)
     config = TrainingConfig.parse(tables)
     named_here = flags["task"] is not None or any(a.partition("=")[0].strip() == "task.name" for a in assignments)
-    if is_user_task(config.task.name) and not named_here and config_file and _is_of_a_run(config_file):
+    # A run puts an env.json beside its config.
+    of_a_run = config_file is not None and (config_file.parent / "env.json").exists()
+    if is_user_task(config.task.name) and not named_here and of_a_run:
         raise refuse_untrusted(config.task.name, str(config_file))
     return tables
+
+
+def check_resume(given: Iterable[Any], flags: dict[str, Any], kind: str, allowed: str) -> None:
+    """Raises ConfigError if ``--resume`` of a ``kind`` comes with options that are ``given``, or with ``flags``.
+
+    A user-defined task is allowed: it has to be named again, because its code is loaded from no other name.
+    """
+    task = flags["task"]
+    flags = {**flags, "task": None if task is not None and is_user_task(task) else task}
+    if any(value is not None for value in (*given, *flags.values())):
+        raise ConfigError(
+            f"--resume FOLDER continues the {kind} with the settings it was started with; only {allowed} can be given "
+            "with it"
+        )
+
+
+def new_folder(*parts: str) -> Path:
+    """Returns ``runs/PART-...-TIME``; a part like ``path.py:function`` is shortened to the stem of its path."""
+    names = [Path(part.rpartition(":")[0]).stem if ":" in part else part for part in parts]
+    return Path("runs") / "-".join([*names, time.strftime("%Y%m%d-%H%M%S")])
 
 
 def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:
@@ -84,8 +98,3 @@ def check_json_file(file: Path | None) -> None:
     """Raises ConfigError unless ``--json`` names a new file in an existing folder, or is not given."""
     if file is not None and (file.exists() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {file}: give a new file in an existing folder")
-
-
-def _is_of_a_run(config_file: Path) -> bool:
-    """Whether the file was written by a run, which puts an env.json beside it."""
-    return (config_file.parent / "env.json").exists()

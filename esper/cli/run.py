@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.options import build_config, config_options
-from esper.config import ConfigError
+from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
+from esper.config import ConfigError, TrainingConfig
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]"
-)
+@click.option("--out", type=PATH, help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]")
 @click.option(
     "--track",
     multiple=True,
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FOLDER",
     help="Continue an interrupted run. Takes no other option, but a task defined in a file of yours has to be named "
     "again with --task.",
@@ -55,18 +52,12 @@ def command(
     Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
-    own = flags["task"] is not None and is_user_task(flags["task"])  # named again, see Experiment.resume
-    settings = [value for name, value in flags.items() if not (own and name == "task")]
-    given = [controller, rounds, out, config_file, *assignments, *settings, track or None]
-    if resume is not None and any(value is not None for value in given):
-        raise ConfigError(
-            "--resume FOLDER continues the run with the settings it was started with; only the same user-defined "
-            "--task can be given with it"
-        )
-
-    if resume is None:
+    if resume is not None:
+        given = (controller, rounds, out, config_file, *assignments, *track)
+        check_resume(given, flags, "run", "the same user-defined --task")
+    else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
-        config = build_config(config_file, assignments, flags, said)
+        config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
 
     from esper.run.experiment import Experiment
     from esper.telemetry.sinks.console import TerminalConsole
@@ -76,7 +67,9 @@ def command(
     if resume is not None:
         experiment = Experiment.resume(resume, sinks, task=flags["task"])
     else:
-        experiment = Experiment(config, out or default_folder(config.task.name, config.run.controller), sinks)
+        kind, _, file = config.run.controller.partition(":")
+        folder = out or new_folder(config.task.name, Path(file).stem if file else kind)
+        experiment = Experiment(config, folder, sinks)
     folder, task = experiment.folder, experiment.config.task.name
     with experiment:
         try:
@@ -98,10 +91,9 @@ def command(
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the error's message says enough without a traceback.
+    """Whether the error's message says enough without a traceback, which whoever fixes any other error needs.
 
-    These are errors of a host in training, a GPU, data, a disk or memory. Any other error needs a traceback for whoever
-    fixes it.
+    Expected are errors of a host in training, a GPU, data, a disk or memory.
     """
     from esper.data.shared_batches import SharedBatchError, worker_died
     from esper.training.execution.lanes import DeviceFailed, LaneError
@@ -112,12 +104,8 @@ def is_expected(error: Exception) -> bool:
     )
 
 
-def task_again(task: str) -> str:
-    """Returns the ``--task`` option that commands on a run's folder need if the task is user-defined, otherwise ""."""
-    return "".join(f" {shlex.quote(word)}" for word in _named_again(task))
-
-
 def _named_again(task: str) -> list[str]:
+    """Returns the option that commands on a run's folder need if its task is user-defined."""
     return ["--task", task] if is_user_task(task) else []
 
 
@@ -132,27 +120,25 @@ def how_to_go_on(folder: Path, task: str) -> str:
 
 def resume_command(folder: Path, task: str) -> str:
     """Returns the command that resumes a run."""
-    return f"esper run --resume {shlex.quote(str(folder))}{task_again(task)}"
-
-
-def default_folder(task: str, controller: str) -> Path:
-    """Returns ``runs/TASK-CONTROLLER-TIME``; for a task file or schedule file, the stem of its path is used."""
-    kind, _, file = controller.partition(":")
-    stem = Path(task.rpartition(":")[0]).stem if ":" in task else task
-    name = f"{stem}-{Path(file).stem if file else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Path("runs") / name
+    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task)])
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
     """Formats the final report: the result beside each baseline, the cost, the folder, and what to try next."""
     from esper.telemetry.text import count
 
+    if summary.comparisons:
+        results = result_lines(summary)
+    elif summary.rounds == summary.total_rounds:
+        results = ["All rounds are done, but the comparison is not: resume the run to complete it."]
+    else:
+        results = ["Nothing was compared: the agent is still learning."]
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
     resume = [f"  {resume_command(summary.folder, task)}"] if summary.interrupted else []
     return "\n".join(
         [
             "",
-            *(result_lines(summary) if summary.comparisons else [without_comparison(summary)]),
+            *results,
             done,
             *(f"Telemetry lost: {name} failed ({error})." for name, error in summary.dropped_sinks.items()),
             *(["Interrupted: the figures above cover only the completed rounds."] if summary.interrupted else []),
@@ -164,28 +150,18 @@ def closing_words(summary: RunSummary, task: str) -> str:
     )
 
 
-def without_comparison(summary: RunSummary) -> str:
-    """Explains why there are no results."""
-    if summary.rounds == summary.total_rounds:
-        return "All rounds are done, but the comparison is not: resume the run to complete it."
-    return "Nothing was compared: the agent is still learning."
-
-
 def result_lines(summary: RunSummary) -> list[str]:
     """Formats a table of the baselines, and whether the controller did better than each."""
     ours, first = summary.controller, summary.comparisons[0].pair
-    lines = [
+    return [
         f"Test accuracy of {first.pairs} hosts grown by {ours}: {first.mean_a:.2f} %. "
         f"The same hosts under each baseline, and the paired difference:",
         "",
-    ]
-    lines += [f"  {c.pair.name_b:10s} {c.pair.mean_b:6.2f} %   {c.line}" for c in summary.comparisons]
-    lines += [
+        *(f"  {c.pair.name_b:10s} {c.pair.mean_b:6.2f} %   {c.line}" for c in summary.comparisons),
         "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept per host).",
     ]
-    return lines
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:

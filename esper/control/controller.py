@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,14 +45,10 @@ class PerEnvController(ABC):
     """Base class of controllers that choose for one env at a time and do not learn."""
 
     EPISODE_STATE: tuple[str, ...] = ()
-    """Names of the attributes that hold a controller's state in running episodes: lists of plain values, one per
-    env."""
+    """Names of the attributes that hold its state in running episodes: lists of plain values, one per env."""
 
     def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
-        self.spec = spec
-        self.layout = layout
-        self.n_envs = n_envs
-        self.run_seed = run_seed
+        self.spec, self.layout, self.n_envs, self.run_seed = spec, layout, n_envs, run_seed
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
 
@@ -64,7 +61,6 @@ class PerEnvController(ABC):
                 self.begin_episode(env)
 
     def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
-        """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
         actions = np.zeros((self.n_envs, len(HEADS)), dtype=np.int64)
         for env in range(self.n_envs):
             view = EnvView(self.spec, self.layout, observation[env], {name: mask[env] for name, mask in masks.items()})
@@ -73,12 +69,10 @@ class PerEnvController(ABC):
         return actions
 
     def memory_state(self) -> dict[str, Any]:
-        """Returns a copy of the controller's state in the running episodes, as plain values."""
         own = {name: copy.deepcopy(getattr(self, name)) for name in self.EPISODE_STATE}
         return {"episode": self.episode.tolist(), "steps": self.steps.tolist(), "own": own}
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        """Continues the episodes in which ``state`` was taken."""
         self.episode[:], self.steps[:] = state["episode"], state["steps"]
         for name in self.EPISODE_STATE:
             setattr(self, name, copy.deepcopy(state["own"][name]))
@@ -91,14 +85,14 @@ class PerEnvController(ABC):
         """Returns the action int64 [8] of one env."""
 
 
+@dataclass(frozen=True)
 class EnvView:
     """One env's observation and mask, read by name."""
 
-    def __init__(self, spec: ActionSpec, layout: ObservationLayout, observation: Float32s, masks: Masks) -> None:
-        self.spec = spec
-        self.layout = layout
-        self.observation = observation
-        self.masks = masks
+    spec: ActionSpec
+    layout: ObservationLayout
+    observation: Float32s
+    masks: Masks
 
     def value(self, name: str) -> float:
         return float(self.layout.read(self.observation, name))

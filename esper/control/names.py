@@ -6,29 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from esper.config import ConfigError
-from esper.control.controller import Controller, NoGrowth
+from esper.control.controller import NoGrowth, PerEnvController
 from esper.control.heuristic import HeuristicController
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-SIMPLE: dict[str, Callable[[ActionSpec, ObservationLayout, int, int], Controller]] = {
-    "heuristic": HeuristicController,
-    "random": RandomController,
-    "none": NoGrowth,
-}
+Make = Callable[[ActionSpec, ObservationLayout, int, int], PerEnvController]
+SIMPLE: dict[str, Make] = {"heuristic": HeuristicController, "random": RandomController, "none": NoGrowth}
 NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
 
 
 def make_controller(
     name: str, task: str, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int
-) -> Controller:
-    """Makes the controller called ``name``.
-
-    Raises:
-        ConfigError: the name is unknown (lists the known names), or its schedule is invalid (names the file).
-    """
+) -> PerEnvController:
+    """Makes the controller called ``name``. Raises ConfigError for an unknown name or an invalid schedule."""
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
     path = schedule_file(name, task)

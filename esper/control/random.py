@@ -17,14 +17,12 @@ class RandomController(PerEnvController):
         op = Op(draw.choice(np.flatnonzero(view.masks["op"])))
         action = np.zeros(len(HEADS), dtype=np.int64)
         action[0] = op
-        for place, head in enumerate(HEADS):
-            if head not in RELEVANT[op]:
-                continue
+        for head in RELEVANT[op]:
             if head == "slot":
                 legal = view.masks["op_slot"][op]
             elif head == "blueprint":
                 legal = view.masks["slot_blueprint"][action[1]]
             else:
                 legal = view.masks[head]
-            action[place] = draw.choice(np.flatnonzero(legal))
+            action[HEADS.index(head)] = draw.choice(np.flatnonzero(legal))
         return action

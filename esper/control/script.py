@@ -55,15 +55,15 @@ class ScriptedController(PerEnvController):
         self.pending[env] = list(range(len(self.schedule)))
 
     def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
-        held: set[str] = set()  # slots whose earlier entry is still waiting
+        waiting: set[str] = set()  # slots with an earlier entry that was not executed yet
         for place in self.pending[env]:
             entry = self.schedule[place]
             if entry.epoch > view.epoch:
                 break
-            if entry.slot not in held and self._ready(entry, view):
+            if entry.slot not in waiting and self._ready(entry, view):
                 self.pending[env].remove(place)
                 return self.actions[place]
-            held.add(entry.slot)
+            waiting.add(entry.slot)
         return self.spec.encode(Op.WAIT)
 
     def _ready(self, entry: ScheduleEntry, view: EnvView) -> bool:
@@ -106,8 +106,7 @@ def schedule_ships(task: str) -> bool:
 
 def shipped_schedule(task: str) -> Path:
     """Returns the schedule that ships for a task. Raises ConfigError listing the tasks that have one."""
-    path = SCHEDULES / f"{task}.toml"
-    if not path.is_file():
+    if not schedule_ships(task):
         known = ", ".join(sorted(file.stem for file in SCHEDULES.glob("*.toml")))
         raise ConfigError(f"no schedule ships for task {task!r} (only for: {known}); name a file: schedule:FILE.toml")
-    return path
+    return SCHEDULES / f"{task}.toml"

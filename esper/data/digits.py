@@ -8,6 +8,7 @@ import torch
 from esper.data.task import Split, Task
 from esper.hosts.cnn import CNNHost
 
+DESCRIPTION = "8x8 handwritten digits, embedded (997 / 400 / 400); CNN of 277 parameters"
 SPLIT_SEED = 20_000
 TRAIN, VALIDATION, TEST = 997, 400, 400
 
@@ -27,24 +28,20 @@ def load() -> Task:
     labels = torch.tensor(digits.target[order], dtype=torch.int64)
     # Normalised with the statistics of the training images, so that no information leaks from the other splits.
     mean, std = pixels[:TRAIN].mean(), pixels[:TRAIN].std()
-    x = (pixels - mean) / std
-    first, second = TRAIN, TRAIN + VALIDATION
+    sizes = [TRAIN, VALIDATION, TEST]
+    parts = zip(torch.split((pixels - mean) / std, sizes), torch.split(labels, sizes), strict=True)
+    train, validation, test = (Split(x, y) for x, y in parts)
     return Task(
         name="digits",
         description=DESCRIPTION,
         classes=10,
         build_host=build_host,
-        train=Split(x[:first], labels[:first]),
-        validation=Split(x[first:second], labels[first:second]),
-        test=Split(x[second:], labels[second:]),
+        train=train,
+        validation=validation,
+        test=test,
         learning_rate=0.05,
         batch_size=64,
         samples_per_epoch=TRAIN,
         n_envs=8,
         episode_length=30,
-        rounds=4,
-        learning_rounds=25,
     )
-
-
-DESCRIPTION = "8x8 handwritten digits, embedded (997 / 400 / 400); CNN of 277 parameters"

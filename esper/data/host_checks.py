@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -29,22 +28,26 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
             gradients, activation checkpointing, or a site at which gradients are switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)
-    host, other = (_made(task) for _ in range(2))
-    shared = _storage(host) & _storage(other)
-    for name, tensor in _named(host):
-        if tensor.data_ptr() in shared:
+    host, other = _made(task), _made(task)
+    storage = {tensor.data_ptr() for tensor in _tensors(other).values()}
+    for name, tensor in _tensors(host).items():
+        if tensor.data_ptr() in storage:
             raise ConfigError(
                 f"{task.name}: two hosts share {name}: build_host must return a new network each time; to reuse "
                 "an existing one, return copy.deepcopy of it"
             )
-    if not any(True for _ in host.parameters()):
+    if next(host.parameters(), None) is None:
         raise ConfigError(f"{task.name}: the host has no parameters")
-    with _errors_told(task, x, "evaluation"):
+    with _named_errors(task, x, "evaluation"):
         host.probe(x)
-    _check_dtypes(task, host)
-    for training in (False, True):
-        host.train(training)
-        _check_logits(task, host, x)
+    for name, parameter in host.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in TRAINABLE:
+            raise ConfigError(
+                f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
+                f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
+            )
+    _check_logits(task, host.eval(), x)
+    _check_logits(task, host.train(), x)
     _check_gradients(task, host, x)
     return host
 
@@ -56,30 +59,16 @@ def _made(task: Task) -> Host:
     return host.to(task.device)
 
 
-def _named(host: Host) -> Iterator[tuple[str, Tensor]]:
-    """Yields non-empty parameters and buffers; those of lazy layers are made in the first forward pass."""
-    for name, tensor in chain(host.named_parameters(), host.named_buffers()):
-        if not nn.parameter.is_lazy(tensor) and tensor.numel():
-            yield name, tensor
-
-
-def _storage(host: Host) -> set[int]:
-    return {tensor.data_ptr() for _, tensor in _named(host)}
-
-
-def _check_dtypes(task: Task, host: Host) -> None:
-    for name, parameter in host.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in TRAINABLE:
-            raise ConfigError(
-                f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
-                f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
-            )
+def _tensors(host: Host) -> dict[str, Tensor]:
+    """Returns non-empty parameters and buffers by name; those of lazy layers are made in the first forward pass."""
+    named = [*host.named_parameters(), *host.named_buffers()]
+    return {name: tensor for name, tensor in named if not nn.parameter.is_lazy(tensor) and tensor.numel()}
 
 
 def _check_logits(task: Task, host: Host, x: Tensor) -> None:
     y = task.validation.y[: len(x)]
     mode = "training" if host.training else "evaluation"
-    with torch.no_grad(), _errors_told(task, x, mode):
+    with torch.no_grad(), _named_errors(task, x, mode):
         logits = host(x)
     wanted = (*y.shape, task.classes)
     if not isinstance(logits, Tensor):
@@ -92,7 +81,7 @@ def _check_logits(task: Task, host: Host, x: Tensor) -> None:
 
 
 @contextmanager
-def _errors_told(task: Task, x: Tensor, mode: str) -> Iterator[None]:
+def _named_errors(task: Task, x: Tensor, mode: str) -> Iterator[None]:
     """Turns an error in the network into a ConfigError that names the task and the shape of its inputs."""
     try:
         yield
@@ -106,7 +95,7 @@ def _errors_told(task: Task, x: Tensor, mode: str) -> Iterator[None]:
 
 
 def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
-    """Runs a forward and a backward pass and checks gradients at the sites and of the parameters."""
+    """Runs a training step without an update and checks gradients at the sites and of the parameters."""
     off: list[str] = []
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -114,30 +103,25 @@ def _check_gradients(task: Task, host: Host, x: Tensor) -> None:
             off.append(host.sites[site].name)
         return h
 
-    logits = host.train().walk(x, at)
+    logits = host.walk(x, at)
     if off:
         raise ConfigError(
             f"{task.name}: gradients are switched off at slot {', '.join(off)} (torch.no_grad in the network); freeze "
             "layers with requires_grad_(False) instead"
         )
     if logits.requires_grad:
-        with _no_layer_may_run(task.name, host):
+
+        def refuse(_module: nn.Module, _inputs: object) -> None:
+            raise ConfigError(
+                f"{task.name}: the network runs layers again in the backward pass (activation checkpointing), when "
+                "slots and dropout would differ from the forward pass; switch it off"
+            )
+
+        with ExitStack() as hooks:
+            for module in host.modules():
+                hooks.callback(module.register_forward_pre_hook(refuse).remove)
             logits.float().sum().backward()  # type: ignore[no-untyped-call]
     for name, parameter in host.named_parameters():
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise ConfigError(f"{task.name}: the gradient of {name} is sparse; make its layer with sparse=False")
     host.zero_grad(set_to_none=True)
-
-
-@contextmanager
-def _no_layer_may_run(task: str, host: Host) -> Iterator[None]:
-    def refuse(_module: nn.Module, _inputs: object) -> None:
-        raise ConfigError(
-            f"{task}: the network runs layers again in the backward pass (activation checkpointing), when slots and "
-            "dropout would differ from the forward pass; switch it off"
-        )
-
-    with ExitStack() as hooks:
-        for module in host.modules():
-            hooks.callback(module.register_forward_pre_hook(refuse).remove)
-        yield

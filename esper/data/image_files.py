@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from esper.config import ConfigError
-from esper.data.registry import DataOptions
+from esper.data.task import DataOptions, Split
 from esper.hosts.torchvision_shim import import_torchvision
 
 Dataset = Any
@@ -41,49 +38,44 @@ class ImageSource:
     """Returns torchvision's class for it, whose attributes are its files, checksums and address."""
 
 
-@dataclass(frozen=True)
-class Images:
-    """Pixels uint8 [N, side, side, C] and labels int64 [N]."""
-
-    x: Tensor
-    y: Tensor
-
-
-def read_images(source: ImageSource, options: DataOptions) -> tuple[Images, Images]:
-    """Returns the training and the test images, in the order of the files.
+def read_images(source: ImageSource, options: DataOptions) -> tuple[Split, Split]:
+    """Returns the training and the test images, uint8 [N, side, side, C], in the order of the files.
 
     Raises ConfigError with every missing and corrupt file, the folder for them, and how to get them.
     """
-    dataset = source.dataset()
-    problems = _problems(source, dataset, options.folder)
+    dataset, folder = source.dataset(), options.folder
+    problems = _problems(source, dataset, folder)
     if problems and options.download:
-        _download(source, dataset, options.folder)
-        problems = _problems(source, dataset, options.folder)
+        _download(source, dataset, folder)
+        problems = _problems(source, dataset, folder)
     if problems:
-        raise ConfigError("\n".join([f"{source.title} cannot be read:", *problems, *_how_to_get(source, options)]))
-    return _read(source, dataset, options.folder, True), _read(source, dataset, options.folder, False)
+        raise ConfigError(
+            "\n".join(
+                [
+                    f"{source.title} cannot be read:",
+                    *problems,
+                    "Put the files there, or name another folder (--set task.data=FOLDER, or the environment variable "
+                    f"ESPER_DATA); it is {folder} now.",
+                    f"To fetch them: --set task.download=true, or by hand from {source.home}",
+                ]
+            )
+        )
+    return _read(source, dataset, folder, True), _read(source, dataset, folder, False)
 
 
 def _problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[str]:
-    """Returns a line for each missing or corrupt file. Raises ConfigError if the folder cannot be read."""
+    """Returns a line for each missing or corrupt file. Raises ConfigError if the folder cannot be read.
+
+    CIFAR's files are pickles, and loading a pickle can run code: all checksums are compared before one is opened.
+    """
     try:
-        if hasattr(dataset, "train_list"):
-            return _pickle_problems(dataset, folder)
-        return _idx_problems(source, dataset, folder)
+        if not hasattr(dataset, "train_list"):
+            return _idx_problems(source, dataset, folder)
+        files = [*dataset.train_list, *dataset.test_list, (dataset.meta["filename"], dataset.meta["md5"])]
+        lines = [_checksum_problem(folder / dataset.base_folder / name, md5) for name, md5 in files]
+        return [line for line in lines if line is not None]
     except OSError as error:  # no permission to read or to unpack, or a full disk
         raise ConfigError(f"{source.title} in {folder} cannot be read: {error}") from None
-
-
-def _pickle_problems(dataset: Dataset, folder: Path) -> list[str]:
-    """Checks the checksums of CIFAR's files before any of them is opened.
-
-    They are pickles, and loading a pickle can run code; the checksums make it safe.
-    """
-    meta = (dataset.meta["filename"], dataset.meta["md5"])
-    files = [
-        (folder / dataset.base_folder / name, md5) for name, md5 in (*dataset.train_list, *dataset.test_list, meta)
-    ]
-    return [line for file, md5 in files if (line := _checksum_problem(file, md5))]
 
 
 def _checksum_problem(file: Path, md5: str) -> str | None:
@@ -102,8 +94,7 @@ def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[s
         packed = folder / dataset.__name__ / "raw" / archive
         file = packed.with_suffix("")
         if not file.is_file():
-            problem = _checksum_problem(packed, md5)
-            if problem:
+            if problem := _checksum_problem(packed, md5):
                 lines.append(problem)
                 continue
             import_torchvision("torchvision.datasets.utils").extract_archive(str(packed), str(packed.parent))
@@ -116,14 +107,6 @@ def _idx_problems(source: ImageSource, dataset: Dataset, folder: Path) -> list[s
     return lines
 
 
-def _how_to_get(source: ImageSource, options: DataOptions) -> list[str]:
-    return [
-        f"Put the files there, or name another folder (--set task.data=FOLDER, or the environment variable "
-        f"ESPER_DATA); it is {options.folder} now.",
-        f"To fetch them: --set task.download=true, or by hand from {source.home}",
-    ]
-
-
 def _download(source: ImageSource, dataset: Dataset, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,15 +117,14 @@ def _download(source: ImageSource, dataset: Dataset, folder: Path) -> None:
         ) from None
 
 
-def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> Images:
+def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> Split:
     try:
         found = dataset(folder, train=train)
         pixels, labels = torch.as_tensor(found.data), torch.as_tensor(found.targets, dtype=torch.int64)
     except Exception as error:  # invalid files can raise anything
-        raise ConfigError(f"{_unreadable(dataset, folder, train)} cannot be read as {source.title}: {error}") from None
+        raise ConfigError(f"{folder} cannot be read as {source.title}: {error}") from None
     if pixels.ndim == 3:  # gray images come without a channel
         pixels = pixels.unsqueeze(-1)
-    pixels = pixels.contiguous()
     count = source.train if train else source.test
     wanted = (count, source.side, source.side, source.channels)
     what = f"{source.title} in {folder}: the {'training' if train else 'test'} images"
@@ -150,17 +132,4 @@ def _read(source: ImageSource, dataset: Dataset, folder: Path, train: bool) -> I
         raise ConfigError(f"{what} are {pixels.dtype} {list(pixels.shape)}, not torch.uint8 {list(wanted)}")
     if len(labels) != count or int(labels.min()) < 0 or int(labels.max()) >= source.classes:
         raise ConfigError(f"{what} must have {count} labels from 0 to {source.classes - 1}")
-    return Images(pixels, labels)
-
-
-def _unreadable(dataset: Dataset, folder: Path, train: bool) -> Path:
-    """Returns the first file that is not a batch of images, or the folder if there is no such file."""
-    for name, _ in (*dataset.train_list, *dataset.test_list) if hasattr(dataset, "train_list") else ():
-        file: Path = folder / dataset.base_folder / name
-        try:
-            entry = pickle.loads(file.read_bytes(), encoding="latin1")  # its checksum was right
-            np.asarray(entry["data"]).reshape(-1, 3, 32, 32)
-            _ = entry["labels"] if "labels" in entry else entry["fine_labels"]
-        except Exception:
-            return file
-    return folder
+    return Split(pixels.contiguous(), labels)

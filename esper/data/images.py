@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.data.image_files import Images, ImageSource, read_images
-from esper.data.registry import DataOptions, TaskEntry
-from esper.data.task import Augmentation, Split, Task
+from esper.data.image_files import ImageSource, read_images
+from esper.data.task import Augmentation, DataOptions, Split, Task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.torchvision_shim import import_torchvision
@@ -21,7 +20,6 @@ from esper.ops import normalisation_table
 
 SPLIT_SEED = 20_001
 
-CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10 = ImageSource(
     title="CIFAR-10",
     channels=3,
@@ -31,24 +29,18 @@ CIFAR10 = ImageSource(
     held_out=5_000,
     validation=2_500,
     test=10_000,
-    home=CIFAR_HOME,
+    home="https://www.cs.toronto.edu/~kriz/cifar.html",
     dataset=lambda: import_torchvision("torchvision.datasets").CIFAR10,
 )
 CIFAR100 = replace(
-    CIFAR10,
-    title="CIFAR-100",
-    classes=100,
-    dataset=lambda: import_torchvision("torchvision.datasets").CIFAR100,
+    CIFAR10, title="CIFAR-100", classes=100, dataset=lambda: import_torchvision("torchvision.datasets").CIFAR100
 )
-FASHION_MNIST = ImageSource(
+FASHION_MNIST = replace(
+    CIFAR10,
     title="Fashion-MNIST",
     channels=1,
-    classes=10,
     side=28,
     train=60_000,
-    held_out=5_000,
-    validation=2_500,
-    test=10_000,
     home="https://github.com/zalandoresearch/fashion-mnist",
     dataset=lambda: import_torchvision("torchvision.datasets").FashionMNIST,
 )
@@ -87,14 +79,9 @@ class ImagePreset:
             samples_per_epoch=len(train),
             n_envs=8,
             episode_length=75,
-            rounds=4,
-            learning_rounds=25,
             augmentation=Augmentation(crop=4, flip=True),
             precision="auto",
         )
-
-    def entry(self) -> TaskEntry:
-        return TaskEntry(self.name, self.description, self.load, self.build_host)
 
 
 def cnn(source: ImageSource, base: int, blocks: int = 3, kernel: int = 3, pool: bool = True) -> Callable[[], Host]:
@@ -130,24 +117,16 @@ def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split
     """
     images, test = read_images(source, options)
     order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(source.train))
-    border = source.train - source.held_out
-    train = _take(images, order[:border])
-    validation = _take(images, order[border : border + source.validation])
+    sizes = [source.train - source.held_out, source.validation, source.held_out - source.validation]
+    train, validation, _ = (Split(images.x[rows], images.y[rows]) for rows in torch.split(order, sizes))
     table = normalisation_table(*_mean_and_std(train.x))
-    return Split(train.x, train.y, table), Split(validation.x, validation.y, table), Split(test.x, test.y, table)
-
-
-def _take(images: Images, rows: Tensor) -> Images:
-    return Images(images.x[rows], images.y[rows])
+    return replace(train, table=table), replace(validation, table=table), replace(test, table=table)
 
 
 def _mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
     """Returns the mean and std of each channel of images uint8 [N, H, W, C], divided by 255, from a histogram."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    means, stds = [], []
-    for channel in x.unbind(-1):
-        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
-        mean = (share * values).sum()
-        means.append(float(mean))
-        stds.append(float((share * (values - mean) ** 2).sum().sqrt()))
-    return means, stds
+    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(-1)])  # [C, 256]
+    shares = counts / counts.sum(dim=1, keepdim=True).double()
+    means = (shares * values).sum(dim=1)
+    return means.tolist(), (shares * (values - means[:, None]) ** 2).sum(dim=1).sqrt().tolist()

@@ -12,18 +12,21 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from esper.data.rng import drawing_from, epoch_seed
-from esper.data.task import PAD
+from esper.data.task import unusable_sample
 from esper.telemetry.span import Spans
 
 Batch = tuple[Tensor, Tensor]
 """Inputs [batch_size, ...] and targets [batch_size, ...]."""
+Request = tuple[int, NDArray[np.int64]]
+"""A batch to read: the seed of its random draws, and its rows [batch_size]."""
 
 
 class BatchReader(Dataset[Batch], ABC):
@@ -54,50 +57,33 @@ def worker_died(error: BaseException) -> bool:
 class Expected:
     """The shapes, dtype and classes that a network was made for; every batch must match them."""
 
-    inputs: tuple[int, ...]
-    """Shape of one input."""
-    dtype: torch.dtype
-    targets: tuple[int, ...]
+    form: str
+    """Shapes and dtypes in words."""
     classes: int
 
     @classmethod
     def like(cls, x: Tensor, y: Tensor, classes: int) -> Expected:
-        """Takes the shapes and the dtype from inputs x [n, ...] and targets y [n, ...]."""
-        return cls(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), classes)
+        """Takes the shapes and the dtypes from inputs x [n, ...] and targets y [n, ...]."""
+        return cls(_form(x, y), classes)
 
     def fault(self, x: Tensor, y: Tensor) -> tuple[int, str] | None:
         """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""
-        found = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)
-        wanted = (self.inputs, self.dtype, self.targets, torch.int64)
-        if found != wanted:
-            forms = [f"inputs {s[1]} of shape {s[0]} and targets {s[3]} of shape {s[2]}" for s in (found, wanted)]
-            return 0, f"{forms[0]}; expected {forms[1]}"
-        if x.is_floating_point():
-            finite = x.isfinite().flatten(1).all(dim=1)
-            if not finite.all():
-                return int((~finite).int().argmax()), "its inputs are not finite"
-        legal = ((y >= 0) & (y < self.classes)) | (y == PAD) if y.dim() > 1 else (y >= 0) & (y < self.classes)
-        if not legal.all():
-            place = int((~legal.view(len(y), -1).all(dim=1)).int().argmax())
-            wrong = y[place][~legal[place]].flatten()[0]
-            return place, f"target {int(wrong)} is none of 0 to {self.classes - 1}"
-        return None
+        found = _form(x, y)
+        return unusable_sample(x, y, self.classes) if found == self.form else (0, f"{found}; expected {self.form}")
 
 
-class IndexStream(Protocol):
-    """The stream of rows that an env sees."""
-
-    def draw(self, count: int) -> Tensor:
-        """Draws the rows of the env's next epoch, int64 [count]."""
+def _form(x: Tensor, y: Tensor) -> str:
+    return f"inputs {x.dtype} of shape {tuple(x.shape[1:])} and targets {y.dtype} of shape {tuple(y.shape[1:])}"
 
 
 class Permutations:
-    """A new permutation of ``size`` rows every epoch, drawn from the env's own generator."""
+    """The rows that an env sees: a new permutation of ``size`` rows every epoch, drawn from the env's own generator."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
         self.size, self.generator = size, generator
 
     def draw(self, count: int) -> Tensor:
+        """Draws the rows of the env's next epoch, int64 [count]."""
         return torch.randperm(self.size, generator=self.generator)[:count]
 
 
@@ -106,7 +92,7 @@ class SharedBatchIterator:
 
     Args:
         dataset: map-style, rows (x, y) of equal shapes.
-        streams: one index stream per env.
+        streams: one stream of rows per env.
         batch_size: rows per batch of one env.
         steps: batches per epoch.
         workers: number of reader processes, which live until :meth:`close`; 0 reads in this process.
@@ -120,7 +106,7 @@ class SharedBatchIterator:
     def __init__(
         self,
         dataset: Dataset[Batch],
-        streams: Sequence[IndexStream],
+        streams: Sequence[Permutations],
         batch_size: int,
         steps: int,
         workers: int = 0,
@@ -135,20 +121,18 @@ class SharedBatchIterator:
             )
         if batch_size * steps > rows:
             raise ValueError(f"{steps} batches of {batch_size} take {steps * batch_size} rows; the data has {rows}")
-        self.streams = tuple(streams)
-        self.batch_size = batch_size
-        self.steps = steps
+        self.streams, self.rows, self.batch_size, self.steps = tuple(streams), rows, batch_size, steps
         self.worker_pids: frozenset[int] = frozenset()
         """Ids of the processes that have read for the current epoch."""
         self.spans = Spans()
         """Records the time spent waiting for data, as ``stage``; an env replaces it with its own."""
-        self._plan = _Plan(self.streams, rows, batch_size, steps)
+        self._plan: list[list[Request]] = []
+        """The batches of all envs at each step of the current epoch; drawn at once, however far ahead workers read."""
         self._loader: DataLoader[_Step] | None = DataLoader(
             _Steps(dataset, expected),
             sampler=self._plan,
             batch_size=None,  # the loader's item is a whole step, assembled in a worker
-            collate_fn=_unchanged,
-            worker_init_fn=_apart,
+            worker_init_fn=_leave_group,
             num_workers=workers,
             persistent_workers=workers > 0,
             generator=torch.Generator(),  # its own, since a loader draws a seed for its workers every epoch
@@ -167,9 +151,25 @@ class SharedBatchIterator:
             raise SharedBatchError("the batches are closed")
         self._epoch += 1
         self.worker_pids = frozenset()
-        self._plan.draw()
+        drawn = [self._draw(env) for env in range(len(self.streams))]
+        self._plan[:] = [[(seed + step, rows[step]) for seed, rows in drawn] for step in range(self.steps)]
         self._reading = iter(self._loader)
         return self._steps_of(self._epoch)
+
+    def _draw(self, env: int) -> Request:
+        """Draws the epoch of an env: a seed for its random draws, and its rows [steps, batch_size]."""
+        count = self.steps * self.batch_size
+        rows = self.streams[env].draw(count)
+        if rows.dtype != torch.int64 or tuple(rows.shape) != (count,):
+            raise SharedBatchError(
+                f"the stream of env {env} gave {rows.dtype} {list(rows.shape)}, not torch.int64 [{count}]"
+            )
+        first, last = int(rows.min()), int(rows.max())
+        if first < 0 or last >= self.rows:
+            raise SharedBatchError(
+                f"the stream of env {env} gave rows {first} to {last}; the data has 0 to {self.rows - 1}"
+            )
+        return epoch_seed(rows), rows.view(self.steps, self.batch_size).numpy()
 
     def _steps_of(self, epoch: int) -> Iterator[list[Batch]]:
         for step in range(self.steps):
@@ -178,8 +178,6 @@ class SharedBatchIterator:
             try:
                 with self.spans("stage"):
                     read = next(self._reading)
-            except StopIteration:
-                raise SharedBatchError(f"the loader ended after {step} of {self.steps} steps", batch=step) from None
             except (RuntimeError, EOFError, OSError) as error:  # a killed worker shows up as one of these
                 raise SharedBatchError(
                     f"reading step {step} of {self.steps}: a worker died: {error or type(error).__name__}", batch=step
@@ -190,16 +188,12 @@ class SharedBatchIterator:
         if read.failure is not None:
             raise SharedBatchError(f"reading step {step} of {self.steps}, {read.failure}", read.env, step)
         if len(read.batches) != len(self.streams):
-            raise SharedBatchError(
-                f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs", batch=step
-            )
+            message = f"step {step} has {len(read.batches)} batches for {len(self.streams)} envs"
+            raise SharedBatchError(message, batch=step)
         for env, (x, y) in enumerate(read.batches):
-            if len(x) != self.batch_size or len(y) != self.batch_size:
-                raise SharedBatchError(
-                    f"step {step}: env {env} has {len(x)} inputs and {len(y)} targets, not {self.batch_size} of each",
-                    env,
-                    step,
-                )
+            if not len(x) == len(y) == self.batch_size:
+                message = f"{len(x)} inputs and {len(y)} targets, not {self.batch_size} of each"
+                raise SharedBatchError(f"step {step}: env {env} has {message}", env, step)
         self.worker_pids |= {read.pid}
         return read.batches
 
@@ -208,12 +202,6 @@ class SharedBatchIterator:
         # A loader ends its workers only when nothing refers to it or its iterator any more.
         self._reading = None
         self._loader = None
-
-    def __enter__(self) -> SharedBatchIterator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -231,78 +219,37 @@ class _Step:
         return replace(self, batches=[(x.pin_memory(), y.pin_memory()) for x, y in self.batches])
 
 
-Ask = tuple[int, list[int]]
-"""A batch to read: the seed of its random draws, and its rows."""
-
-
-class _Plan(Sampler[list[Ask]]):
-    """The rows of each env at each step; a whole epoch is drawn at once, however far ahead workers read."""
-
-    def __init__(self, streams: tuple[IndexStream, ...], rows: int, batch_size: int, steps: int) -> None:
-        self.streams, self.rows, self.batch_size, self.steps = streams, rows, batch_size, steps
-        self.drawn: list[tuple[int, Tensor]] = []
-        """The epoch's seed and rows [steps, batch_size] for each env."""
-
-    def draw(self) -> None:
-        count = self.steps * self.batch_size
-        self.drawn = []
-        for env, stream in enumerate(self.streams):
-            rows = stream.draw(count)
-            if rows.dtype != torch.int64 or tuple(rows.shape) != (count,):
-                raise SharedBatchError(
-                    f"the stream of env {env} gave {rows.dtype} {list(rows.shape)}, not torch.int64 [{count}]"
-                )
-            if int(rows.min()) < 0 or int(rows.max()) >= self.rows:
-                raise SharedBatchError(
-                    f"the stream of env {env} gave rows {int(rows.min())} to {int(rows.max())}; "
-                    f"the data has 0 to {self.rows - 1}"
-                )
-            self.drawn.append((epoch_seed(rows), rows.view(self.steps, self.batch_size)))
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[list[Ask]]:
-        for step in range(self.steps):
-            yield [(seed + step, rows[step].tolist()) for seed, rows in self.drawn]
-
-
 class _Steps(Dataset["_Step"]):
     """Reads all batches of one step. A failure is sent as a message, since not every exception can be pickled."""
 
     def __init__(self, dataset: Dataset[Batch], expected: Expected | None) -> None:
         self.dataset, self.expected = dataset, expected
 
-    def __getitem__(self, asked: list[Ask]) -> _Step:
+    def __getitem__(self, requests: list[Request]) -> _Step:
         batches: list[Batch] = []
-        for env, (seed, mine) in enumerate(asked):
-            row = mine[0]
+        for env, (seed, rows) in enumerate(requests):
+            samples: list[Batch] = []
             try:
-                pairs: list[Any] = []
                 if isinstance(self.dataset, BatchReader):
-                    x, y = self.dataset.batch(mine)
+                    x, y = self.dataset.batch(rows.tolist())
                 else:
                     with drawing_from(seed):
-                        for row in mine:
-                            pairs.append(self.dataset[row])
-                    x, y = torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
-                wrong = None if self.expected is None else self.expected.fault(x, y)
-                if wrong is not None:
-                    return _Step(os.getpid(), [], f"env {env}, row {mine[wrong[0]]}: {wrong[1]}", env)
-                batches.append((x, y))
+                        samples.extend(self.dataset[row] for row in rows.tolist())  # keeps those before an error
+                    x = torch.stack([x for x, _ in samples])
+                    y = torch.stack([torch.as_tensor(y) for _, y in samples])
+                if self.expected is not None and (fault := self.expected.fault(x, y)):
+                    return _Step(os.getpid(), [], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)
             except Exception as error:
-                where = f"env {env}, row {row}" if len(pairs) < len(mine) else f"env {env}, putting rows together"
-                return _Step(os.getpid(), [], f"{where}: {type(error).__name__}: {error}", env)
+                read = len(samples) == len(rows)
+                where = "putting rows together" if read else f"row {rows[len(samples)]}"
+                return _Step(os.getpid(), [], f"env {env}, {where}: {type(error).__name__}: {error}", env)
+            batches.append((x, y))
         return _Step(os.getpid(), batches)
 
 
-def _apart(_worker: int) -> None:
+def _leave_group(_worker: int) -> None:
     """Moves a worker to its own process group, so that a terminal's or batch system's signals reach the trainer only.
 
     The trainer may still want to finish a step; it ends its workers, and they end if it dies.
     """
     os.setpgid(0, 0)
-
-
-def _unchanged(step: Any) -> Any:
-    return step

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,20 +14,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esper.config import ConfigError, Precision, TrainingConfig
+from esper.config import ConfigError, Precision, TaskConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.hosts.host import Host
 from esper.ops import stage_images
 
-Sample = tuple[Tensor, Tensor]
-
 SAMPLE = 3
-
+"""Number of inputs on which networks are tried."""
 MAX_CHANNELS = 32
 """Max channels of images stored as bytes."""
-
 PAD = -100
 """Target that is ignored, such as padding after the end of a text."""
+
+
+def default_folder() -> Path:
+    """Returns the folder in the environment variable ``ESPER_DATA``, or ``~/.cache/esper``."""
+    return Path(os.environ.get("ESPER_DATA") or "~/.cache/esper").expanduser()
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The data folder, and whether missing data may be downloaded."""
+
+    folder: Path = field(default_factory=default_folder)
+    download: bool = False
+
+    @classmethod
+    def of(cls, config: TaskConfig) -> DataOptions:
+        return cls(Path(config.data).expanduser() if config.data is not None else default_folder(), config.download)
 
 
 @dataclass(frozen=True)
@@ -57,9 +73,22 @@ class Split:
         return len(self.y)
 
     @classmethod
-    def of_text(cls, text: Tensor, length: int) -> Split:
-        """Cuts ``text``, int64 [N · length + 1], into rows of ``length`` tokens and their next tokens."""
+    def of_text(cls, tokens: Tensor, length: int) -> Split:
+        """Cuts tokens int64 [M] into inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is dropped.
+
+        The target of a token is the next one. Rows do not overlap, and inputs and targets share memory. Raises
+        ValueError if N would be 0.
+        """
+        count = max(0, len(tokens) - 1) // length
+        if count == 0:
+            raise ValueError(f"{len(tokens)} tokens make no sequence of {length} with its targets")
+        text = tokens[: count * length + 1]
         return cls(text[:-1].view(-1, length), text[1:].view(-1, length), text=text)
+
+    def evenly_spaced(self, count: int) -> Split:
+        """Returns a copy of ``count`` samples spread evenly over the split, or of all if there are no more."""
+        rows = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).round().long()
+        return Split(self.x[rows], self.y[rows], self.table)
 
     def to(self, device: torch.device) -> Split:
         if self.text is not None:
@@ -91,46 +120,60 @@ class Split:
 
     def check(self, name: str, classes: int) -> None:
         """Raises ConfigError, starting with ``name``, if the split cannot be trained on."""
-        if len(self.x) != len(self.y) or not len(self.y):
-            raise ConfigError(f"{name}: {len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more")
-        self._check_table(name)
-        if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
-            raise ConfigError(
-                f"{name}: targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
-            )
-        known = self.y if self.y.dim() == 1 else self.y[self.y != PAD]
-        if not len(known) or int(known.min()) < 0 or int(known.max()) >= classes:
-            raise ConfigError(f"{name}: targets must lie between 0 and {classes - 1}; padding of tokens is {PAD}")
-        if not self.counts.all():
-            raise ConfigError(f"{name}: sample {int(self.counts.argmin())} contains only padding")
-        if self.x.is_floating_point():
-            finite = self.x.isfinite().flatten(1).all(dim=1)
-            if not finite.all():
-                raise ConfigError(f"{name}: the inputs of sample {int((~finite).int().argmax())} are not finite")
+        if problem := next(self._problems(classes), None):
+            raise ConfigError(f"{name}: {problem}")
 
-    def _check_table(self, name: str) -> None:
-        if self.table is None:
-            return
-        wanted = (self.x.shape[-1], 256)
+    def _problems(self, classes: int) -> Iterator[str]:
+        """Yields the reasons why the split cannot be trained on; a check relies on the ones before it."""
+        if len(self.x) != len(self.y) or not len(self.y):
+            yield f"{len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more"
+        if self.table is not None:
+            yield from self._table_problems(self.table)
+        if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
+            yield f"targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
+        if fault := unusable_sample(self.x, self.y, classes):
+            yield f"sample {fault[0]}: {fault[1]}"
+        if not self.counts.all():
+            yield f"sample {int(self.counts.argmin())} contains only padding ({PAD})"
+
+    def _table_problems(self, table: Tensor) -> Iterator[str]:
+        shape, wanted = tuple(self.x.shape), (self.x.shape[-1], 256)
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.y.dim() != 1:
-            raise ConfigError(
-                f"{name}: with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape "
-                f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
+            yield (
+                f"with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape {shape} and "
+                f"{tuple(self.y.shape)}"
             )
-        if self.table.dtype != torch.float32 or tuple(self.table.shape) != wanted:
-            raise ConfigError(
-                f"{name}: the table is {self.table.dtype} of shape {tuple(self.table.shape)}; images of {wanted[0]} "
-                f"channels need float32 {wanted}, see esper.ops.normalisation_table"
+        if table.dtype != torch.float32 or tuple(table.shape) != wanted:
+            yield (
+                f"the table is {table.dtype} of shape {tuple(table.shape)}; images of {wanted[0]} channels need "
+                f"float32 {wanted}, see esper.ops.normalisation_table"
             )
-        if not min(self.x.shape) > 0 or wanted[0] > MAX_CHANNELS:
-            raise ConfigError(
-                f"{name}: uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {tuple(self.x.shape)}"
-            )
-        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": self.table}.items():
+        if not min(shape) > 0 or wanted[0] > MAX_CHANNELS:
+            yield f"uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {shape}"
+        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": table}.items():
             if not tensor.is_contiguous():
-                raise ConfigError(
-                    f"{name}: with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
-                )
+                yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
+
+
+def unusable_sample(x: Tensor, y: Tensor, classes: int) -> tuple[int, str] | None:
+    """Returns the index of the first sample that cannot be trained on and the reason, or None.
+
+    Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens.
+    """
+    if x.is_floating_point():
+        finite = x.isfinite().flatten(1).all(dim=1)
+        if not finite.all():
+            return int((~finite).int().argmax()), "its inputs are not finite"
+    legal = (y >= 0) & (y < classes)
+    padding = ""
+    if y.dim() > 1:
+        legal |= y == PAD
+        padding = f"; padding of tokens is {PAD}"
+    if legal.all():
+        return None
+    sample = int((~legal.reshape(len(y), -1).all(dim=1)).int().argmax())
+    wrong = int(y[sample][~legal[sample]].flatten()[0])
+    return sample, f"target {wrong} is not between 0 and {classes - 1}{padding}"
 
 
 @dataclass(frozen=True)
@@ -147,7 +190,7 @@ class Task:
     """Size of the last dimension of the logits: the number of image classes, or the vocabulary of a text."""
     build_host: Callable[[], Host]
     """Makes a new host; initial weights drawn from torch's generator differ between episodes."""
-    train: Split | Dataset[Sample]
+    train: Split | Dataset[tuple[Tensor, Tensor]]
     """In memory, or a map-style dataset of samples (x, y) with equal shapes, which workers read."""
     validation: Split
     test: Split
@@ -174,11 +217,8 @@ class Task:
     def __post_init__(self) -> None:
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
-        if not isinstance(self.train, Split) and not len(self.train):  # type: ignore[arg-type]
+        if not self.samples:
             raise ConfigError(f"{self.name}, train split: it has no samples")
-        self._check_augmentation()
-
-    def _check_augmentation(self) -> None:
         if self.augmentation == Augmentation():
             return
         if not isinstance(self.train, Split) or self.train.table is None:
@@ -224,7 +264,7 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
 
     Raises ConfigError for a batch or an epoch that the data cannot fill, or for more micro-batches than samples.
     """
-    chosen = config.task
+    chosen, env = config.task, config.env
     samples = chosen.samples_per_epoch or task.samples_per_epoch or task.samples
     batch = chosen.batch_size or task.batch_size
     if samples > task.samples:
@@ -233,20 +273,15 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
         raise ConfigError(f"task.micro_batches is {chosen.micro_batches}, more than the {batch} samples of a batch")
     if batch > samples:
         raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
-    return HostTrainingConfig.parse(
-        config.tables_with(
-            {
-                "task": {
-                    "samples_per_epoch": samples,
-                    "batch_size": batch,
-                    "learning_rate": chosen.learning_rate or task.learning_rate,
-                    "precision": chosen.precision or task.precision,
-                },
-                "env": {
-                    "n_envs": config.env.n_envs or task.n_envs,
-                    "episode_length": config.env.episode_length or task.episode_length,
-                },
-                "run": {"rounds": config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)},
-            }
-        )
-    )
+    training = {
+        "samples_per_epoch": samples,
+        "batch_size": batch,
+        "learning_rate": chosen.learning_rate or task.learning_rate,
+        "precision": chosen.precision or task.precision,
+    }
+    sizes = {
+        "n_envs": env.n_envs or task.n_envs,
+        "episode_length": env.episode_length or task.episode_length,
+    }
+    rounds = config.run.rounds or (task.learning_rounds if config.run.learns else task.rounds)
+    return HostTrainingConfig.parse(config.tables_with({"task": training, "env": sizes, "run": {"rounds": rounds}}))

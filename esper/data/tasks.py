@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from esper.config import ConfigError
 from esper.data import chars, digits, images, tinystories
-from esper.data.registry import DataOptions, TaskEntry
-from esper.data.task import Task
+from esper.data.task import DataOptions, Task
 from esper.data.user_task import FORM, is_user_task, load_user_task, refuse_untrusted
 from esper.hosts.host import Host
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A known task; nothing is read until ``load`` or ``build_host`` is called."""
+
+    name: str
+    description: str
+    load: Callable[[DataOptions], Task]
+    build_host: Callable[[], Host]
+    """Makes the task's host without loading the task; also used to rebuild saved hosts."""
+
 
 TASKS: dict[str, TaskEntry] = {
     entry.name: entry
     for entry in (
         TaskEntry("digits", digits.DESCRIPTION, lambda _: digits.load(), digits.build_host),
         TaskEntry("chars", chars.DESCRIPTION, lambda _: chars.load(), chars.build_host),
-        *(preset.entry() for preset in images.PRESETS),
+        *(TaskEntry(preset.name, preset.description, preset.load, preset.build_host) for preset in images.PRESETS),
         TaskEntry("tinystories", tinystories.DESCRIPTION, tinystories.load, tinystories.build_host),
     )
 }
@@ -29,8 +43,7 @@ def load_task(name: str, options: DataOptions | None = None, trusted: bool = Tru
     Args:
         name: a known name, or ``path.py:function`` of a file whose function returns a Task.
         options: data folder and download permission; None: the default folder, and no downloads.
-        trusted: True if the name was given by the user, False if it was read from a run's files. Code in a file runs
-            only if it is trusted.
+        trusted: False if the name was read from a run's files, so that code in a file must not run.
 
     Raises:
         ConfigError: the name is unknown (lists the known ones), the task is simulated, its data is missing or corrupt,

@@ -7,28 +7,33 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from esper.config import ConfigError
-from esper.data.registry import DataOptions
-from esper.data.story_tokens import write_tokens
-from esper.data.task import Split, Task
-from esper.data.text import cut_by_position, evenly_spaced, windows
-from esper.data.token_file import TokenFile, TokenWindows
+from esper.data.task import DataOptions, Split, Task
+from esper.data.token_file import TokenWindows
 from esper.hosts.transformer import TransformerHost
 
 NAME = "tinystories"
+DESCRIPTION = "short stories, from a local folder; transformer of 30,044,544 parameters, GPT-2's vocabulary"
 VOCABULARY = 50_257
 LENGTH = 256
 MEASURED = 32
 """Number of sequences of 256 tokens for validation, and for test: 8,192 tokens, whose accuracy has a standard error
 near 0.5 pp. There are no more because every epoch evaluates them once for each configuration of the seeds."""
 PARTS = ("train", "validation")
-HOME = "https://huggingface.co/datasets/roneneldan/TinyStories"
-TOKENIZER_HOME = "https://huggingface.co/openai-community/gpt2"
+END = "<|endoftext|>"
+READ = 1 << 20
+"""Number of characters of a text read at once."""
+TOGETHER = 1_000
+"""Number of stories tokenized at once."""
 
 
 def build_host() -> TransformerHost:
@@ -47,67 +52,103 @@ def load(options: DataOptions) -> Task:
     except OSError as error:  # no permission to read or write, or a full disk
         raise ConfigError(f"{options.folder / NAME} cannot be used: {error}") from None
     held_out = torch.from_numpy(np.asarray(validation.tokens, dtype=np.int64))
-    first, second = cut_by_position(len(held_out), (0.5, 0.5))
-    if min(first.stop, len(held_out) - first.stop) <= LENGTH:
+    middle = len(held_out) // 2
+    if middle <= LENGTH:
         raise ConfigError(f"{validation.path} has {len(held_out)} tokens; {2 * LENGTH + 2} or more are needed")
-    sequences = TokenWindows(train, LENGTH)
     return Task(
         name=NAME,
         description=DESCRIPTION,
         classes=VOCABULARY,
         build_host=build_host,
-        train=sequences,
-        validation=_measured(held_out[first]),
-        test=_measured(held_out[second]),
+        train=train,
+        validation=Split.of_text(held_out[:middle], LENGTH).evenly_spaced(MEASURED),
+        test=Split.of_text(held_out[middle:], LENGTH).evenly_spaced(MEASURED),
         learning_rate=0.1,
         batch_size=16,
-        samples_per_epoch=min(1_024, len(sequences)),
+        samples_per_epoch=min(1_024, len(train)),
         n_envs=2,
         episode_length=30,
         rounds=1,
         evaluation_batch=4,
-        learning_rounds=25,
     )
 
 
-def _measured(tokens: torch.Tensor) -> Split:
-    return evenly_spaced(windows(tokens, LENGTH), MEASURED)
-
-
-def token_files(folder: Path) -> tuple[TokenFile, TokenFile]:
+def token_files(folder: Path) -> tuple[TokenWindows, TokenWindows]:
     """Returns the training and validation tokens, after tokenizing texts that have no token file yet.
 
     Raises ConfigError if files are missing or unusable, or if a text is newer than its token file.
     """
     texts = [part for part in PARTS if not (folder / f"{part}.bin").is_file()]
     tokenizer = folder / "tokenizer.json"
-    missing = [folder / f"{part}.txt" for part in texts if not (folder / f"{part}.txt").is_file()]
-    if texts and not tokenizer.is_file():
-        missing.append(tokenizer)
-    if missing:
-        raise ConfigError(_how_to_get(folder, missing))
+    needed = [*(folder / f"{part}.txt" for part in texts), tokenizer] if texts else []
+    if missing := [f"  missing: {file}" for file in needed if not file.is_file()]:
+        raise ConfigError(
+            "\n".join(
+                [
+                    "TinyStories cannot be read:",
+                    *missing,
+                    f"It needs, in {folder}, train.txt and validation.txt with GPT-2's tokenizer.json, or token files "
+                    "train.bin and validation.bin (uint16). They are not downloaded (task.download does nothing here).",
+                    "Stories: https://huggingface.co/datasets/roneneldan/TinyStories (TinyStoriesV2-GPT4-train.txt as "
+                    "train.txt, TinyStoriesV2-GPT4-valid.txt as validation.txt). Tokenizer: "
+                    "https://huggingface.co/openai-community/gpt2",
+                    "Another folder: --set task.data=FOLDER, or the environment variable ESPER_DATA.",
+                ]
+            )
+        )
     for part in PARTS:
         text, tokens = folder / f"{part}.txt", folder / f"{part}.bin"
         if part in texts:
             write_tokens(text, tokenizer, tokens, VOCABULARY)
         elif text.is_file() and text.stat().st_mtime > tokens.stat().st_mtime:
             raise ConfigError(f"{text} is newer than {tokens}, which is read in its place; delete one of them")
-    train, validation = (TokenFile(folder / f"{part}.bin", VOCABULARY) for part in PARTS)
+    train, validation = (TokenWindows(folder / f"{part}.bin", VOCABULARY, LENGTH) for part in PARTS)
     return train, validation
 
 
-def _how_to_get(folder: Path, missing: list[Path]) -> str:
-    return "\n".join(
-        [
-            "TinyStories cannot be read:",
-            *(f"  missing: {file}" for file in missing),
-            f"It needs, in {folder}, train.txt and validation.txt with GPT-2's tokenizer.json, or token files "
-            f"train.bin and validation.bin (uint16). They are not downloaded (task.download does nothing here).",
-            f"Stories: {HOME} (TinyStoriesV2-GPT4-train.txt as train.txt, TinyStoriesV2-GPT4-valid.txt as "
-            f"validation.txt). Tokenizer: {TOKENIZER_HOME}",
-            "Another folder: --set task.data=FOLDER, or the environment variable ESPER_DATA.",
-        ]
-    )
+def write_tokens(text: Path, tokenizer_file: Path, out: Path, vocabulary: int) -> None:
+    """Tokenizes a text story by story, and writes ``out`` atomically: uint16 tokens, with the end token after each.
+
+    Raises ConfigError if the tokenizer or the text is unusable, OSError if a file cannot be read or written.
+    """
+    tokenizer = _open_tokenizer(tokenizer_file, vocabulary)
+    end = tokenizer.token_to_id(END)
+    stories = _stories(text)
+    unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")
+    try:
+        with unfinished.open("wb") as file:
+            while some := list(islice(stories, TOGETHER)):
+                for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
+                    np.array([*encoding.ids, end], dtype="<u2").tofile(file)
+        unfinished.replace(out)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{text} is not UTF-8 text: {error}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
-DESCRIPTION = "short stories, from a local folder; transformer of 30,044,544 parameters, GPT-2's vocabulary"
+def _open_tokenizer(file: Path, vocabulary: int) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError('tokenizing text needs the tokenizers package: pip install "esper[text]"') from None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises Exception itself
+        raise ConfigError(f"{file} is not a tokenizer.json: {error}") from None
+    if tokenizer.token_to_id(END) is None:
+        raise ConfigError(f"{file} has no token {END}; GPT-2's has")
+    if tokenizer.get_vocab_size() > vocabulary:
+        raise ConfigError(f"{file} has {tokenizer.get_vocab_size()} tokens; the host's vocabulary has {vocabulary}")
+    return tokenizer
+
+
+def _stories(text: Path) -> Iterator[str]:
+    """Yields the stories between the end tokens, stripped of white space; empty ones are skipped."""
+    rest = ""
+    with text.open(encoding="utf-8") as file:
+        while read := file.read(READ):
+            *whole, rest = (rest + read).split(END)
+            yield from filter(None, map(str.strip, whole))
+    if rest.strip():
+        yield rest.strip()

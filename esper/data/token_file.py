@@ -1,8 +1,9 @@
-"""Tokens in a memory-mapped uint16 file, read one row at a time, so that they need not fit in memory."""
+"""Sequences of tokens in a memory-mapped uint16 file, so that they need not fit in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,48 +19,34 @@ SCAN = 1 << 24
 """Number of tokens checked at once, 32 MiB."""
 
 
-class TokenFile:
-    """The tokens of one file; it is opened on first use and pickled by its path.
+class TokenWindows(BatchReader):
+    """Non-overlapping windows of ``length`` tokens with targets shifted by one: pairs (x, y), each int64 [length].
 
-    Raises ConfigError if the file is empty or has an odd size, or contains a token outside the vocabulary.
+    The file is opened on first use. Raises ConfigError if it has an odd size, is too short for one window, or contains
+    a token outside the vocabulary.
     """
 
-    def __init__(self, path: Path, vocabulary: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, vocabulary: int, length: int) -> None:
+        self.path, self.length = path, length
         size = path.stat().st_size
         if size == 0 or size % 2:
             raise ConfigError(f"{path} has {size} bytes; a token file has two bytes per token (uint16, little-endian)")
-        self._tokens: NDArray[np.uint16] | None = None
-        for first in range(0, len(self), SCAN):
+        self.count = (size // 2 - 1) // length
+        if self.count < 1:
+            raise ConfigError(f"{path} has {size // 2} tokens; a sequence with its targets needs {length + 1}")
+        for first in range(0, size // 2, SCAN):
             highest = int(self.tokens[first : first + SCAN].max())
             if highest >= vocabulary:
                 raise ConfigError(f"{path} holds token {highest}; the host's vocabulary has 0 to {vocabulary - 1}")
 
-    @property
+    @cached_property
     def tokens(self) -> NDArray[np.uint16]:
         """Memory-mapped tokens, uint16 [M]."""
-        if self._tokens is None:
-            self._tokens = np.memmap(self.path, dtype="<u2", mode="c")  # torch wants it writable; nothing is written
-        return self._tokens
-
-    def __len__(self) -> int:
-        return self.path.stat().st_size // 2
+        return np.memmap(self.path, dtype="<u2", mode="c")  # writable for torch; nothing is written
 
     def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "_tokens": None}  # a memory map would be pickled as a copy of the whole file
-
-
-class TokenWindows(BatchReader):
-    """Non-overlapping windows of ``length`` tokens with targets shifted by one: pairs (x, y), each int64 [length].
-
-    Raises ConfigError if the file is too short for one window.
-    """
-
-    def __init__(self, file: TokenFile, length: int) -> None:
-        self.file, self.length = file, length
-        self.count = (len(file) - 1) // length
-        if self.count < 1:
-            raise ConfigError(f"{file.path} has {len(file)} tokens; a sequence with its targets needs {length + 1}")
+        # A memory map would be pickled as a copy of the whole file.
+        return {name: value for name, value in self.__dict__.items() if name != "tokens"}
 
     def __len__(self) -> int:
         return self.count
@@ -72,7 +59,7 @@ class TokenWindows(BatchReader):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Returns sequences and their next tokens, each int64 [len(rows), length], in one pass over the file."""
-        windows = torch.from_numpy(self.file.tokens).unfold(0, self.length + 1, self.length)  # [N, T + 1] uint16
+        windows = torch.from_numpy(self.tokens).unfold(0, self.length + 1, self.length)  # [N, T + 1] uint16
         x = torch.empty(len(rows), self.length, dtype=torch.int64)
         y = torch.empty_like(x)
         stage_tokens(windows, torch.tensor(rows), out=x, targets_out=y)

@@ -56,6 +56,8 @@ def load_user_task(name: str) -> Task:
 
     Raises ConfigError if there is no such file or function, if one of them raises, or if the result is not a Task.
     """
+    from esper.data.task import Task
+
     path, _, function = name.rpartition(":")
     if not path.endswith(".py") or not function.isidentifier():
         raise ConfigError(f"task {name!r} is not of the form {FORM}, such as mine.py:make_task")
@@ -67,11 +69,13 @@ def load_user_task(name: str) -> Task:
         if not callable(make):
             raise ConfigError(f"it has no function {function}")
         task = make()
+        if not isinstance(task, Task):
+            raise ConfigError(f"the function returned {type(task).__name__}, not an esper.data.task.Task")
     except ConfigError as error:
         raise ConfigError(f"task {name!r}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"task {name!r}: {_describe(error, file)}") from error
-    return replace(_checked(name, task), name=name)
+    return replace(task, name=name)
 
 
 def _run(file: Path) -> ModuleType:
@@ -91,11 +95,3 @@ def _describe(error: BaseException, file: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f"line {lines[-1]}: " if lines else ""
     return f"{where}{type(error).__name__}: {error}"
-
-
-def _checked(name: str, task: object) -> Task:
-    from esper.data.task import Task
-
-    if not isinstance(task, Task):
-        raise ConfigError(f"task {name!r}: the function returned {type(task).__name__}, not an esper.data.task.Task")
-    return task

@@ -1,3 +1,10 @@
-"""The environment: training hosts behind the Gymnasium vector API."""
+"""The environment: training hosts behind the Gymnasium vector API. Importing it registers ``esper/Growth-v0``."""
 
-from esper.env import registration as registration
+import gymnasium
+
+if "esper/Growth-v0" not in gymnasium.registry:
+    gymnasium.register(
+        id="esper/Growth-v0",
+        entry_point="esper.env.make:make_single",
+        vector_entry_point="esper.env.make:make_vector",
+    )

@@ -1,66 +1,69 @@
-"""The protocol between the phases of an epoch and the hosts that they are about, in training or simulated."""
+"""The hosts behind the phase loop, in training or simulated."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
+from esper.training.governor import Panic
+from esper.training.snapshot import Snapshot
 
 
-class Backend(Protocol):
-    """E hosts with S slots. ``active`` is bool [E]: the hosts that take part; the state of envs is changed in place."""
+class Backend(ABC):
+    """E hosts with S slots. ``active`` bool [E] are the hosts that take part; ``state`` is changed in place.
+
+    The defaults are for hosts that never go bad, have no modules to remove, and are not copied.
+    """
 
     host_parameters: int
     """Number of parameters of a host without seeds."""
 
-    def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
-        """Makes new hosts for these episodes, int64 [E]."""
-        ...
+    @abstractmethod
+    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
+        """Makes new hosts for these episodes [E], in the envs of ``starting`` bool [E]."""
 
+    @abstractmethod
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         """Plants a seed in each slot of ``where`` bool [E, S]; ``blueprint`` and ``style`` are indices [E, 1].
 
         Returns the number of parameters of each seed, [E, 1], and by env why a seed could not be planted.
         """
-        ...
 
+    def remove(self, where: Bools) -> None:  # noqa: B027
+        """Removes the seeds of these slots, bool [E, S], which the lifecycle has pruned."""
+
+    @abstractmethod
     def train(self, active: Bools, state: EnvState) -> None:
         """Trains one epoch with the roles and alphas that follow from ``state``."""
-        ...
 
+    @abstractmethod
     def measure(self, active: Bools, state: EnvState) -> None:
         """Validates and writes the results into ``state``."""
-        ...
 
-    def begin(self, starting: Bools, state: EnvState) -> None:
-        """Starts to watch hosts, after their first validation."""
-        ...
+    def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:  # noqa: B027
+        """Starts to govern hosts, after their first validation."""
 
-    def govern(self, active: Bools, state: EnvState) -> Bools:
-        """Rolls bad hosts back and removes broken seeds; returns the slots [E, S] whose seeds are gone."""
-        ...
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
+        """Rolls bad hosts back and cuts broken seeds; returns the reason and the snapshot of each rollback, by env."""
+        return {}
 
-    def drop(self, where: Bools) -> None:
-        """Removes the seeds of these slots, bool [E, S], which the lifecycle has pruned."""
-        ...
-
+    @abstractmethod
     def test_accuracy(self, state: EnvState) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E]."""
-        ...
 
     def copies_held(self) -> list[Counter[str]]:
         """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
-        ...
+        return []
 
+    @abstractmethod
     def state_dict(self) -> Any:
         """Returns what a resume needs beside the state of envs."""
-        ...
 
+    @abstractmethod
     def load_state_dict(self, saved: Any, state: EnvState) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """Ends threads and frees what the hosts hold."""

@@ -1,12 +1,12 @@
-"""The phases of one epoch, for all hosts together: act, train, measure, govern, tick, and the end of episodes.
+"""The phase loop: one epoch of all hosts, from the actions to the end of episodes.
 
 The same loop runs hosts in training and simulated ones, hosts left alone for a baseline, and hosts with a fixed
-architecture; they differ in their backend (:class:`esper.env.backend.Backend`).
+architecture; they differ in their :class:`esper.env.backend.Backend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,9 @@ class EpochLoop:
     """Advances E hosts with S slots by one epoch at a time.
 
     Args:
-        hosts: what is trained and measured.
-        config: gates, durations and the conditions that end an episode early.
-        horizons: number of epochs in an episode, of each env.
+        horizons: number of epochs in an episode, by env.
         slots: number of slots of a host.
-        reporter: turns what happens into events; None for no events.
+        reporter: receives what happens, for events; None for no events.
         spans: times the phases.
     """
 
@@ -49,29 +47,12 @@ class EpochLoop:
         self.hosts, self.config, self.reporter, self.spans = hosts, config.env, reporter, spans
         self.max_rollbacks = config.governor.max_rollbacks
         self.horizons = np.array(horizons)
-        durations = {horizon: Durations.of(config, horizon) for horizon in horizons}
-        self.durations = durations[horizons[0]]
-        self.plateau_epochs = np.array([durations[horizon].plateau_epochs for horizon in horizons])
+        durations = [Durations.of(config, horizon) for horizon in horizons]
+        self.durations = durations[0]
+        self.plateau_epochs = np.array([each.plateau_epochs for each in durations])
         self.state = EnvState.fresh(len(horizons), slots=Slots.fresh(len(horizons), slots))
         self.best_by_epoch = np.zeros((len(horizons), max(horizons) + 1))
         """[E, T + 1]: the best accuracy measured until each epoch, by which a plateau is recognised."""
-
-    def begin(self, starting: Bools, run_seed: int) -> None:
-        """Starts the next episode of the envs in ``starting`` bool [E] with new hosts, and validates these."""
-        state = self.state
-        state.clear(starting, keep=("episode",))
-        state.episode += starting
-        self.hosts.reset(starting, run_seed, state.episode)
-        state.slots.clear(starting)
-        state.done[starting] = False
-        with self.spans("validate"):
-            self.hosts.measure(starting, state)
-        self.hosts.begin(starting, state)
-        for history, now in ((state.loss_ago, state.loss), (state.accuracy_ago, state.accuracy)):
-            np.copyto(history, now[:, None], where=starting[:, None])
-        np.copyto(state.best_accuracy, state.accuracy, where=starting)
-        self.best_by_epoch[starting, 0] = state.accuracy[starting]
-        self._gates().judge()
 
     def step(self, actions: Actions) -> None:
         """Runs one epoch of every env whose episode has not ended, with legal ``actions`` int64 [E, 8]."""
@@ -83,7 +64,7 @@ class EpochLoop:
     def act(self, actions: Actions) -> None:
         """Begins an epoch: applies legal ``actions`` int64 [E, 8]. Training follows."""
         with self.spans("decide"):
-            self._act(actions, ~self.state.done)
+            self._apply(actions, ~self.state.done)
 
     def conclude(self) -> None:
         """Ends an epoch after training: validates, governs, and advances all clocks."""
@@ -93,22 +74,40 @@ class EpochLoop:
         with self.spans("validate"):
             self.hosts.measure(active, state)
         with self.spans("govern"):
-            removed = self.hosts.govern(active, state)
+            removed = self._govern(active)
         with self.spans("decide"):
             self._tick(active, removed)
-            self._record(active)
+            self._note_best(active)
             self._end(active)
 
-    def wait(self) -> None:
-        """Runs one epoch in which nothing is done to any slot."""
-        self.step(np.full((len(self.horizons), len(HEADS)), Op.WAIT, dtype=np.int64))
+    def without_growth(self, run_seed: int) -> Iterator[EnvState]:
+        """Runs an episode of each host that is left alone; yields the state after each validation, also the first."""
+        self.start(np.ones_like(self.state.done), run_seed)
+        yield self.state
+        while not self.state.done.all():
+            self.step(np.full((len(self.horizons), len(HEADS)), Op.WAIT, dtype=np.int64))
+            yield self.state
 
-    def _act(self, actions: Actions, active: Bools) -> None:
+    def start(self, starting: Bools, run_seed: int) -> None:
+        """Starts the next episode of the envs in ``starting`` bool [E] with new hosts, and validates these."""
+        state, here = self.state, starting[:, None]
+        state.clear(starting, keep=("episode",))
+        state.slots.clear(starting)
+        state.write(starting, episode=state.episode + 1, done=False)
+        self.hosts.reset(starting, run_seed, state.episode)
+        with self.spans("validate"):
+            self.hosts.measure(starting, state)
+        self.hosts.take_first_snapshots(starting, state)
+        state.write(here, loss_ago=state.loss[:, None], accuracy_ago=state.accuracy[:, None])
+        state.write(starting, best_accuracy=state.accuracy)
+        self.best_by_epoch[starting, 0] = state.accuracy[starting]
+        self._gates().evaluate()
+
+    def _apply(self, actions: Actions, active: Bools) -> None:
         """Applies the actions; an ADVANCE or FOSSILIZE that its gate refuses changes nothing."""
         op, slot, blueprint, style, tempo, target, speed, curve = (actions[:, i, None] for i in range(len(HEADS)))
         state, slots = self.state, self.state.slots
         chosen = (slot == np.arange(slots.stage.shape[1])) & active[:, None]
-        state.rolled_back[active] = False
         refused = ((op == Op.ADVANCE) | (op == Op.FOSSILIZE)) & chosen & ~slots.gate_passed
         gates = self.reporter.explain(state, self._gates(), actions, active) if self.reporter else {}
         before = Occupancy.of(slots)
@@ -121,45 +120,53 @@ class EpochLoop:
         transitions.fossilize(slots, does[Op.FOSSILIZE])
         transitions.set_alpha_target(slots, does[Op.SET_ALPHA_TARGET], _TARGETS[target], _SPEEDS[speed], curve)
         transitions.prune(slots, does[Op.PRUNE], _SPEEDS[speed], curve)
-        self.hosts.drop(before.removed(slots))
-        np.copyto(state.last_op, op[:, 0], where=active)
-        np.copyto(state.succeeded, ~refused.any(axis=1), where=active)
+        self.hosts.remove(before.removed(slots))
+        state.write(active, last_op=op[:, 0], succeeded=~refused.any(axis=1), rolled_back=False)
         if self.reporter is not None:
             self.reporter.acted(state, actions, active, gates, failures, before)
 
     def _shift_history(self, active: Bools) -> None:
         """Shifts losses and accuracies by one epoch, before the new ones are measured."""
-        state, here = self.state, active[:, None]
-        for history, now in ((state.loss_ago, state.loss), (state.accuracy_ago, state.accuracy)):
-            np.copyto(history, np.column_stack((now, history[:, :-1])), where=here)
+        state = self.state
+        state.write(
+            active[:, None],
+            loss_ago=np.column_stack((state.loss, state.loss_ago[:, :-1])),
+            accuracy_ago=np.column_stack((state.accuracy, state.accuracy_ago[:, :-1])),
+        )
+
+    def _govern(self, active: Bools) -> Bools:
+        """Has hosts rolled back and broken seeds cut; returns the slots [E, S] whose seeds are gone."""
+        before = Occupancy.of(self.state.slots)
+        rollbacks = self.hosts.govern(active, self.state)
+        if self.reporter is not None:
+            self.reporter.governed(self.state, before, rollbacks)
+        return before.removed(self.state.slots)
 
     def _tick(self, active: Bools, removed: Bools) -> None:
         """Advances every clock by one epoch and opens automatic gates.
 
         If the governor ``removed`` a seed in this epoch, the slot's cooldown begins with the next one.
         """
-        state, slots, opened = self.state, self.state.slots, []
-        before = Occupancy.of(slots)
+        state, slots = self.state, self.state.slots
+        before, opened = Occupancy.of(slots), []
         transitions.tick(slots, active[:, None] & ~removed, self.durations.embargo)
         ticked = Occupancy.of(slots)
         if self.config.auto_advance:
             opened = open_automatic_gates(self._gates(), self.config, self.durations, active)
-        self.hosts.drop(before.removed(slots))
-        self._gates().judge()
+        self.hosts.remove(before.removed(slots))
+        self._gates().evaluate()
         if self.reporter is not None:
             self.reporter.ticked(state, opened, before, ticked)
 
     def _gates(self) -> Gates:
         return Gates(self.state.slots, self.state.anomaly_pending, self.config.gates, self.durations)
 
-    def _record(self, active: Bools) -> None:
+    def _note_best(self, active: Bools) -> None:
         """Keeps the best accuracy so far, the first of equal ones."""
-        state = self.state
-        better = active & (state.accuracy > state.best_accuracy)
+        state, rows = self.state, np.flatnonzero(active)
         state.epochs_since_best += active
-        state.epochs_since_best[better] = 0
-        np.copyto(state.best_accuracy, state.accuracy, where=better)
-        rows = np.flatnonzero(active)
+        better = active & (state.accuracy > state.best_accuracy)
+        state.write(better, best_accuracy=state.accuracy, epochs_since_best=0)
         self.best_by_epoch[rows, state.epoch[rows]] = state.best_accuracy[rows]
 
     def _end(self, active: Bools) -> None:

@@ -12,12 +12,12 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.spaces.action import ActionSpec
-from esper.spaces.flat import joint_actions, legal_joint_actions
+from esper.env.info import Info
+from esper.spaces.action import ActionSpec, joint_actions
+from esper.spaces.mask import legal_joint_actions
 
 Float32s = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Info = dict[str, Any]
 
 if TYPE_CHECKING:
     VectorWrapperOfActions = VectorWrapper[Float32s, Ints, Float32s, Ints, NDArray[Any]]
@@ -45,12 +45,9 @@ class FlatTable:
 
 
 class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstructorArgs):
-    """One host with a discrete action: the index of a joint action in ``table.actions``.
+    """A ``SingleEnv``, wrapped or not, with a discrete action: the index of a joint action in ``table.actions``.
 
     ``info["action_mask"]`` is int8 [N], 1 for exactly the legal actions.
-
-    Args:
-        env: a ``SingleEnv``, wrapped or not.
     """
 
     def __init__(self, env: gymnasium.Env[Float32s, Ints]) -> None:
@@ -82,13 +79,10 @@ class FlatAction(gymnasium.ActionWrapper[Float32s, np.int64, Ints], RecordConstr
 
 
 class FlatActionVector(VectorWrapperOfActions):
-    """Many hosts with discrete actions: integers [E], indices of joint actions in ``table.actions``.
+    """A vector env of this package, wrapped or not, with actions [E]: indices of joint actions in ``table.actions``.
 
     ``info["action_mask"]`` is int8 [E, N], and so is that in ``info["final_info"]``, which is 0 for envs whose episode
     did not end.
-
-    Args:
-        env: a vector env of this package, wrapped or not.
     """
 
     def __init__(self, env: VectorEnv[Float32s, Ints, NDArray[Any]]) -> None:

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from esper.env.slot_env import SlotVectorEnv
-
 Info = dict[str, Any]
-
-
-def step_info(env: SlotVectorEnv) -> Info:
-    """Returns the info dict of a vector env's present state; copies, because the env itself uses these arrays."""
-    assert env.rules is not None
-    return {
-        "action_mask": {name: mask.copy() for name, mask in env.mask.heads(env.action_spec).items()},
-        "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
-        "illegal_actions": env.illegal_actions.copy(),
-        "idle": env.done.copy(),
-        "validation_accuracy": env.state.accuracy.copy(),
-        "committed_accuracy": env.state.committed.copy(),
-        "baseline_accuracy": env.rules.baseline_at(env.state.epoch),
-    }
 
 
 def of_env(info: Info, env: int) -> Info:
@@ -34,13 +17,10 @@ def of_env(info: Info, env: int) -> Info:
     """
     part: Info = {}
     for key, value in info.items():
-        if key.startswith("_"):
-            continue
         if isinstance(value, dict):
             part[key] = of_env(value, env)
-        else:
-            entry = value[env]
-            part[key] = entry.copy() if isinstance(entry, np.ndarray) else entry.item()
+        elif not key.startswith("_"):
+            part[key] = value[env].copy() if isinstance(value[env], np.ndarray) else value[env].item()
     return part
 
 
@@ -51,15 +31,11 @@ def final_entries(observation: NDArray[np.float32], info: Info, ended: NDArray[n
     the ended episodes, zero elsewhere; it and every dict in it have a bool array ``_key`` for each key, which marks the
     envs whose values are valid.
     """
-    observations = np.full(len(ended), None, dtype=object)
+    last = np.full(len(ended), None, dtype=object)
     for env in np.flatnonzero(ended):
-        observations[env] = observation[env].copy()
-    return {
-        "final_obs": observations,
-        "_final_obs": ended.copy(),
-        "final_info": _where(ended, info),
-        "_final_info": ended.copy(),
-    }
+        last[env] = observation[env].copy()
+    final_info = _where(ended, info)
+    return {"final_obs": last, "_final_obs": ended.copy(), "final_info": final_info, "_final_info": ended.copy()}
 
 
 def _where(ended: NDArray[np.bool_], info: Info) -> Info:

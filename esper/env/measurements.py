@@ -10,8 +10,8 @@ from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role
-from esper.training.gradient_stats import GradientSummary
 from esper.training.host_training import HOST
+from esper.training.metrics import GradientSummary
 
 
 def role_of(stage: int, alpha: float) -> Role:
@@ -62,10 +62,9 @@ def _record_contribution(slots: Slots, at: tuple[int, int], name: str, results: 
     if trial is not None:
         slots.trial[at], slots.trial_error[at] = trial.difference, trial.error
     before = float(slots.contribution[at])
-    measured_before = not math.isnan(before)
-    slots.epochs_since_measured[at] += measured_before
+    slots.epochs_since_measured[at] += not math.isnan(before)
     if contribution is not None:
-        slots.contribution_change[at] = contribution.difference - (before if measured_before else 0.0)
+        slots.contribution_change[at] = contribution.difference - (0.0 if math.isnan(before) else before)
         slots.contribution[at], slots.contribution_error[at] = contribution.difference, contribution.error
         slots.epochs_since_measured[at] = 0
     interaction = results.interaction(name)

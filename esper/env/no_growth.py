@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
@@ -30,19 +29,13 @@ def no_growth_loop(
     trainer: HostTrainer, slots: tuple[str, ...], pinned: tuple[HostCopy, ...] = (), governed: bool = True
 ) -> tuple[EpochLoop, TrainingBackend]:
     """Returns a phase loop for the hosts of ``trainer``, each with the horizon of its own config, and its backend."""
-    spans = Spans(marks=False)
+    spans, config = Spans(), trainer.hosts[0].config
     hosts = TrainingBackend(trainer, ActionSpec(slots, ()), BLUEPRINTS, spans, pinned, governed=governed)
-    training = hosts.training
-    loop = EpochLoop(hosts, training[0].config, [each.horizon for each in training], len(slots), None, spans)
-    return loop, hosts
+    return EpochLoop(hosts, config, [host.horizon for host in trainer.hosts], len(slots), None, spans), hosts
 
 
 def measure_baseline(
-    tasks: Sequence[Task],
-    config: HostTrainingConfig,
-    lanes: Lanes,
-    run_seed: int,
-    policy: MicroBatchPolicy | None = None,
+    tasks: Sequence[Task], config: HostTrainingConfig, lanes: Lanes, run_seed: int, policy: MicroBatchPolicy
 ) -> Baseline:
     """Trains ``env.baseline_episodes`` hosts alone and validates them after every epoch.
 
@@ -57,23 +50,13 @@ def measure_baseline(
     trainer = HostTrainer(tasks[0], training, lanes, policy)
     try:
         loop, _ = no_growth_loop(trainer, training[0].host.slot_names, governed=False)
-        accuracy, loss = _curves(loop, run_seed).transpose(0, 2, 1)  # each [E, T + 1]
+        curves = [np.stack((state.accuracy, state.loss)) for state in loop.without_growth(run_seed)]
     finally:
         trainer.close()
+    accuracy, loss = np.stack(curves, axis=1).transpose(0, 2, 1)  # each [E, T + 1]
     return Baseline(
         accuracy=tuple(accuracy.mean(axis=0).tolist()),
         loss=tuple(loss.mean(axis=0).tolist()),
         final_loss_std=max(float(loss[:, -1].std(ddof=1)) if count > 1 else 0.0, SMALLEST_STD),
         episodes=count,
     )
-
-
-def _curves(loop: EpochLoop, run_seed: int) -> NDArray[np.float64]:
-    """Returns validation accuracy and loss by epochs done, [2, T + 1, E]."""
-    state = loop.state
-    loop.begin(state.done.copy(), run_seed)
-    curves = [np.stack((state.accuracy, state.loss))]
-    while not state.done.all():
-        loop.wait()
-        curves.append(np.stack((state.accuracy, state.loss)))
-    return np.stack(curves, axis=1)

@@ -23,9 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.env.baseline import SMALLEST_STD, Baseline
-from esper.lifecycle.ramps import STYLE_OPERATOR
-from esper.lifecycle.slots import Bools, Floats, Ints, Slots
-from esper.lifecycle.stage import SeedStage
+from esper.lifecycle.slots import Floats, Ints
 
 CHANCE = math.log(10)
 """Loss of a host that guesses among ten classes."""
@@ -96,99 +94,3 @@ class Law:
         accuracy = self.host_accuracy(np.arange(horizon + 1), horizon)
         spread = max(CHANCE * self.spread / 90, SMALLEST_STD)
         return Baseline(tuple(accuracy.tolist()), tuple(self.loss(accuracy).tolist()), spread, episodes)
-
-
-@dataclass(frozen=True)
-class Accuracies:
-    """Accuracies without noise, [E] unless noted, pp."""
-
-    accuracy: Floats
-    committed: Floats
-    all_off: Floats
-    contribution: Floats
-    """Contributions of blended seeds, [E, S]."""
-    interaction: Floats
-    """Interactions of blended seeds with their neighbours, [E, S]."""
-    trial: Floats
-    """Accuracy that a seed would add at its incubation target, [E, S]."""
-
-
-class Growth:
-    """Hosts and seeds of E envs under the law."""
-
-    STATE = ("worth", "experience", "trained_alpha", "scar")
-    """Names of the arrays that change."""
-
-    def __init__(self, law: Law, n_envs: int, horizon: int) -> None:
-        self.law, self.horizon = law, horizon
-        self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
-        """Worths of seeds, [E, S, B], pp."""
-        self.share = np.array(law.share)
-        self.experience = np.zeros((n_envs, len(law.slots)))
-        self.trained_alpha = np.zeros_like(self.experience)
-        """Alpha in the last trained epoch, [E, S]."""
-        self.scar = np.zeros(n_envs)
-        """Accuracy lost to shocks and not healed yet, [E], pp."""
-
-    def reset(self, mask: Bools) -> None:
-        self.experience[mask] = self.trained_alpha[mask] = 0.0
-        self.scar[mask] = 0.0
-
-    @property
-    def maturity(self) -> Floats:
-        """Maturity m of seeds, [E, S]."""
-        return np.asarray(1 - np.exp(-self.experience / (self.law.seed_time * self.horizon)))
-
-    def train(self, slots: Slots, epoch: Ints, active: Bools) -> None:
-        """Trains one epoch, the one after ``epoch`` [E], in the envs of ``active`` bool [E]."""
-        law, here = self.law, active[:, None]
-        self.experience[here & (slots.stage == SeedStage.GERMINATED)] = 0.0
-        plasticity = (1 + np.cos(np.pi * epoch / self.horizon)) / 2
-        alpha, maturity = slots.blended_alpha, self.maturity
-        change = np.where(here, alpha - self.trained_alpha, 0.0)
-        shock = np.where(change > 0, law.rising_shock * (1 - maturity), law.falling_shock * maturity)
-        self.scar *= 1 - law.healing * plasticity * active
-        self.scar += (shock * change**2).sum(axis=1)
-        rate = np.where(slots.stage == SeedStage.TRAINING, law.incubation_rate, alpha)
-        self.experience += np.where(here & slots.learning, rate * plasticity[:, None], 0.0)
-        np.copyto(self.trained_alpha, alpha, where=here)
-
-    def measure(self, slots: Slots, epoch: Ints) -> Accuracies:
-        """Returns the accuracies of all configurations of all envs after ``epoch`` epochs [E]."""
-        worth = np.take_along_axis(self.worth, np.maximum(slots.blueprint, 0)[:, :, None], axis=2)[:, :, 0]
-        worth = np.where(slots.blueprint >= 0, worth * self.share[STYLE_OPERATOR[slots.style]], 0.0)
-        helpful, maturity = worth > 0, self.maturity
-        realised = slots.blended_alpha * maturity
-        pull = self.law.synergy * _neighbours(realised * helpful)
-        interaction = realised * helpful * pull
-        on_trial = slots.incubation_target * maturity
-        alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
-        kept = np.where(slots.fossil, realised, 0.0)
-        leaning = self.law.reliance * realised
-        return Accuracies(
-            accuracy=_percent(alone + self._effect(worth, realised)),
-            committed=_percent(alone + self._effect(worth, kept) - np.where(slots.fossil, 0.0, leaning).sum(axis=1)),
-            all_off=_percent(alone - leaning.sum(axis=1)),
-            contribution=worth * realised + interaction + leaning,
-            interaction=interaction,
-            trial=worth * on_trial + helpful * on_trial * pull,
-        )
-
-    def _effect(self, worth: Floats, realised: Floats) -> Floats:
-        """Returns the accuracy that all seeds add together, [E], pp."""
-        helping = realised * (worth > 0)
-        return np.asarray(
-            (worth * realised).sum(axis=1) + self.law.synergy * (helping[:, :-1] * helping[:, 1:]).sum(axis=1)
-        )
-
-
-def _neighbours(values: Floats) -> Floats:
-    """Returns the sum of the values of both neighbouring slots, [E, S]."""
-    total = np.zeros_like(values)
-    total[:, 1:] += values[:, :-1]
-    total[:, :-1] += values[:, 1:]
-    return total
-
-
-def _percent(accuracy: Floats) -> Floats:
-    return np.clip(accuracy, 0.0, 100.0)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from esper.env.info import of_env
+from esper.env.info import Info, of_env
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
@@ -31,11 +31,8 @@ class SB3VecEnv(VecEnv):
     bootstrapped; the horizon is a termination. Infos have no masks; sb3-contrib reads them with
     ``env_method("action_masks")``.
 
-    Args:
-        env: a vector env of this package or its ``FlatActionVector``, with autoreset SAME_STEP.
-
-    Raises:
-        ValueError: another autoreset mode.
+    ``env`` is a vector env of this package or its ``FlatActionVector``. Raises ValueError unless its autoreset mode is
+    SAME_STEP.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
@@ -66,8 +63,7 @@ class SB3VecEnv(VecEnv):
         infos = self._infos(info)
         for env in np.flatnonzero(done).tolist():
             self.reset_infos[env] = infos[env]
-            infos[env] = self._of_env(info["final_info"], env)
-            infos[env]["terminal_observation"] = info["final_obs"][env]
+            infos[env] = {**_without_masks(info["final_info"], env), "terminal_observation": info["final_obs"][env]}
         for env, cut in enumerate(truncated & ~terminated):
             infos[env]["TimeLimit.truncated"] = bool(cut)
         return observation, rewards.astype(np.float32), done, infos
@@ -80,11 +76,9 @@ class SB3VecEnv(VecEnv):
 
         Raises AttributeError for an unknown attribute."""
         if attr_name == "action_masks":
-            return [partial(self._action_masks, env) for env in self._get_indices(indices)]
-        value = getattr(self.env, attr_name, None)
-        if value is None and not hasattr(self.env, attr_name):
-            value = getattr(self.env.unwrapped, attr_name)
-        return [value for _ in self._get_indices(indices)]
+            return [partial(self._mask_of, env) for env in self._get_indices(indices)]
+        owner = self.env if hasattr(self.env, attr_name) else self.env.unwrapped
+        return [getattr(owner, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Always raises AttributeError, since hosts have no attributes of their own."""
@@ -103,13 +97,13 @@ class SB3VecEnv(VecEnv):
         """Returns False for each env: hosts cannot be wrapped one by one."""
         return [False for _ in self._get_indices(indices)]
 
-    def _action_masks(self, env: int) -> NDArray[np.bool_]:
+    def _mask_of(self, env: int) -> NDArray[np.bool_]:
         return np.asarray(self.env_method("action_masks", indices=env)[0])
 
-    def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
-        return [self._of_env(info, env) for env in range(self.num_envs)]
+    def _infos(self, info: Info) -> list[Info]:
+        return [_without_masks(info, env) for env in range(self.num_envs)]
 
-    @staticmethod
-    def _of_env(info: dict[str, Any], env: int) -> dict[str, Any]:
-        left_out = ("action_mask", "final_obs", "final_info")
-        return of_env({key: value for key, value in info.items() if key not in left_out}, env)
+
+def _without_masks(info: Info, env: int) -> Info:
+    left_out = ("action_mask", "final_obs", "final_info")
+    return of_env({key: value for key, value in info.items() if key not in left_out}, env)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from esper.env.info import of_env
+from esper.env.info import Info, of_env
 from esper.env.slot_env import SlotVectorEnv
 
 
@@ -21,11 +19,7 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     Without a seed, the run seed is that of the config: several SingleEnvs in a ``SyncVectorEnv`` or ``DummyVecEnv``
     play the same episodes unless these are given a seed, which they pass on.
 
-    Args:
-        env: a vector env with one env and without autoreset.
-
-    Raises:
-        ValueError: ``env`` has several envs, or resets automatically.
+    Raises ValueError if ``env`` has several envs, or resets automatically.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's declaration
@@ -35,25 +29,19 @@ class SingleEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
             mode = env.metadata["autoreset_mode"].name
             raise ValueError(f"expected a vector env of one env, autoreset DISABLED; got {env.num_envs} with {mode}")
         self.env = env
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
-        self.action_spec = env.action_spec
-        self.layout = env.layout
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.action_spec, self.layout = env.action_spec, env.layout
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
         """Starts an episode. ``options`` are ignored."""
         super().reset(seed=seed)
         observation, info = self.env.reset(seed=seed)
         return observation[0], of_env(info, 0)
 
-    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
         """Executes an action and trains the host for one epoch.
 
-        Raises:
-            ResetNeeded: the episode has ended, or none was started.
-            ValueError: an action of another shape or out of range.
+        Raises ResetNeeded if no episode is going on, and ValueError for an action of another shape or out of range.
         """
         if self.env.done[0]:
             raise gymnasium.error.ResetNeeded("no episode is going on; call reset() first")

@@ -6,27 +6,24 @@ Time advances in an :class:`esper.env.epoch_loop.EpochLoop`; this class computes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
-from torch import Tensor
 
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions, EpochLoop
-from esper.env.info import final_entries, step_info
+from esper.env.info import Info, final_entries
 from esper.env.observe import observe
 from esper.env.reporting import Reporter
-from esper.env.state import Rules, reward_state
+from esper.env.state import Rules, copied, reward_state
 from esper.lifecycle.legal import legal_actions
-from esper.lifecycle.slots import Bools, Floats
+from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.rewards.modes import Reward
 from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
@@ -37,30 +34,16 @@ from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
 
 Float32s = NDArray[np.float32]
-StepResult = tuple[Float32s, Floats, Bools, Bools, dict[str, Any]]
-
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
 def accepted_mode(mode: AutoresetMode | str) -> AutoresetMode:
     """Returns the autoreset mode, given as such or by its value. Raises ValueError listing the supported modes."""
-    known = {mode.value: mode for mode in AUTORESET_MODES}
-    value = mode.value if isinstance(mode, AutoresetMode) else mode
-    if value not in known:
-        wanted = " or ".join(f"AutoresetMode.{mode.name} ({mode.value!r})" for mode in AUTORESET_MODES)
-        raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
-    return known[value]
-
-
-@dataclass(frozen=True)
-class HostGrowth:
-    """Growth of each env in its episode so far, [E]."""
-
-    parameters: Floats
-    """Number of parameters of the committed network: host and fossils."""
-    fossils: Floats
-    epochs: Floats
-    rollbacks: Floats
+    for known in AUTORESET_MODES:
+        if mode in (known, known.value):
+            return known
+    wanted = " or ".join(f"AutoresetMode.{known.name} ({known.value!r})" for known in AUTORESET_MODES)
+    raise ValueError(f"autoreset_mode must be {wanted}, not {mode!r}")
 
 
 def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
@@ -69,11 +52,6 @@ def reset_mask(options: dict[str, Any] | None, n_envs: int) -> Bools:
     if mask.shape != (n_envs,) or mask.dtype != np.bool_:
         raise ValueError(f"options['reset_mask'] must be a bool array [{n_envs}], not {mask.dtype} {list(mask.shape)}")
     return mask
-
-
-def copied(values: NDArray[Any]) -> Tensor:
-    """Copies an array to a tensor, which can be loaded from a file without running code."""
-    return torch.from_numpy(np.array(values))
 
 
 class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
@@ -100,19 +78,17 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         spec: ActionSpec,
         hosts: Backend,
         spans: Spans,
+        largest: Ints,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,
     ) -> None:
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
-        self.config, self.action_spec, self.hosts, self.reporter, self.spans = config, spec, hosts, reporter, spans
-        self.num_envs = config.env.n_envs
-        self.horizon = config.env.episode_length
+        self.config, self.action_spec, self.hosts, self.spans, self.largest = config, spec, hosts, spans, largest
+        self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
         self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
         self.state = self.loop.state
         self.done = self.state.done
         """True for envs whose episode has ended and not been reset, [E]."""
-        self.episode_numbers = self.state.episode
-        """Number of the current episode of each env, int64 [E]: 0 for the first under the run seed, -1 before it."""
         self.host_parameters = hosts.host_parameters
         """Number of parameters of the host without seeds."""
         self.layout = ObservationLayout(spec.slots, self.horizon)
@@ -138,9 +114,15 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """A copy of the wall time in seconds by phase (``esper.telemetry.span.PHASES``) since the env was made."""
         return dict(self.spans.seconds)
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Prepares the first reset, such as by measuring the baseline; optional, since the reset does it if needed."""
+        """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
+        if self.rules is None:
+            self.baseline = self._no_growth()
+            self.rules = Rules(self.config, self.baseline, self.horizon, self.host_parameters, self.largest)
+
+    @abstractmethod
+    def _no_growth(self) -> Baseline:
+        """Returns the no-growth curves, for episodes of ``horizon`` epochs."""
 
     def _report(self, envs: list[int], rewards: Floats) -> None:
         """Reports the epoch of these envs."""
@@ -152,32 +134,16 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """
         return self.hosts.test_accuracy(self.state)
 
-    def grown(self) -> HostGrowth:
-        """Returns the growth of each env so far."""
-        assert self.rules is not None
-        slots = self.state.slots
-        fossil_parameters = np.where(slots.fossil, slots.parameters, 0).sum(axis=1)
-        return HostGrowth(
-            parameters=self.rules.host_parameters + fossil_parameters.astype(np.float64),
-            fossils=slots.fossil.sum(axis=1).astype(np.float64),
-            epochs=self.state.epoch.astype(np.float64),
-            rollbacks=self.state.rollbacks.astype(np.float64),
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to resume between two steps.
 
         It consists of nested dicts and lists of copied CPU tensors and plain values.
         """
-        return {
-            "run_seed": self.run_seed,
-            "arrays": {
-                name: {key: copied(a) for key, a in arrays.items()} for name, arrays in changing_arrays(self).items()
-            },
-            "hosts": self.hosts.state_dict(),
-        }
+        tables = changing_arrays(self).items()
+        copies = {name: {key: copied(values) for key, values in table.items()} for name, table in tables}
+        return {"run_seed": self.run_seed, "arrays": copies, "hosts": self.hosts.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, dict[str, Any]]:
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
 
         Run-constant inputs are not saved: config, task, baseline and blueprints must be the same.
@@ -188,11 +154,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
         self.hosts.load_state_dict(state["hosts"], self.state)
-        return self._observe(), step_info(self)
+        return self._observe(), self._info(self.done)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Float32s, dict[str, Any]]:
+    ) -> tuple[Float32s, Info]:
         """Starts episodes: all, or those of ``options["reset_mask"]`` (bool [E]). ``seed`` sets the run seed.
 
         Raises ValueError for a reset mask of another dtype or shape, and for a list of seeds: envs derive their own
@@ -207,16 +173,16 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         if seed is not None:
             super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
             self.run_seed = seed
-            self.episode_numbers[:] = -1
+            self.state.episode[:] = -1
         self.prepare()
         self.illegal_actions[starting] = 0
         self.reward.reset(starting)
         for term in self.reward_terms.values():
             term[starting] = 0.0
-        self.loop.begin(starting, self.run_seed)
-        return self._observe(), step_info(self)
+        self.loop.start(starting, self.run_seed)
+        return self._observe(), self._info(self.done)
 
-    def step(self, actions: Actions) -> StepResult:
+    def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
 
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
@@ -227,14 +193,14 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.loop.step(actions)
         return self._result(idle)
 
-    def _result(self, idle: Bools) -> StepResult:
+    def _result(self, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Returns the result of an epoch in which the envs ``idle`` bool [E] did not take part."""
         with self.spans("decide"):
             rewards = self._pay(~idle)
             self._report(np.flatnonzero(~idle).tolist(), rewards)
             observation = self._observe()
         terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
-        info = {**step_info(self), "idle": idle}
+        info = self._info(idle)
         ended = terminated | truncated
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
             final = final_entries(observation, info, ended)
@@ -250,13 +216,24 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
     def _observe(self) -> Float32s:
         """Sets the masks, and returns the observations [E, size]."""
         assert self.rules is not None
-        state, rules = self.state, self.rules
+        state, rules, durations = self.state, self.rules, self.loop.durations
         state.potential[:] = self.reward.potential
-        self.mask: ActionMask = legal_actions(
-            state.slots, self.config.env, rules.durations, rules.budget, rules.largest
-        )
+        self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.budget, rules.largest)
         self._seen = reward_state(state, rules)
-        return observe(state, rules, self.layout)
+        return observe(state, self._seen, rules, self.layout)
+
+    def _info(self, idle: Bools) -> Info:
+        """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
+        assert self.rules is not None
+        return {
+            "action_mask": {name: mask.copy() for name, mask in self.mask.heads(self.action_spec).items()},
+            "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
+            "illegal_actions": self.illegal_actions.copy(),
+            "idle": idle.copy(),
+            "validation_accuracy": self.state.accuracy.copy(),
+            "committed_accuracy": self.state.committed.copy(),
+            "baseline_accuracy": self.rules.baseline_at(self.state.epoch),
+        }
 
     def _pay(self, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""

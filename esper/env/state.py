@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from esper.config import Durations, TrainingConfig
+from esper.config import TrainingConfig
 from esper.env.baseline import Baseline
 from esper.lifecycle.slots import FLAG, FLOAT, INT, Arrays, Bools, Floats, Ints, Slots
 from esper.rewards.terms import RewardState, SlotState
-from esper.spaces.action import ActionSpec
 from esper.spaces.observation import HISTORY
 
 
@@ -57,16 +60,11 @@ class Rules:
     """Inputs of masks, observations and rewards that are the same for all envs and the whole run."""
 
     config: TrainingConfig
-    spec: ActionSpec
     baseline: Baseline
     horizon: int
     host_parameters: int
     largest: Ints
     """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
-
-    @cached_property
-    def durations(self) -> Durations:
-        return Durations.of(self.config, self.horizon)
 
     @property
     def budget(self) -> float:
@@ -74,20 +72,16 @@ class Rules:
         return self.config.env.parameter_budget * self.host_parameters
 
     @cached_property
-    def _accuracy(self) -> Floats:
-        return np.array(self.baseline.accuracy)
-
-    @cached_property
-    def _loss(self) -> Floats:
-        return self.baseline.in_stds(np.array(self.baseline.loss))
+    def _curves(self) -> tuple[Floats, Floats]:
+        return np.array(self.baseline.accuracy), self.baseline.in_stds(np.array(self.baseline.loss))
 
     def baseline_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """Returns b_t at these epochs, or ``ahead`` epochs later, pp; the last value beyond the horizon."""
-        return self._accuracy[np.minimum(epoch + ahead, self.horizon)]
+        return self._curves[0][np.minimum(epoch + ahead, self.horizon)]
 
     def baseline_loss_at(self, epoch: Ints, ahead: int = 0) -> Floats:
         """Returns the no-growth loss at these epochs, or ``ahead`` later, in standard deviations of the final one."""
-        return self._loss[np.minimum(epoch + ahead, self.horizon)]
+        return self._curves[1][np.minimum(epoch + ahead, self.horizon)]
 
 
 def reward_state(state: EnvState, rules: Rules) -> RewardState:
@@ -103,9 +97,11 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
         all_off_loss=rules.baseline.in_stds(state.all_off_loss),
         baseline_loss=rules.baseline_loss_at(state.epoch),
         weighted_parameters=(slots.alpha * slots.parameters).sum(axis=1),
-        fossil_parameters=np.where(slots.fossil, slots.parameters, 0).sum(axis=1),
-        slots=tuple(
-            SlotState(stage, epochs)
-            for stage, epochs in zip(slots.stage.T.copy(), slots.epochs_in_stage.T.copy(), strict=True)
-        ),
+        fossil_parameters=slots.fossil_parameters,
+        slots=tuple(map(SlotState, slots.stage.T.copy(), slots.epochs_in_stage.T.copy())),
     )
+
+
+def copied(values: NDArray[Any]) -> Tensor:
+    """Copies an array to a tensor, which can be loaded from a file without running code."""
+    return torch.from_numpy(np.array(values))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import max_configurations
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
+from esper.env.backend import Backend
 from esper.env.device_time import TrainingTime
 from esper.env.governed_host import GovernedHost
-from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
-from esper.lifecycle import transitions
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blend import gate_parameters
@@ -26,13 +24,14 @@ from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
-from esper.training.governor import Governor
+from esper.training.governor import Governor, Panic
 from esper.training.host_state import host_state, load_host_state
 from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.placement import HostCopy
 from esper.training.rng import seeded
+from esper.training.snapshot import Snapshot
 from esper.training.validate import committed_configuration, evaluate
 
 
@@ -45,21 +44,14 @@ def make_trainings(
     """
     with seeded(0):
         sites = len(tasks[0].build_host().sites)
-    rows: list[EpochMetrics] = [None] * len(tasks)  # type: ignore[list-item]
-    for place in range(devices):
-        mine = [i for i, index in enumerate(indices) if device_index(index, devices) == place]
-        if mine:
-            task = tasks[mine[0]]
-            block = make_metrics(
-                len(mine),
-                task.device,
-                max_configurations(sites),
-                samples=len(task.validation),
-                language=task.validation.y.dim() == 2,
-            )
-            for i, row in zip(mine, block, strict=True):
-                rows[i] = row
-    return [HostTraining(*each) for each in zip(indices, tasks, configs, rows, strict=True)]
+    places = [device_index(index, devices) for index in indices]
+    rows = {}
+    for place, task in dict(zip(places, tasks, strict=True)).items():
+        language, samples = task.validation.y.dim() == 2, len(task.validation)
+        block = make_metrics(places.count(place), task.device, max_configurations(sites), samples, language)
+        rows[place] = iter(block)
+    totals = [next(rows[place]) for place in places]
+    return [HostTraining(*each) for each in zip(indices, tasks, configs, totals, strict=True)]
 
 
 def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
@@ -72,16 +64,13 @@ def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, 
     return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in widths])
 
 
-class TrainingBackend:
-    """E hosts of one task, trained together; see :class:`esper.env.backend.Backend`.
+class TrainingBackend(Backend):
+    """E hosts of one task, trained together.
 
     Args:
-        trainer: trains them on its lanes.
         spec: names of slots and blueprints in actions.
-        blueprints: what seeds are built from.
         spans: the phases, among which training times of GPUs are moved.
         pinned: the copies that lie in pinned CPU memory where hosts are on a GPU.
-        reporter: receives cuts and rollbacks; None for no events.
         governed: whether bad hosts are rolled back.
     """
 
@@ -92,27 +81,19 @@ class TrainingBackend:
         blueprints: BlueprintRegistry,
         spans: Spans,
         pinned: tuple[HostCopy, ...] = (),
-        reporter: Reporter | None = None,
         governed: bool = True,
     ) -> None:
-        self.trainer, self.spec, self.blueprints = trainer, spec, blueprints
-        self.reporter, self.governed = reporter, governed
-        self.training = list(trainer.hosts)
-        self.host_parameters = self.training[0].host_parameters
-        self.each = [
-            GovernedHost(
-                training,
-                Governor(training.config.governor, training.durations, training.task.classes, pinned),
-                spec.slots,
-                row,
-            )
-            for row, training in enumerate(self.training)
-        ]
-        self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in self.training))
+        self.trainer, self.spec, self.blueprints, self.governed = trainer, spec, blueprints, governed
+        self.host_parameters = trainer.hosts[0].host_parameters
+        self.each = []
+        for row, training in enumerate(trainer.hosts):
+            governor = Governor(training.config.governor, training.durations, training.task.classes, pinned)
+            self.each.append(GovernedHost(training, governor, spec.slots, row))
+        self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
         self.watch: Callable[[GovernedHost], None] = lambda _host: None
         """Called after each validation of a host, before anything changes."""
 
-    def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
+    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
         for host in self._of(starting):
             host.training.reset(run_seed, int(episodes[host.row]))
             host.governor.reset()
@@ -130,7 +111,7 @@ class TrainingBackend:
                 failures[row] = str(failure)
         return sizes, failures
 
-    def drop(self, where: Bools) -> None:
+    def remove(self, where: Bools) -> None:
         for row, s in np.argwhere(where).tolist():
             self.each[row].training.remove(self.each[row].sites[s])
 
@@ -138,57 +119,27 @@ class TrainingBackend:
         hosts = self._of(active)
         for host in hosts:
             host.assign(state.slots)
-        with self.training_time:
+        with self.training_time.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
-        hosts = self._of(active)
+        hosts, blocks = self._of(active), defaultdict[int, list[GovernedHost]](list)
         self.trainer.repeatable(GovernedHost.validate, hosts)
-        blocks: dict[int, list[GovernedHost]] = {}
         for host in hosts:
-            blocks.setdefault(id(host.training.totals.accumulators), []).append(host)
-        for together in blocks.values():
-            _transfer(together, state)
+            blocks[id(host.training.totals.accumulators)].append(host)
+        for of_one_device in blocks.values():
+            _transfer(of_one_device, state)
         for host in hosts:
             self.watch(host)
 
-    def begin(self, starting: Bools, state: EnvState) -> None:
+    def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         for host in self._of(starting) if self.governed else ():
-            host.begin(state)
+            host.take_first_snapshot(state)
 
-    def govern(self, active: Bools, state: EnvState) -> Bools:
-        """Rolls back bad hosts; in healthy ones, cuts non-finite living seeds and takes snapshots that are due."""
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
         self.training_time.settle()
-        before = Occupancy.of(state.slots)
-        for host in self._of(active) if self.governed else ():
-            self._govern(host, state, before)
-        return before.removed(state.slots)
-
-    def _govern(self, host: GovernedHost, state: EnvState, before: Occupancy) -> None:
-        row, slots, governor = host.row, state.slots, host.governor
-        panic = governor.check(float(state.loss[row]), host.not_finite)
-        state.anomaly_pending[row] = governor.anomaly_pending
-        if panic is None and host.finite.all():
-            host.keep(state)
-            return
-        gone = np.zeros_like(slots.gate_passed)
-        if panic is None:
-            gone[row] = slots.living[row] & ~host.finite
-            for s in np.flatnonzero(gone[row]).tolist():
-                if self.reporter is not None:
-                    self.reporter.seed_cut(state, (row, s))
-            transitions.cut(slots, gone)
-            self.drop(gone)
-            host.keep(state)
-        else:
-            snapshot = host.roll_back(state)
-            gone[row] = slots.occupied[row] & [site.seed is None for site in host.sites]
-            transitions.revoke(slots, gone)
-            state.rolled_back[row], state.rollbacks[row], state.anomaly_pending[row] = True, governor.rollbacks, False
-            if self.reporter is not None:
-                self.reporter.rolled_back(state, row, panic, snapshot)
-        if self.reporter is not None:
-            self.reporter.governed(state, row, before, "not finite" if panic is None else "rollback")
+        outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
+        return {env: rollback for env, rollback in outcomes.items() if rollback is not None}
 
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.each))
@@ -228,8 +179,5 @@ def _transfer(hosts: list[GovernedHost], state: EnvState) -> None:
     """Transfers the epoch of hosts on one device and reads it: once all totals, once all flags and statistics."""
     totals = hosts[0].training.totals.accumulators.read()
     packed = torch.cat([host.packed for host in hosts]).cpu()
-    first = 0
-    for host in hosts:
-        last = first + len(host.packed)
-        host.read(packed[first:last], EpochMetrics(totals, host.training.totals.place), state)
-        first = last
+    for host, mine in zip(hosts, torch.split(packed, [len(host.packed) for host in hosts]), strict=True):
+        host.read(mine, EpochMetrics(totals, host.training.totals.place), state)

@@ -17,7 +17,6 @@ from esper.env.baseline import Baseline
 from esper.env.no_growth import measure_baseline
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.state import Rules
 from esper.env.training_backend import TrainingBackend, largest_sizes, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
@@ -30,7 +29,7 @@ from esper.training.execution.tiers import make_lanes, prepare_hosts
 from esper.training.host_trainer import HostTrainer
 from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
-from esper.training.precision import casting, concrete, image_dtype
+from esper.training.precision import Arithmetic
 from esper.training.rng import seeded
 
 
@@ -73,10 +72,10 @@ class GrowthVectorEnv(SlotVectorEnv):
     ) -> None:
         config = resolve(config, task)
         n_envs = config.env.n_envs
-        precision = concrete(config.task.precision, task.device)
-        config = config.with_values(task={"precision": precision})
-        with seeded(0), casting(precision, task.device):
-            check_hosts(task, image_dtype(precision))
+        arithmetic = Arithmetic(config.task.precision, task.device)
+        config = config.with_values(task={"precision": arithmetic.precision})
+        with seeded(0), arithmetic.casting():
+            check_hosts(task, arithmetic.image_dtype)
         self.tasks = (task, *elsewhere)[:n_envs]
         of_env = [self.tasks[device_index(i, len(self.tasks))] for i in range(n_envs)]
         self.training = make_trainings(of_env, [config] * n_envs, range(n_envs), len(self.tasks))
@@ -85,7 +84,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
         spec = ActionSpec(host.slot_names, names)
         channels = {site.name: site.channels for site in host.sites}
-        self.largest = largest_sizes(host.topology, channels, spec, self.blueprints)
+        largest = largest_sizes(host.topology, channels, spec, self.blueprints)
         self.task, self.emit = task, emit
         spans = Spans(marks=config.run.mark_phases)
         self.parts = parts or MicroBatchPolicy(config)
@@ -93,65 +92,45 @@ class GrowthVectorEnv(SlotVectorEnv):
             self.parts.on_split = self._tell
         self.lanes = make_lanes(config.run, *(each.device for each in self.tasks))
         tier = prepare_hosts(config.run, self.training, self.lanes)
-        pinned = copies_to_pin(config.run, self.training, self._max_seed_parameters(config))
+        budget = config.env.parameter_budget * self.training[0].host_parameters
+        pinned = copies_to_pin(config.run, self.training, int(min(largest.max(axis=1).sum(), budget)))
         trainer = HostTrainer(task, self.training, self.lanes, self.parts)
-        reporter = Reporter(self._tell, spec, config.env) if emit is not ignore else None
-        self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned, reporter)
-        super().__init__(config, spec, self.hosts, spans, autoreset_mode, reporter)
+        self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
+        self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
+        super().__init__(config, spec, self.hosts, spans, largest, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned = baseline, tier, pinned
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
         if trainer.batches is not None:
             trainer.batches.spans = spans
 
-    def prepare(self) -> None:
+    def _no_growth(self) -> Baseline:
         """Measures the baseline unless it was given."""
-        if self.rules is not None:
-            return
-        if self.baseline is None:
-            self.baseline = measure_baseline(self.tasks, self.config, self.lanes, self.run_seed, self.parts)
-        self.baseline.check(self.horizon)
-        b = self.baseline
-        self._tell(BaselineMeasured(b.episodes, b.accuracy, b.loss, b.final_loss_std))
-        self.rules = Rules(
-            config=self.config,
-            spec=self.action_spec,
-            baseline=b,
-            horizon=self.horizon,
-            host_parameters=self.host_parameters,
-            largest=self.largest,
-        )
-
-    def _max_seed_parameters(self, config: TrainingConfig) -> int:
-        """Max parameters that seeds add to a host: the largest in every slot, within the budget."""
-        most = self.largest.max(axis=1).sum()
-        return int(min(most, config.env.parameter_budget * self.training[0].host_parameters))
+        baseline = self.baseline
+        if baseline is None:
+            baseline = measure_baseline(self.tasks, self.config, self.lanes, self.run_seed, self.parts)
+        baseline.check(self.horizon)
+        self._tell(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
+        return baseline
 
     def _report(self, envs: list[int], rewards: Floats) -> None:
-        """Reports reasons why steps are not captured, then the epoch of each env."""
-        self._report_not_captured()
-        if self.reporter is None or self.rules is None:
-            return
-        for env in envs:
-            with self.spans("telemetry"):
-                self.reporter.epoch_ended(
-                    self.state,
-                    env,
-                    {name: float(term[env]) for name, term in self.reward_terms.items()},
-                    float(rewards[env]),
-                    self.rules.baseline,
-                    self.host_parameters,
-                    self.hosts.each[env].counterfactual,
-                )
+        """Reports new reasons why steps are not captured, then the epoch of each env.
 
-    def _report_not_captured(self) -> None:
-        """Reports each reason once; with ``ESPER_REQUIRE_NATIVE=1``, an error if the config names the tier."""
+        With ``ESPER_REQUIRE_NATIVE=1``, such a reason is an error if the config names the tier.
+        """
         for reason in self.lanes.reasons():
             if reason not in self._not_captured:
                 self._not_captured.add(reason)
                 self._tell(StepsNotCaptured(reason))
                 if self.config.run.tier == "graph":
                     _native.refuse_fallback("steps are queued by Python, and not captured", reason)
+        if self.reporter is None or self.rules is None:
+            return
+        for env in envs:
+            terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
+            results = self.hosts.each[env].counterfactual
+            with self.spans("telemetry"):
+                self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, results)
 
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):

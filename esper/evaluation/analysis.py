@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -42,37 +43,26 @@ class Metric:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else float("nan")
+def _added(host: HostResult) -> float:
+    return host.parameters - host.host_parameters
+
+
+def _per_parameter(host: HostResult) -> float:
+    return 1e3 * host.accuracy / host.parameters
+
+
+def _per_compute(host: HostResult) -> float:
+    return 1e9 * host.accuracy / host.flops if host.flops else math.nan
 
 
 TEST_ACCURACY = Metric("test_accuracy", "Test accuracy", "%", "higher", lambda host: host.accuracy)
 METRICS = (
     TEST_ACCURACY,
     Metric("validation_loss", "Final validation loss", "", "lower", lambda host: host.loss, decimals=4),
-    Metric(
-        "parameters_added",
-        "Parameters added to the task's host",
-        "",
-        "neither",
-        lambda host: host.parameters - host.host_parameters,
-        decimals=0,
-    ),
-    Metric(
-        "accuracy_per_parameter",
-        "Test accuracy per 1,000 parameters",
-        "pp",
-        "higher",
-        lambda host: _ratio(1e3 * host.accuracy, host.parameters),
-    ),
+    Metric("parameters_added", "Parameters added to the task's host", "", "neither", _added, decimals=0),
+    Metric("accuracy_per_parameter", "Test accuracy per 1,000 parameters", "pp", "higher", _per_parameter),
     Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
-    Metric(
-        "accuracy_per_compute",
-        "Test accuracy per GFLOP",
-        "pp",
-        "higher",
-        lambda host: _ratio(1e9 * host.accuracy, host.flops),
-    ),
+    Metric("accuracy_per_compute", "Test accuracy per GFLOP", "pp", "higher", _per_compute),
     Metric("epochs", "Epochs trained", "", "neither", lambda host: host.epochs, decimals=1),
     Metric("rollbacks", "Rollbacks", "", "lower", lambda host: host.rollbacks),
     Metric("seeds_kept", "Seeds kept", "", "neither", lambda host: host.fossils),
@@ -90,12 +80,12 @@ class ArmComparison:
 
     @property
     def conclusive(self) -> bool:
-        """Whether there is evidence of a difference, in either direction."""
+        """Whether there is evidence of a difference."""
         return self.pair.winner(self.adjusted_p) is not None
 
     @property
     def verdict(self) -> str:
-        """The verdict as a sentence."""
+        """The verdict, as a sentence."""
         return self.pair.verdict(self.adjusted_p, self.metric.better, self.metric.decimals)
 
     @property
@@ -115,11 +105,8 @@ class ArmComparison:
         """The difference in accuracy with its interval and the verdict on the first arm, for a line of text."""
         pair, (low, high) = self.pair, self.pair.interval
         interval = f"95 % interval {low:+.2f} to {high:+.2f}" if pair.pairs > 1 else "no interval"
-        longer = {
-            "inconclusive": f"inconclusive, fewer than {MIN_PAIRS} pairs",
-            "no evidence": "no evidence of a difference",
-        }
-        return f"{pair.difference:+6.2f} pp, {interval}: {longer.get(self.word, self.word)}"
+        more = {"inconclusive": f", fewer than {MIN_PAIRS} pairs", "no evidence": " of a difference"}
+        return f"{pair.difference:+6.2f} pp, {interval}: {self.word}{more.get(self.word, '')}"
 
 
 def corrected(pairs: Sequence[PairedComparison], metric: Metric = TEST_ACCURACY) -> list[ArmComparison]:
@@ -162,12 +149,11 @@ class MetricResult:
 
 def analyse(hosts: Mapping[str, Sequence[HostResult]], reference: str) -> list[MetricResult]:
     """Analyses the hosts of each arm, given in the order of their pairs. The results are in the order of METRICS."""
-    return [
-        _analyse(metric, {name: metric.values(own) for name, own in hosts.items()}, reference) for metric in METRICS
-    ]
+    return [_analyse(metric, hosts, reference) for metric in METRICS]
 
 
-def _analyse(metric: Metric, values: Mapping[str, Floats], reference: str) -> MetricResult:
+def _analyse(metric: Metric, hosts: Mapping[str, Sequence[HostResult]], reference: str) -> MetricResult:
+    values = {name: metric.values(own) for name, own in hosts.items()}
     bad = {name: int((~np.isfinite(own)).sum()) for name, own in values.items()}
     if all(bad[name] == len(own) for name, own in values.items()):
         return MetricResult(metric, {}, {}, missing="not measured for these hosts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +57,20 @@ class Arm:
         """Whether it leaves hosts alone."""
         return self.controller in ALONE
 
-    @property
-    def player(self) -> str:
-        """The controller's name as known to ``make_player``."""
-        return "none" if self.alone else self.controller
+    def plain(self) -> dict[str, Any]:
+        """Returns all but the name, ready for JSON."""
+        config = self.config.model_dump(mode="json")
+        return {"controller": self.controller, "of": self.control_of, "config": config}
 
 
 @dataclass
 class _Draft:
+    """An arm as it is written, without the values that it shares or inherits."""
+
     name: str
-    controller: str | None
-    tables: Tables = field(default_factory=dict)
-    """Its own config values."""
+    tables: Tables
     control_of: str | None = None
-    file: Path | None = None
-    """The file that it was read from."""
+    controller: str = ""
 
 
 def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None) -> list[Arm]:
@@ -84,27 +83,23 @@ def read_arms(texts: Sequence[str], base: Tables, control_of: str | None = None)
         ConfigError: two arms have the same name, a text or config is invalid, arms differ in values that they must
             share, or a control has no arm that grows hosts.
     """
-    read = [_read(text) for text in texts]
-    for draft in read:
-        _check_trust(draft, base)
+    read = [_read(text, base) for text in texts]
     drafts = {draft.name: draft for draft in read}
     if len(drafts) < len(read):
         raise ConfigError(f"two arms have the same name: {', '.join(draft.name for draft in read)}")
-    controllers = {name: _controller(draft, base) for name, draft in drafts.items()}
     common = _common(drafts, base)
-    growing = [name for name, controller in controllers.items() if controller not in (*ALONE, *CONTROLS)]
+    growing = [name for name, draft in drafts.items() if draft.controller not in (*ALONE, *CONTROLS)]
     arms = []
     for name, draft in drafts.items():
-        grown = _controlled(draft, control_of, growing) if controllers[name] in CONTROLS else None
-        inherited = drafts[grown].tables if grown else {}
-        tables = merged(base, inherited, draft.tables, common)
+        grown = _controlled(draft, control_of, growing) if draft.controller in CONTROLS else None
+        tables = merged(base, drafts[grown].tables if grown else {}, draft.tables, common)
         if isinstance(run := tables.setdefault("run", {}), dict):  # parse() refuses anything else
-            run["controller"] = controllers[name]
+            run["controller"] = draft.controller
         try:
             config = TrainingConfig.parse(tables)
         except ConfigError as error:
             raise ConfigError(f"arm {name!r}: {error}") from None
-        arms.append(Arm(name, controllers[name], config, grown))
+        arms.append(Arm(name, draft.controller, config, grown))
     return arms
 
 
@@ -118,68 +113,64 @@ def merged(*layers: Mapping[str, Any]) -> Tables:
     return result
 
 
-def _read(text: str) -> _Draft:
-    """Parses one ``--arm``."""
-    file = re.fullmatch(r"([^:=]+)=(.+)", text)
-    if file is not None:
-        name, path = file[1].strip(), Path(file[2].strip())
-        if path.suffix != ".toml":
-            raise ConfigError(f"--arm {text}: {path} is not a .toml file; an arm is one of: {FORMS}")
-        return _Draft(name, None, read_toml(path), file=path)
+def _read(text: str, base: Tables) -> _Draft:
+    """Parses one ``--arm``; a controller that it does not name is that of ``base``."""
     name, colon, rest = text.partition(":")
-    if name == "ppo" and rest:
-        return _Draft(name, f"checkpoint:{rest}")
-    if not colon or name in ("checkpoint", "schedule") or "=" not in rest:
-        return _Draft(text, text)  # _controller refuses an unknown one
-    return _inline(text, name.strip(), rest)
+    if file := re.fullmatch(r"([^:=]+)=(.+)", text):
+        draft = _from_file(text, file[1].strip(), Path(file[2].strip()), base)
+    elif name == "ppo" and rest:
+        draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})
+    elif not colon or name in ("checkpoint", "schedule") or "=" not in rest:
+        draft = _Draft(text, {"run": {"controller": text}})  # _check_controller refuses an unknown one
+    else:
+        draft = _inline(text, name.strip(), rest)
+    runs = [_section(tables, "run") for tables in (draft.tables, base)]
+    draft.controller = str(next((run["controller"] for run in runs if "controller" in run), ""))
+    _check_controller(draft)
+    return draft
+
+
+def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
+    """Reads ``NAME=FILE.toml``."""
+    if path.suffix != ".toml":
+        raise ConfigError(f"--arm {text}: {path} is not a .toml file; an arm is one of: {FORMS}")
+    tables = read_toml(path)
+    task = str(_section(tables, "task").get("name"))
+    from_run = (path.parent / "env.json").exists()
+    if from_run and is_user_task(task) and _section(base, "task").get("name") != task:
+        raise refuse_untrusted(task, str(path))  # only a run folder names this code, and not the user
+    return _Draft(name, tables)
 
 
 def _inline(text: str, name: str, rest: str) -> _Draft:
     """Parses ``NAME:controller=CONTROLLER,SECTION.KEY=VALUE,...``."""
-    draft = _Draft(name, None)
+    draft = _Draft(name, {})
     for assignment in re.split(r",(?=\s*[\w.-]+\s*=)", rest):
         key, _, value = (part.strip() for part in assignment.partition("="))
-        if key in ("controller", "run.controller"):
-            draft.controller = value.strip("\"'")
-        elif key == "of":
+        if key == "of":
             draft.control_of = value.strip("\"'")
-        else:
-            for known, why in WITHOUT_EFFECT.items():
-                if key == known or key.startswith(f"{known}."):
-                    raise ConfigError(f"--arm {text}: {key} has no effect here: {why}")
-            try:
-                set_dotted(draft.tables, f"{key}={value}")
-            except ConfigError:
-                raise ConfigError(
-                    f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
-                ) from None
+            continue
+        for known, why in WITHOUT_EFFECT.items():
+            if f"{key}.".startswith(f"{known}."):
+                raise ConfigError(f"--arm {text}: {key} has no effect here: {why}")
+        try:
+            set_dotted(draft.tables, f"{'run.controller' if key == 'controller' else key}={value}")
+        except ConfigError:
+            raise ConfigError(
+                f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
+            ) from None
     return draft
 
 
-def _check_trust(draft: _Draft, base: Tables) -> None:
-    """Raises ConfigError for a task's code that only a run folder's config names, and not the user."""
-    task = _section(draft.tables, "task").get("name")
-    from_run = draft.file is not None and (draft.file.parent / "env.json").exists()
-    if from_run and is_user_task(str(task)) and _section(base, "task").get("name") != task:
-        raise refuse_untrusted(str(task), str(draft.file))
-
-
-def _controller(draft: _Draft, base: Tables) -> str:
-    """Returns the arm's controller: its own, or else that of the common config."""
-    controller = draft.controller
-    for tables in (draft.tables, base):
-        if controller is None and "controller" in _section(tables, "run"):
-            controller = str(_section(tables, "run")["controller"])
-    if controller is None:
-        raise ConfigError(
-            f"arm {draft.name!r} has no controller; give it one of: {', '.join((*NAMES, 'no-growth', *CONTROLS))}"
-        )
-    kinds = {known.partition(":")[0] for known in NAMES}
-    if controller.partition(":")[0] not in kinds and controller not in (*ALONE, *CONTROLS):
-        raise ConfigError(f"unknown controller {controller!r}; an arm is one of: {FORMS}")
-    if draft.control_of is not None and controller not in CONTROLS:
-        raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {controller}")
-    return controller
+def _check_controller(draft: _Draft) -> None:
+    kind = draft.controller.partition(":")[0]
+    if not kind:
+        known = ", ".join((*NAMES, "no-growth", *CONTROLS))
+        raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {known}")
+    if kind not in {known.partition(":")[0] for known in NAMES} and draft.controller not in (*ALONE, *CONTROLS):
+        raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
+    if draft.control_of is not None and draft.controller not in CONTROLS:
+        raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
 
 
 def _controlled(draft: _Draft, default: str | None, growing: Sequence[str]) -> str:

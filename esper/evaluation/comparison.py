@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,28 @@ from esper.data.task import Task
 from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation.analysis import METRICS, ArmComparison, MetricResult, analyse, corrected
+from esper.evaluation.analysis import METRICS, MetricResult, analyse
 from esper.evaluation.arms import Arm
 from esper.evaluation.controls import CONTROLS
-from esper.evaluation.folder import ComparisonFolder
+from esper.evaluation.folder import RESULTS, ComparisonFolder
 from esper.evaluation.runner import (
     HELD_OUT,
     ArmRunner,
     GrowingRunner,
     HostResult,
-    MakePlayer,
+    MakeController,
     Progress,
     Results,
     in_order,
     play_rounds,
     split_pairs,
 )
-from esper.evaluation.statistics import Floats, compare_pairs
+from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
+from esper.files.atomic import write_json
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
 from esper.rollout.interrupt import termination_interrupts
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.threads import one_thread
 
 
@@ -61,6 +63,10 @@ class ArmResult:
     def of(cls, controller: str, hosts: Sequence[HostResult]) -> ArmResult:
         columns = zip(*((host.accuracy, host.parameters, host.fossils) for host in hosts), strict=True)
         return cls(controller, *(np.array(column) for column in columns))
+
+    def against(self, other: ArmResult) -> PairedComparison:
+        """Compares the accuracies of this arm with those of another one, pair by pair."""
+        return compare_pairs(self.accuracy, other.accuracy, name_a=self.controller, name_b=other.controller)
 
 
 def compare_controllers(
@@ -87,62 +93,40 @@ def compare_controllers(
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
     seed = config.run.seed + HELD_OUT
-
-    def player(name: str) -> MakePlayer:
-        return lambda env: make_player(name, maker.config, env, seed)
-
-    return play_arms(maker, {name: player(name) for name in controllers}, pairs, seed, progress)
+    named = {name: partial(controller_for, name, maker.config, run_seed=seed) for name in controllers}
+    return play_arms(maker, named, pairs, seed, progress)
 
 
 @one_thread()
 def play_arms(
     maker: EnvMaker,
-    players: Mapping[str, MakePlayer],
+    controllers: Mapping[str, MakeController],
     pairs: int,
     run_seed: int,
     progress: Progress | None = None,
     baseline: Baseline | None = None,
     results: Results | None = None,
 ) -> list[ArmResult]:
-    """Plays the hosts of ``run_seed`` with every player: pair i is the same (env, episode) for each of them.
+    """Plays the hosts of ``run_seed`` with every controller: pair i is the same (env, episode) for each of them.
 
     Args:
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
-        results: results by player and round. Rounds found here are not played again; each new one is stored here before
-            ``progress`` is called.
+        results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
+            is called.
     """
-    if results is None:
-        results = {name: {} for name in players}
+    results = {name: {} for name in controllers} if results is None else results
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     runners: dict[str, GrowingRunner] = {}
     baselines: dict[Any, Baseline] = {}
     with ExitStack() as opened:
-        for name, make in players.items():
+        for name, make in controllers.items():
             runner = GrowingRunner(maker, make, n_envs, run_seed, baselines, count_flops=False)
             runners[name] = opened.enter_context(closing(runner))
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
             runner.prepare()
-        play_rounds(runners, rounds, np.random.default_rng([run_seed, len(players)]), results, progress)
-    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, rounds, pairs).items()]
-
-
-def against_reference(arms: Sequence[ArmResult], reference: str) -> list[ArmComparison]:
-    """Compares every other arm with the reference arm (other minus reference)."""
-    base = next(arm for arm in arms if arm.controller == reference)
-    return _compare([(arm, base) for arm in arms if arm is not base])
-
-
-def against_each(arms: Sequence[ArmResult], ours: str) -> list[ArmComparison]:
-    """Compares one arm with each of the others (``ours`` minus other)."""
-    own = next(arm for arm in arms if arm.controller == ours)
-    return _compare([(own, arm) for arm in arms if arm is not own])
-
-
-def _compare(pairs: Sequence[tuple[ArmResult, ArmResult]]) -> list[ArmComparison]:
-    return corrected(
-        [compare_pairs(a.accuracy, b.accuracy, name_a=a.controller, name_b=b.controller) for a, b in pairs]
-    )
+        play_rounds(runners, rounds, np.random.default_rng([run_seed, len(controllers)]), results, progress)
+    return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
 
 
 @dataclass(frozen=True)
@@ -159,7 +143,6 @@ class ComparisonResult:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs played."""
         return len(self.hosts[self.reference])
 
     @property
@@ -171,7 +154,6 @@ class ComparisonResult:
         return self.arms[0].config.run.seed
 
     def plain(self) -> dict[str, Any]:
-        """Returns everything, ready for JSON."""
         return {
             "task": self.task,
             "seed": self.seed,
@@ -180,9 +162,7 @@ class ComparisonResult:
             "reference": self.reference,
             "arms": {
                 arm.name: {
-                    "controller": arm.controller,
-                    "of": arm.control_of,
-                    "config": arm.config.model_dump(mode="json"),
+                    **arm.plain(),
                     "values": {metric.name: metric.values(self.hosts[arm.name]).tolist() for metric in METRICS},
                     "hosts": [host.plain() for host in self.hosts[arm.name]],
                 }
@@ -194,7 +174,7 @@ class ComparisonResult:
 
 
 def environment_without_paths() -> dict[str, Any]:
-    """Describes the environment, with only the names of compiled modules, so that results of two folders compare."""
+    """Describes the environment, with the names of compiled modules only, so that two result files can be compared."""
     environment = describe_environment()
     return {**environment, "modules": sorted(environment["modules"])}
 
@@ -306,13 +286,13 @@ class ComparisonRun:
             finally:
                 self.result = self._analyse()
                 if self.result is not None:
-                    self.files.write_results(self.result.plain())
+                    write_json(self.files.path / RESULTS, self.result.plain())
         assert self.result is not None
         return self.result
 
     def _analyse(self) -> ComparisonResult | None:
         """Returns the result of the rounds that every arm has finished; None if there is none."""
-        hosts = in_order(self.results, self.rounds, self.pairs)
+        hosts = in_order(self.results, self.pairs)
         if not hosts[self.reference]:
             return None
         metrics = analyse(hosts, self.reference)
@@ -326,6 +306,5 @@ class ComparisonRun:
 def _runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
     if arm.control_of is not None:
         return CONTROLS[arm.controller](maker, arm.control_of, run_seed)
-    return GrowingRunner(
-        maker, lambda env: make_player(arm.player, maker.config, env, run_seed), n_envs, run_seed, baselines
-    )
+    make = partial(controller_for, "none" if arm.alone else arm.controller, maker.config, run_seed=run_seed)
+    return GrowingRunner(maker, make, n_envs, run_seed, baselines)

@@ -11,14 +11,16 @@ steps and the controller are not counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.config_resolved import ResolvedConfig
-from esper.data.task import SAMPLE, Split, Task, resolve
+from esper.config_resolved import HostTrainingConfig
+from esper.data.task import SAMPLE, Split, Task
 from esper.env.governed_host import GovernedHost
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
@@ -52,8 +54,9 @@ class EpochKind:
     @classmethod
     def of(cls, host: GovernedHost) -> EpochKind:
         """Returns the kind of the epoch that was just validated; call it before the host changes again."""
-        occupants = tuple(_occupant(site) for site in host.training.sites)
-        return cls(occupants, _branching(host.counterfactual.configurations))
+        columns = zip(*host.counterfactual.configurations, strict=True)  # the alphas of one site each
+        configurations = zip(*(_branching(alphas) for alphas in columns), strict=True)
+        return cls(tuple(_occupant(site) for site in host.training.sites), tuple(configurations))
 
     @classmethod
     def alone(cls, sites: int) -> EpochKind:
@@ -70,16 +73,13 @@ def _occupant(site: Site) -> Occupant | None:
     return Occupant(site.blueprint.name, site.style, role)
 
 
-def _branching(configurations: list[Configuration]) -> tuple[Configuration, ...]:
-    """Normalises alphas, keeping which ones are equal: at each site, the k-th distinct nonzero value becomes 1 / k."""
-    columns = []
-    for alphas in zip(*configurations, strict=True):
-        known = {alpha: 1 / number for number, alpha in enumerate(dict.fromkeys(a for a in alphas if a), 1)}
-        columns.append([known.get(alpha, 0.0) for alpha in alphas])
-    return tuple(zip(*columns, strict=True))
+def _branching(alphas: Sequence[float]) -> list[float]:
+    """Normalises a site's alphas, keeping which ones are equal: the k-th distinct nonzero value becomes 1 / k."""
+    known = {alpha: 1 / number for number, alpha in enumerate(dict.fromkeys(filter(None, alphas)), 1)}
+    return [known.get(alpha, 0.0) for alpha in alphas]
 
 
-class _NoModules:
+class _NoModules(nullcontext[None]):
     """Replaces the counter's module tracker.
 
     The tracker hooks into the gradients of module inputs, which fails if autograd is asked for the gradient of that
@@ -87,12 +87,6 @@ class _NoModules:
     """
 
     parents = frozenset({"Global"})
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        pass
 
 
 class _PassCounter(FlopCounterMode):
@@ -106,31 +100,29 @@ class _PassCounter(FlopCounterMode):
 class ComputeMeter:
     """Counts the floating-point operations of one task's hosts, as the config trains them."""
 
-    def __init__(self, task: Task, config: ResolvedConfig, blueprints: BlueprintRegistry) -> None:
-        self.task, self.config, self.blueprints = task, resolve(config, task), blueprints
-        self._trained = self.config.trained_samples
-        self._epochs: dict[int, Counter[EpochKind]] = {}
-        self._first: dict[int, EpochKind] = {}
+    def __init__(self, task: Task, config: HostTrainingConfig, blueprints: BlueprintRegistry) -> None:
+        self.task, self.config, self.blueprints = task, config, blueprints
+        self._epochs: dict[int, list[EpochKind]] = {}
+        """Epochs of each env's current episode; the first one is the untrained host, which is only validated."""
         # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
     def watch(self, host: GovernedHost) -> None:
-        """Records the epoch that was just validated. Epoch 0, the untrained host's validation, starts a new episode."""
-        kind = EpochKind.of(host)
+        """Records the epoch that was just validated; epoch 0 starts a new episode."""
         if host.epoch == 0:
-            self._epochs[host.row], self._first[host.row] = Counter(), kind
-        else:
-            self._epochs[host.row][kind] += 1
+            self._epochs[host.row] = []
+        self._epochs[host.row].append(EpochKind.of(host))
 
     def flops(self, env: int) -> float:
         """Returns the operations of the env's current episode so far."""
-        epochs = sum(times * sum(self.of_epoch(kind)) for kind, times in self._epochs[env].items())
-        return epochs + self.of_epoch(self._first[env])[1]
+        untrained, *epochs = self._epochs[env]
+        trained = sum(times * sum(self.of_epoch(kind)) for kind, times in Counter(epochs).items())
+        return trained + self.of_epoch(untrained)[1]
 
     def of_epoch(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of one epoch of this kind: (training, validation after it)."""
         training, validation = self.a_sample(kind)
-        return training * self._trained, validation * len(self.task.validation)
+        return training * self.config.trained_samples, validation * len(self.task.validation)
 
     def _a_sample(self, kind: EpochKind) -> tuple[float, float]:
         """Returns the operations of this kind per sample: (training, validation)."""

@@ -1,4 +1,4 @@
-"""Controls of a grown host, made for every pair from its result.
+"""Controls of a grown host, made for every pair from its result and trained without growth.
 
 They are its final topology trained from scratch, a wider host of the same size, and the host alone trained with the
 same compute.
@@ -12,23 +12,31 @@ from dataclasses import replace
 from typing import Any
 
 from esper.config import ConfigError
+from esper.config_resolved import HostTrainingConfig
+from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
+from esper.env.no_growth import no_growth_loop
+from esper.env.training_backend import make_trainings
 from esper.evaluation.compute import ComputeMeter, EpochKind
 from esper.evaluation.runner import ArmRunner, HostResult
-from esper.evaluation.static_hosts import FixedHost, train_fixed
 from esper.files.grown_host import assemble
+from esper.hosts.grown import StaticHost
 from esper.hosts.host import Host
 from esper.hosts.sizes import nearest_in_size
-from esper.hosts.static import StaticHost
 from esper.seeds.blueprints import BLUEPRINTS
+from esper.training.execution.tiers import make_lanes
+from esper.training.host_trainer import HostTrainer
+from esper.training.placement import copies_to_pin
 from esper.training.rng import seeded
+
+Control = tuple[Task, HostTrainingConfig, dict[str, Any]]
+"""A task that says how the host is built, a config that says how long it trains, and facts about it."""
 
 
 class ControlRunner(ArmRunner):
     """Base class of arms that train hosts without growth, one for each host of the arm ``control_of``.
 
-    Raises:
-        ConfigError: hosts are simulated, and have no network.
+    Raises ConfigError if hosts are simulated, and so have no network.
     """
 
     kind = ""
@@ -36,24 +44,51 @@ class ControlRunner(ArmRunner):
     def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
         if maker.task is None:
             raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
-        self.task, self.config, self.control_of, self.run_seed = maker.task, maker.config, control_of, run_seed
+        self.task, self.config = maker.task, resolve(maker.config, maker.task)
+        self.control_of, self.run_seed = control_of, run_seed
         self.blueprints = BLUEPRINTS.copy()
         with seeded(0):
             self.host = self.task.build_host()
             self.host.probe(self.task.sample.cpu())
 
-    def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
-        controls = [self.make(host) for host in grown]
-        results = train_fixed([host for host, _ in controls], self.run_seed, number, self.blueprints)
-        alone = float(self.host.parameter_count)
-        return [
-            replace(result, host_parameters=alone, facts={**result.facts, **facts})
-            for result, (_, facts) in zip(results, controls, strict=True)
-        ]
-
     @abstractmethod
-    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
-        """Returns the control of one grown host, and facts about it."""
+    def make(self, grown: HostResult) -> Control:
+        """Returns the control of one grown host."""
+
+    def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
+        """Trains the control of host i as env i of the round.
+
+        It gets the same initial weights for the same layers, the same batches, the same phases of an epoch and the same
+        governor.
+        """
+        tasks, configs, facts = zip(*(self.make(host) for host in grown), strict=True)
+        training = make_trainings(tasks, configs, range(len(tasks)))
+        meters = [ComputeMeter(*made, self.blueprints) for made in zip(tasks, configs, strict=True)]
+        with make_lanes(self.config.run, self.task.device) as lanes:
+            trainer = HostTrainer(self.task, training, lanes)
+            try:
+                pinned = copies_to_pin(self.config.run, training)
+                loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
+                alone.watch = lambda host: meters[host.row].watch(host)
+                loop.state.episode[:] = number - 1
+                *_, state = loop.without_growth(self.run_seed)
+                accuracy = alone.test_accuracy(state)
+            finally:
+                trainer.close()
+        return [
+            HostResult(
+                accuracy=float(accuracy[i]),
+                loss=float(state.committed_loss[i]),
+                parameters=float(each.host_parameters),
+                host_parameters=float(self.host.parameter_count),
+                flops=meters[i].flops(i),
+                epochs=float(state.epoch[i]),
+                rollbacks=float(state.rollbacks[i]),
+                fossils=0.0,
+                facts={"validation_accuracy": float(state.committed[i]), **facts[i]},
+            )
+            for i, each in enumerate(training)
+        ]
 
 
 class StaticRunner(ControlRunner):
@@ -65,9 +100,9 @@ class StaticRunner(ControlRunner):
 
     kind = "static"
 
-    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
-        task, topology = self.task, self.host.topology
-        blueprints = {slot: self.blueprints.get(topology, seed.blueprint) for slot, seed in grown.kept.items()}
+    def make(self, grown: HostResult) -> Control:
+        task, names = self.task, {slot: seed.blueprint for slot, seed in grown.kept.items()}
+        blueprints = {slot: self.blueprints.get(self.host.topology, name) for slot, name in names.items()}
         sample = task.sample.cpu()
 
         def build() -> Host:
@@ -75,15 +110,13 @@ class StaticRunner(ControlRunner):
             host.probe(sample)  # initialises lazy layers and finds the sites of a graft
             return StaticHost(assemble(host, grown.kept, blueprints, task.name))
 
-        seeds = {slot: seed.blueprint for slot, seed in grown.kept.items()}
-        return FixedHost(replace(task, build_host=build), self.config), {"built_in": seeds}
+        return replace(task, build_host=build), self.config, {"built_in": names}
 
 
 class BiggerRunner(ControlRunner):
     """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
-    Raises:
-        ConfigError: the host cannot be widened, for example a grafted one.
+    Raises ConfigError if the host cannot be widened, for example a grafted one.
     """
 
     kind = "bigger"
@@ -92,10 +125,10 @@ class BiggerRunner(ControlRunner):
         super().__init__(maker, control_of, run_seed)
         nearest_in_size(self.host, self.host.parameter_count)  # refuses a host that cannot be widened
 
-    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
+    def make(self, grown: HostResult) -> Control:
         size = nearest_in_size(self.host, int(grown.parameters))
         facts = {"width": size.width, "wanted_parameters": grown.parameters}
-        return FixedHost(replace(self.task, build_host=size.build), self.config), facts
+        return replace(self.task, build_host=size.build), self.config, facts
 
 
 class SameComputeRunner(ControlRunner):
@@ -112,10 +145,9 @@ class SameComputeRunner(ControlRunner):
         if not self.each:
             raise ConfigError("same-compute: none of the operations in this host's passes can be counted")
 
-    def make(self, grown: HostResult) -> tuple[FixedHost, dict[str, Any]]:
+    def make(self, grown: HostResult) -> Control:
         epochs = max(1, round((grown.flops - self.first) / self.each))
-        config = self.config.with_values(env={"episode_length": epochs})
-        return FixedHost(self.task, config), {"wanted_flops": grown.flops}
+        return self.task, self.config.with_values(env={"episode_length": epochs}), {"wanted_flops": grown.flops}
 
 
 CONTROLS: dict[str, type[ControlRunner]] = {

@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import schedule_file
@@ -35,21 +34,8 @@ class ComparisonFolder:
 
     def create(self, arms: Sequence[Arm], pairs: int, reference: str) -> None:
         """Creates the folder with the settings and a description of the machine."""
-        settings = {
-            "format": FORMAT,
-            "pairs": pairs,
-            "reference": reference,
-            "arms": [
-                {
-                    "name": arm.name,
-                    "controller": arm.controller,
-                    "of": arm.control_of,
-                    "follows_sha256": _followed_digest(arm),
-                    "config": arm.config.model_dump(mode="json"),
-                }
-                for arm in arms
-            ],
-        }
+        entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in arms]
+        settings = {"format": FORMAT, "pairs": pairs, "reference": reference, "arms": entries}
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / SETTINGS, settings)
@@ -58,8 +44,7 @@ class ComparisonFolder:
     def settings(self) -> tuple[list[Arm], int, str]:
         """Returns arms, pairs and reference as they were saved by :meth:`create`.
 
-        Raises:
-            ConfigError: there is no such folder, it has another format, or a checkpoint or schedule has changed since.
+        Raises ConfigError for a missing folder, another format, or a checkpoint or schedule that has changed since.
         """
         file = self.path / SETTINGS
         try:
@@ -104,9 +89,6 @@ class ComparisonFolder:
             results[entry["arm"]][int(entry["round"])] = [HostResult.parse(host) for host in entry["hosts"]]
         return results
 
-    def write_results(self, results: dict[str, Any]) -> None:
-        write_json(self.path / RESULTS, results)
-
 
 def resume_command(folder: Path, task: str) -> str:
     """Returns the command that resumes a comparison, which names a user-defined task again."""
@@ -114,11 +96,7 @@ def resume_command(folder: Path, task: str) -> str:
 
 
 def _followed_digest(arm: Arm) -> str | None:
-    """Returns the SHA-256 of the schedule or policy that the arm's controller follows; None if it follows none.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Returns the SHA-256 of the schedule or policy that the arm's controller follows; None if it follows none."""
     file = schedule_file(arm.controller, arm.config.task.name)
     if arm.controller.partition(":")[0] in ("checkpoint", "pretrained"):
         path = policy_path(arm.controller)

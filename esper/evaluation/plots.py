@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from esper.evaluation.comparison import ComparisonResult
-from esper.evaluation.statistics import ConfidenceInterval
+from esper.evaluation.statistics import ConfidenceInterval, Floats
 from esper.report.chart_style import MARKERS, chart_style
 
 if TYPE_CHECKING:
@@ -20,11 +20,7 @@ GREY, DARK = "0.75", "0.2"
 
 @chart_style()
 def save_plots(result: ComparisonResult, folder: Path) -> list[Path]:
-    """Saves all plots as PNG in ``folder`` and returns their paths.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Saves all plots as PNG in ``folder`` and returns their paths. Raises ImportError without matplotlib."""
     files = []
     for name, draw in (("pairs", draw_pairs), ("differences", draw_differences), ("cost", draw_cost)):
         files.append(folder / f"{name}.png")
@@ -34,11 +30,8 @@ def save_plots(result: ComparisonResult, folder: Path) -> list[Path]:
 
 def draw_pairs(result: ComparisonResult) -> Figure:
     """Test accuracy of every host, one line per pair; mean and its interval for every arm."""
-    from matplotlib.figure import Figure
-
     names = list(result.hosts)
-    figure = Figure(figsize=(max(5.0, 1.5 + 1.2 * len(names)), 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = _panels(max(5.0, 1.5 + 1.2 * len(names)), 4.5)
     values = np.array([[host.accuracy for host in result.hosts[name]] for name in names])  # [arms, pairs]
     places = np.arange(len(names))
     for number, pair in enumerate(values.T):
@@ -50,7 +43,7 @@ def draw_pairs(result: ComparisonResult) -> Figure:
         axes.errorbar(
             places,
             [summary.mean for summary in summaries],
-            yerr=np.array([_error_bar(summary.mean, summary.mean_interval) for summary in summaries]).T,
+            yerr=np.hstack([_error_bar(summary.mean, summary.mean_interval) for summary in summaries]),
             fmt="D",
             color=DARK,
             markersize=6,
@@ -67,18 +60,15 @@ def draw_pairs(result: ComparisonResult) -> Figure:
 
 def draw_differences(result: ComparisonResult) -> Figure:
     """Mean paired difference of every arm to the reference with its interval, one panel per metric."""
-    from matplotlib.figure import Figure
-
     shown = [found for found in result.metrics if found.missing is None]
     columns = 3
     rows = max(1, -(-len(shown) // columns))
-    figure = Figure(figsize=(11, 0.6 + rows * (0.78 + 0.32 * len(result.arms))), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, panels = _panels(11, 0.6 + rows * (0.78 + 0.32 * len(result.arms)), nrows=rows, ncols=columns)
     for number, (axes, found) in enumerate(zip(panels, shown, strict=False)):
         names = list(found.comparisons)
         for place, compared in enumerate(found.comparisons.values()):
             pair, color = compared.pair, "C0" if compared.conclusive else "0.5"
-            error = np.array([_error_bar(pair.difference, pair.interval)]).T
+            error = _error_bar(pair.difference, pair.interval)
             axes.errorbar(pair.difference, place, xerr=error, fmt="o", color=color, capsize=3, markersize=4)
         axes.axvline(0, color=DARK, linewidth=0.8, linestyle=":")
         axes.set_yticks(range(len(names)), [short(name) for name in names] if number % columns == 0 else [])
@@ -97,36 +87,37 @@ def draw_differences(result: ComparisonResult) -> Figure:
 
 def draw_cost(result: ComparisonResult) -> Figure:
     """Test accuracy of every host against its parameters and, if counted, its compute; large markers are means."""
-    from matplotlib.figure import Figure
-
-    counted = bool(np.isfinite(next(iter(result.hosts.values()))[0].flops))
-    figure = Figure(figsize=(10 if counted else 5.5, 4.5), layout="constrained")
-    panels = figure.subplots(1, 2 if counted else 1, sharey=True, squeeze=False).ravel()
-    _scatter(result, panels[0], "parameters", 1.0, "parameters", labelled=True)
-    if counted:
-        _scatter(result, panels[1], "flops", 1e9, "compute, GFLOP", labelled=False)
+    costs = [("parameters", 1.0, "parameters")]
+    if np.isfinite(next(iter(result.hosts.values()))[0].flops):
+        costs.append(("flops", 1e9, "compute, GFLOP"))
+    figure, panels = _panels(10 if len(costs) == 2 else 5.5, 4.5, ncols=len(costs), sharey=True)
+    for axes, (cost, unit, label) in zip(panels, costs, strict=True):
+        for number, (name, hosts) in enumerate(result.hosts.items()):
+            x = np.array([getattr(host, cost) / unit for host in hosts])
+            y = np.array([host.accuracy for host in hosts])
+            color, marker = f"C{number % 10}", MARKERS[number % len(MARKERS)]
+            axes.scatter(x, y, color=color, marker=marker, s=12, alpha=0.4, linewidths=0)
+            legend = short(name) if axes is panels[0] else None
+            axes.scatter(x.mean(), y.mean(), color=color, marker=marker, s=80, edgecolors=DARK, zorder=3, label=legend)
+        axes.set_xlabel(label)
     panels[0].set_ylabel("test accuracy, %")
     figure.suptitle(f"{short(result.task)}: {result.pairs} pairs; small: hosts, large: means", fontsize=10)
     figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 
-def _scatter(result: ComparisonResult, axes: Axes, cost: str, unit: float, label: str, labelled: bool) -> None:
-    for number, (name, hosts) in enumerate(result.hosts.items()):
-        x = np.array([getattr(host, cost) / unit for host in hosts])
-        y = np.array([host.accuracy for host in hosts])
-        color, marker = f"C{number % 10}", MARKERS[number % len(MARKERS)]
-        axes.scatter(x, y, color=color, marker=marker, s=12, alpha=0.4, linewidths=0)
-        legend = short(name) if labelled else None
-        axes.scatter(x.mean(), y.mean(), color=color, marker=marker, s=80, edgecolors=DARK, zorder=3, label=legend)
-    axes.set_xlabel(label)
+def _panels(width: float, height: float, **grid: Any) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of this size in inches, and its panels row by row; ``grid`` as in ``Figure.subplots``."""
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(squeeze=False, **grid).ravel())
 
 
-def _error_bar(middle: float, limits: ConfidenceInterval) -> tuple[float, float]:
-    """Distances from ``middle`` to the limits below and above; 0 if the interval is unbounded."""
-    if not np.isfinite(limits.low):
-        return (0.0, 0.0)
-    return (max(0.0, middle - limits.low), max(0.0, limits.high - middle))
+def _error_bar(middle: float, limits: ConfidenceInterval) -> Floats:
+    """Distances [2, 1] from ``middle`` to the limits below and above; 0 if the interval is unbounded."""
+    distances = np.array([[middle - limits.low], [limits.high - middle]])
+    return np.where(np.isfinite(distances), distances.clip(min=0), 0.0)
 
 
 def short(name: str, max_length: int = 24) -> str:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.data.user_task import is_user_task, refuse_untrusted, same_task
 from esper.env.make import EnvMaker
-from esper.evaluation.analysis import ArmComparison
+from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
-from esper.evaluation.comparison import ArmResult, against_reference, environment_without_paths, play_arms
-from esper.evaluation.runner import HELD_OUT, Progress
+from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
+from esper.evaluation.runner import HELD_OUT, MakeController, Progress
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.training.rng import seeded
 
 ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
@@ -34,7 +35,7 @@ WITHOUT_EFFECT = ("task.name", "run.controller", "run.rounds", "run.checkpoint_e
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """Result of an evaluation; accuracies in pp, test split, committed networks."""
+    """Result of an evaluation; accuracies are those of committed networks on the test split, in pp."""
 
     policy: SavedPolicy
     config: TrainingConfig
@@ -52,13 +53,12 @@ class PolicyEvaluation:
 
     def plain(self) -> dict[str, Any]:
         """Returns everything, ready for JSON."""
+        values = {arm.controller: {name: v.tolist() for name, v in arm.columns.items()} for arm in self.arms}
         return {
             "controller": self.policy.name,
             "origin": self.policy.origin,
             **self.score(),
-            "arms": {
-                arm.controller: {name: values.tolist() for name, values in arm.columns.items()} for arm in self.arms
-            },
+            "arms": values,
             "config": self.config.model_dump(mode="json"),
             "environment": environment_without_paths(),
         }
@@ -114,27 +114,25 @@ def evaluate_controller(
     check_devices(config.run.device)
     maker = EnvMaker.of(config, given)
     if width is not None:
-        maker = _widened(maker, width)
-    seed = maker.config.run.seed + HELD_OUT
-    arms = play_arms(
-        maker,
-        {
-            ALONE: lambda env: make_player(ALONE, maker.config, env, seed),
-            GREEDY: lambda env: policy.player(env, seed),
-            STOCHASTIC: lambda env: policy.player(env, seed, greedy=False),
-        },
-        maker.config.run.evaluation_pairs,
-        seed,
-        progress,
-    )
-    return PolicyEvaluation(policy, maker.config, width, tuple(arms), tuple(against_reference(arms, ALONE)))
+        if maker.task is None:
+            raise ConfigError(f"hosts of {config.task.name} are simulated and have no width")
+        with seeded(0):  # the weights are not used
+            maker = maker.with_hosts(at_width(maker.task.build_host(), width))
+    config, seed = maker.config, maker.config.run.seed + HELD_OUT
+    controllers: dict[str, MakeController] = {
+        ALONE: partial(controller_for, ALONE, config, run_seed=seed),
+        GREEDY: partial(policy.controller, run_seed=seed),
+        STOCHASTIC: partial(policy.controller, run_seed=seed, greedy=False),
+    }
+    arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
+    comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
+    return PolicyEvaluation(policy, config, width, tuple(arms), tuple(comparisons))
 
 
 def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:
     """Returns the config for the hosts: that of its run; for another task, with that task's sizes and rates.
 
-    Raises:
-        ConfigError: the task is unknown, or is code that is not named; a value is invalid or has no effect.
+    Raises ConfigError for a task that is code and is not named, and for a value that is invalid or has no effect.
     """
     for section, values in changes.items():
         for key in values if isinstance(values, dict) else ():
@@ -156,12 +154,3 @@ def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, An
         tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}
     tables["task"]["name"] = task or learned_on
     return TrainingConfig.parse(merged(tables, changes))
-
-
-def _widened(maker: EnvMaker, width: int) -> EnvMaker:
-    """Returns the env maker with hosts of ``width``. Raises ConfigError if they have no width, or not this one."""
-    if maker.task is None:
-        raise ConfigError(f"hosts of {maker.config.task.name} are simulated and have no width")
-    with seeded(0):  # the weights are not used
-        build = at_width(maker.task.build_host(), width)
-    return maker.with_hosts(build)

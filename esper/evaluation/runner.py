@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,10 +18,10 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation.compute import ComputeMeter
 from esper.files.grown_host import kept_seed
 from esper.hosts.grown import KeptSeed
-from esper.rollout.rollout import EpisodeStats, play_round
+from esper.rollout.rollout import play_round
 from esper.telemetry.event import ArmPlayed
 
-MakePlayer = Callable[[SlotVectorEnv], Controller]
+MakeController = Callable[[SlotVectorEnv], Controller]
 Progress = Callable[[ArmPlayed], None]
 """Called after each arm's round."""
 
@@ -51,7 +52,6 @@ class HostResult:
     """Further information, ready for JSON."""
 
     def plain(self) -> dict[str, Any]:
-        """Returns the fields, ready for JSON."""
         return asdict(self)
 
     @classmethod
@@ -92,14 +92,14 @@ class GrowingRunner(ArmRunner):
     Args:
         n_envs: number of hosts per round.
         run_seed: seed that the hosts are derived from; the baseline is that of the config's own seed.
-        baselines: measured baselines by :func:`_baseline_key`, shared by all arms; this one adds its own.
+        baselines: measured baselines by what they depend on, shared by all arms; this one adds its own.
         count_flops: whether floating-point operations are counted; those of simulated hosts never are.
     """
 
     def __init__(
         self,
         maker: EnvMaker,
-        make_player: MakePlayer,
+        make_controller: MakeController,
         n_envs: int,
         run_seed: int,
         baselines: dict[Any, Baseline],
@@ -108,7 +108,7 @@ class GrowingRunner(ArmRunner):
         self.run_seed, self.baselines = run_seed, baselines
         self.env = maker.make(n_envs=n_envs)
         try:
-            self.player = make_player(self.env)
+            self.controller = make_controller(self.env)
         except BaseException:
             self.env.close()
             raise
@@ -118,7 +118,9 @@ class GrowingRunner(ArmRunner):
             self.env.hosts.watch = self.meter.watch
 
     def prepare(self) -> None:
-        env, key = self.env, _baseline_key(self.env)
+        env, config = self.env, self.env.config
+        # Equal for envs whose hosts, left alone, are the same.
+        key = (type(env), config.task, config.env.episode_length, config.env.baseline_episodes, config.run.device)
         env.baseline = env.baseline or self.baselines.get(key)
         env.prepare()
         if env.baseline is not None:
@@ -126,39 +128,28 @@ class GrowingRunner(ArmRunner):
         env.run_seed = self.run_seed
 
     def play(self, number: int, grown: Sequence[HostResult] = ()) -> list[HostResult]:
-        self.env.episode_numbers[:] = number - 1
-        self.player.episode[:] = number - 1
-        played = play_round(self.env, self.player)
-        accuracy = self.env.test_accuracy()
-        return [self._result(index, played, float(accuracy[index])) for index in range(self.env.num_envs)]
-
-    def _result(self, index: int, played: EpisodeStats, accuracy: float) -> HostResult:
-        return HostResult(
-            accuracy=accuracy,
-            loss=float(self.env.state.committed_loss[index]),
-            parameters=float(played.parameters[index]),
-            host_parameters=float(self.env.host_parameters),
-            flops=float("nan") if self.meter is None else self.meter.flops(index),
-            epochs=float(played.epochs[index]),
-            rollbacks=float(played.rollbacks[index]),
-            fossils=float(played.fossils[index]),
-            kept=self._kept(index),
-            facts={"validation_accuracy": float(played.committed[index]), "return": float(played.returns[index])},
-        )
-
-    def _kept(self, index: int) -> dict[str, KeptSeed]:
-        if not isinstance(self.env, GrowthVectorEnv):
-            return {}
-        return {site.name: kept_seed(site) for site in self.env.training[index].fossils()}
+        env = self.env
+        env.state.episode[:] = self.controller.episode[:] = number - 1
+        played, accuracy = play_round(env, self.controller), env.test_accuracy()
+        trained = env.training if isinstance(env, GrowthVectorEnv) else None
+        return [
+            HostResult(
+                accuracy=float(accuracy[i]),
+                loss=float(env.state.committed_loss[i]),
+                parameters=float(played.parameters[i]),
+                host_parameters=float(env.host_parameters),
+                flops=math.nan if self.meter is None else self.meter.flops(i),
+                epochs=float(played.epochs[i]),
+                rollbacks=float(played.rollbacks[i]),
+                fossils=float(played.fossils[i]),
+                kept={site.name: kept_seed(site) for site in trained[i].fossils()} if trained else {},
+                facts={"validation_accuracy": float(played.committed[i]), "return": float(played.returns[i])},
+            )
+            for i in range(env.num_envs)
+        ]
 
     def close(self) -> None:
         self.env.close()
-
-
-def _baseline_key(env: SlotVectorEnv) -> tuple[Any, ...]:
-    """Returns a key that is equal for envs whose hosts, left alone, are the same."""
-    config = env.config
-    return (type(env), config.task, config.env.episode_length, config.env.baseline_episodes, config.run.device)
 
 
 def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
@@ -167,9 +158,9 @@ def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
     return rounds, -(-pairs // rounds)
 
 
-def in_order(results: Results, rounds: int, pairs: int) -> dict[str, list[HostResult]]:
+def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
     """Returns the hosts of the rounds that every arm has finished, in the order of their pairs, at most ``pairs``."""
-    complete = [number for number in range(rounds) if all(number in done for done in results.values())]
+    complete = sorted(set.intersection(*(set(done) for done in results.values())))
     return {name: [host for number in complete for host in done[number]][:pairs] for name, done in results.items()}
 
 
@@ -195,8 +186,8 @@ def play_rounds(
             if number in results[name]:
                 continue
             control_of = runners[name].control_of
-            hosts = runners[name].play(number, () if control_of is None else results[control_of][number])
-            results[name][number] = hosts
+            grown = () if control_of is None else results[control_of][number]
+            hosts = results[name][number] = runners[name].play(number, grown)
             if save is not None:
                 save(name, number, hosts)
             if progress is not None:

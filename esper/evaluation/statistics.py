@@ -17,21 +17,16 @@ from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 Values = Sequence[float] | Floats
-Statistic = Callable[[Floats], Floats]
-"""Maps values [..., n] to their statistic along the last axis, [...]."""
-
+Statistic = Callable[..., Floats]
 Better = Literal["higher", "lower", "neither"]
 """Direction in which values are better; neither for a cost, which may be worth paying."""
 
 ALPHA = 0.05
 """Significance level of every verdict."""
-
 LEVEL = 0.95
 """Confidence level of every interval."""
-
 MIN_PAIRS = 10
 """Min pairs needed to name a winner."""
-
 MAX_EXACT_PAIRS = 16
 """Max pairs for which the sign-flip test enumerates every assignment (at most 2^15: the last sign is fixed)."""
 
@@ -52,9 +47,9 @@ class PairedComparison:
     """Arms ``a`` and ``b`` measured on the same n pairs; every difference is a - b.
 
     ``difference_std`` is the sample standard deviation (n - 1), ``effect_size`` is ``difference / difference_std``
-    (Cohen's d_z); both are NaN for one pair. ``p_value`` is the sign-flip test's. ``mann_whitney_u`` (of ``a``) and its
-    two-sided p ignore the pairing; they are only displayed, and the verdict does not use them. Wins, ties and losses
-    count the pairs in which ``a`` is higher, equal and lower.
+    (Cohen's d_z), infinite without spread; both are NaN for one pair. ``p_value`` is the sign-flip test's.
+    ``mann_whitney_u`` (of ``a``) and its two-sided p ignore the pairing; they are only displayed, and the verdict does
+    not use them. Wins, ties and losses count the pairs in which ``a`` is higher, equal and lower.
     """
 
     name_a: str
@@ -78,7 +73,7 @@ class PairedComparison:
         """Returns the name of the better arm (the higher one if neither direction is better), or None without evidence.
 
         Evidence requires ``MIN_PAIRS`` pairs, p < ``ALPHA`` and an interval that excludes zero. ``p_value`` replaces
-        the comparison's own p if it is one of several: pass its entry of :func:`holm_adjusted`.
+        the comparison's own p, if it is one of several, by its entry of :func:`holm_adjusted`.
         """
         p = self.p_value if p_value is None else p_value
         if self.pairs < MIN_PAIRS or not p < ALPHA or not self.interval.excludes(0.0):
@@ -89,11 +84,11 @@ class PairedComparison:
         """Returns the verdict as one sentence; arguments as in :meth:`winner`."""
         if self.pairs < MIN_PAIRS:
             return f"inconclusive: fewer than {MIN_PAIRS} pairs"
-        winner = self.winner(p_value, better)
+        p = self.p_value if p_value is None else p_value
+        winner = self.winner(p, better)
         if winner is None:
             return "no evidence of a difference"
         low, high = sorted(abs(limit) for limit in self.interval)
-        p = self.p_value if p_value is None else p_value
         return (
             f"{winner} is {'higher' if better == 'neither' else 'better'} by {abs(self.difference):.{decimals}f} "
             f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {p:.2g}, {self.pairs} pairs)"
@@ -103,22 +98,19 @@ class PairedComparison:
 def compare_pairs(
     a: Values, b: Values, *, name_a: str = "a", name_b: str = "b", resamples: int = 10_000, seed: int = 0
 ) -> PairedComparison:
-    """Compares two arms pair by pair.
+    """Compares two arms pair by pair. Raises ValueError for unequal lengths, no pairs, or a value that is not finite.
 
     Args:
         a, b: results of the arms, shape [n] each; ``a[i]`` and ``b[i]`` are one pair.
         resamples: number of bootstrap resamples, and of sign assignments drawn if there are too many to enumerate.
         seed: seed of both resamplings; the same input and seed give the same result.
-
-    Raises:
-        ValueError: unequal lengths, no pairs, or a value that is not finite (for an arm that diverged, pass the result
-            it actually reached, or leave out the pair on both sides).
     """
     left, right = _finite(a, name_a), _finite(b, name_b)
     if len(left) != len(right):
         raise ValueError(f"pairs need equal lengths: {name_a} has {len(left)} values, {name_b} has {len(right)}")
     differences = left - right
     difference, std = float(differences.mean()), _sample_std(differences)
+    without_spread = math.copysign(math.inf, difference) if difference else 0.0
     mann_whitney = stats.mannwhitneyu(left, right, alternative="two-sided")
     return PairedComparison(
         name_a=name_a,
@@ -128,7 +120,7 @@ def compare_pairs(
         mean_b=float(right.mean()),
         difference=difference,
         difference_std=std,
-        effect_size=_effect_size(difference, std),
+        effect_size=difference / std if std else without_spread,
         level=LEVEL,
         interval=bootstrap_interval(differences, resamples=resamples, seed=seed),
         p_value=sign_flip_test(differences, resamples, seed),
@@ -148,12 +140,8 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
 
     ``scipy.stats.permutation_test`` is not used because its tolerance is relative to the observed mean: it misses ties
     if the differences nearly cancel, as those of accuracies on a small split do.
-
-    Raises:
-        ValueError: no values, a value that is not finite, or no resamples.
     """
     values = _finite(differences, "differences")
-    _check_resamples(resamples)
     n = len(values)
     exact = n <= MAX_EXACT_PAIRS
     if exact:
@@ -168,14 +156,7 @@ def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) 
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together.
-
-    Raises:
-        ValueError: a p value is not in [0, 1].
-    """
-    for index, p in enumerate(p_values):
-        if not 0 <= p <= 1:
-            raise ValueError(f"p_values[{index}] is {p}, not between 0 and 1")
+    """Holm's step-down correction (1979): adjusted p values, in the given order, for all comparisons made together."""
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
@@ -184,25 +165,19 @@ def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def mean(values: Floats) -> Floats:
-    """Mean along the last axis, [..., n] to [...]."""
-    return np.asarray(values.mean(axis=-1))
+def iqm(values: npt.ArrayLike, axis: int = -1) -> Floats:
+    """Interquartile mean along an axis: the mean without the floor(n / 4) smallest and the floor(n / 4) largest values.
 
-
-def iqm(values: npt.ArrayLike) -> Floats:
-    """Interquartile mean along the last axis, [..., n] to [...].
-
-    It is the mean without the floor(n / 4) smallest and the floor(n / 4) largest values,
-    ``scipy.stats.trim_mean(values, 0.25)``. A single outlier does not move it, and it is statistically more efficient
-    than the median (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice").
+    A single outlier does not move it, and it is statistically more efficient than the median (Agarwal et al. 2021,
+    "Deep Reinforcement Learning at the Edge of the Statistical Precipice").
     """
-    return np.asarray(stats.trim_mean(values, 0.25, axis=-1))
+    return np.asarray(stats.trim_mean(values, 0.25, axis=axis))
 
 
 def bootstrap_interval(
-    values: Values, statistic: Statistic = mean, level: float = LEVEL, resamples: int = 10_000, seed: int = 0
+    values: Values, statistic: Statistic = np.mean, level: float = LEVEL, resamples: int = 10_000, seed: int = 0
 ) -> ConfidenceInterval:
-    """Bootstrap interval of a statistic of values [n]; memory grows with n * resamples.
+    """Bootstrap interval of a statistic, a function with ``axis``, of values [n]; memory grows with n * resamples.
 
     Percentile bootstrap with its two percentiles moved outwards, so that the interval of the mean of normal data is as
     wide as the t interval (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", the expanded percentile
@@ -211,21 +186,15 @@ def bootstrap_interval(
     90 % instead of 95 %; so does BCa, which is also undefined if values are nearly equal.
 
     One value carries no information about the spread: the interval is (-inf, inf). If all values are equal, the
-    interval is that single point, since no resample can differ.
-
-    Raises:
-        ValueError: no values, a value that is not finite, a level outside (0, 1), or no resamples.
+    interval is that single point, since no resample can differ. Raises ValueError as :func:`compare_pairs` does.
     """
     array = _finite(values, "values")
-    _check_resamples(resamples)
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
     n = len(array)
     if n == 1:
         return ConfidenceInterval(-math.inf, math.inf)
     if (array == array[0]).all():
         return ConfidenceInterval(float(array[0]), float(array[0]))
-    resampled = statistic(array[np.random.default_rng(seed).integers(0, n, size=(resamples, n))])
+    resampled = statistic(array[np.random.default_rng(seed).integers(0, n, size=(resamples, n))], axis=-1)
     tail = stats.norm.cdf(stats.t.ppf((1 - level) / 2, n - 1) * math.sqrt(n / (n - 1)))
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return ConfidenceInterval(float(low), float(high))
@@ -245,8 +214,8 @@ class Summary:
 def summarise(values: Values) -> Summary:
     """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite."""
     array = _finite(values, "values")
-    mean_interval, iqm_interval = bootstrap_interval(array), bootstrap_interval(array, iqm)
-    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), mean_interval, iqm_interval)
+    intervals = bootstrap_interval(array), bootstrap_interval(array, iqm)
+    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), *intervals)
 
 
 def _finite(values: Values, name: str) -> Floats:
@@ -262,20 +231,8 @@ def _finite(values: Values, name: str) -> Floats:
     return array
 
 
-def _check_resamples(resamples: int) -> None:
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
-
-
 def _sample_std(values: Floats) -> float:
     """Standard deviation over n - 1: NaN for one value, exactly 0 for equal ones, whose mean may be rounded."""
     if len(values) == 1:
         return math.nan
     return 0.0 if (values == values[0]).all() else float(values.std(ddof=1))
-
-
-def _effect_size(difference: float, std: float) -> float:
-    """Returns difference / std. Without spread, it is 0 for no difference, else infinite; NaN if std is NaN."""
-    if std == 0:
-        return math.copysign(math.inf, difference) if difference else 0.0
-    return difference / std

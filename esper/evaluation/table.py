@@ -30,18 +30,20 @@ def write_report(result: ComparisonResult, console: Console) -> None:
     text = io.StringIO()
     print_report(result, Console(file=text, width=100), full=True)
     write_atomic(result.folder / TABLE, text.getvalue().encode())
+    files, missing = [RESULTS, TABLE], ""
     try:
-        plots = [file.name for file in save_plots(result, result.folder)]
-        missing = ""
+        files += [file.name for file in save_plots(result, result.folder)]
     except ImportError as error:
-        plots, missing = [], f" No plots: matplotlib cannot be imported ({error}); pip install matplotlib."
-    files = ", ".join([RESULTS, TABLE, *plots])
-    _line(console, f"Written to {result.folder}: {files}.{missing}", soft_wrap=True)
+        missing = f" No plots: matplotlib cannot be imported ({error}); pip install matplotlib."
+    _line(console, f"Written to {result.folder}: {', '.join(files)}.{missing}", soft_wrap=True)
 
 
 def print_report(result: ComparisonResult, console: Console, full: bool = False) -> None:
     """Prints the first metric in full and the others as one table each; with ``full``, all of them in full."""
-    _line(console, headline(result))
+    pairs = "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
+    if result.pairs < result.requested_pairs:
+        pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
+    _line(console, f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}")
     for number, found in enumerate(result.metrics):
         metric = found.metric
         values = {metric.of(host) for hosts in result.hosts.values() for host in hosts}
@@ -56,25 +58,18 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
         if not full and number > 0:
             console.print(_differences(found, means=True))
             continue
-        for table in (_arms(found), _differences(found), _effects(found)):
+        for table in (_summaries(found), _differences(found), _effects(found)):
             _line(console, "")
             console.print(table)
         _line(console, "")
         for compared in found.comparisons.values():
             _line(console, f"{compared.pair.name_a} against {compared.pair.name_b}: {compared.verdict}")
     _line(console, "")
-    for note in notes(result):
+    for note in _notes(result):
         _line(console, note)
 
 
-def headline(result: ComparisonResult) -> str:
-    pairs = "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
-    if result.pairs < result.requested_pairs:
-        pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
-    return f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}"
-
-
-def notes(result: ComparisonResult) -> Iterator[str]:
+def _notes(result: ComparisonResult) -> Iterator[str]:
     """Yields what a reader must know to interpret the numbers."""
     others = len(result.arms) - 1
     yield (
@@ -108,29 +103,22 @@ def smallest_p(pairs: int, comparisons: int) -> float:
 def _match(result: ComparisonResult) -> str:
     """Describes how closely wider hosts match their target size, and longer training its target compute."""
     sentences = []
-    for arm in result.arms:
-        for target, attribute in (("wanted_parameters", "parameters"), ("wanted_flops", "flops")):
-            hosts = [host for host in result.hosts[arm.name] if target in host.facts]
-            off = [getattr(host, attribute) / host.facts[target] - 1 for host in hosts]
+    for name, hosts in result.hosts.items():
+        for cost, unit in (("parameters", "parameters"), ("flops", "FLOPs")):
+            target = f"wanted_{cost}"
+            off = [getattr(host, cost) / host.facts[target] - 1 for host in hosts if target in host.facts]
             if off:
-                unit = "FLOPs" if attribute == "flops" else attribute
-                sentences.append(f"Relative to them, {arm.name} has {min(off):+.1%} to {max(off):+.1%} {unit}.")
+                sentences.append(f"Relative to them, {name} has {min(off):+.1%} to {max(off):+.1%} {unit}.")
     return " ".join(sentences)
 
 
-def _arms(found: MetricResult) -> Table:
-    """Summary of each arm."""
+def _summaries(found: MetricResult) -> Table:
     digits = found.metric.decimals
     table = _table("mean", "std", "95 %", "IQM", "95 %")
     for name, summary in found.arms.items():
-        table.add_row(
-            escape(name),
-            figure(summary.mean, digits),
-            figure(summary.std, digits),
-            interval(summary.mean_interval, digits),
-            figure(summary.iqm, digits),
-            interval(summary.iqm_interval, digits),
-        )
+        mean, std, iqm = (figure(value, digits) for value in (summary.mean, summary.std, summary.iqm))
+        around_mean, around_iqm = (interval(limits, digits) for limits in (summary.mean_interval, summary.iqm_interval))
+        table.add_row(escape(name), mean, std, around_mean, iqm, around_iqm)
     return table
 
 
@@ -155,13 +143,8 @@ def _effects(found: MetricResult) -> Table:
     table = _table("higher/same/lower", "d_z", "Mann-Whitney U", "its p")
     for name, compared in found.comparisons.items():
         pair = compared.pair
-        table.add_row(
-            escape(name),
-            f"{pair.wins}/{pair.ties}/{pair.losses}",
-            figure(pair.effect_size, 2, "+"),
-            f"{pair.mann_whitney_u:g}",
-            f"{pair.mann_whitney_p:.2g}",
-        )
+        counts, effect = f"{pair.wins}/{pair.ties}/{pair.losses}", figure(pair.effect_size, 2, "+")
+        table.add_row(escape(name), counts, effect, f"{pair.mann_whitney_u:g}", f"{pair.mann_whitney_p:.2g}")
     return table
 
 

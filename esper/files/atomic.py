@@ -17,10 +17,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     """Writes ``content`` next to ``path``, then renames it, so that readers see either the old file or the new one.
 
     An error leaves the old file unchanged and removes the temporary one. With ``previous``, the old file is kept under
-    that name; between the two renames it exists only there.
-
-    Raises:
-        OSError: the file cannot be written; the error names it.
+    that name; between the two renames it exists only there. Raises OSError, which names the file, if it cannot be
+    written.
     """
     write_together({path: content}, {} if previous is None else {path: previous})
 
@@ -29,10 +27,7 @@ def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = M
     """Writes several files like :func:`write_atomic`; an error while writing leaves all old files unchanged.
 
     Only the renames happen one after the other; they need no disk space. Old files in ``kept`` are kept under the names
-    given there.
-
-    Raises:
-        OSError: a file cannot be written; the error names it.
+    given there. Raises OSError, which names the file, if one cannot be written.
     """
     parts = {path: path.with_name(path.name + ".part") for path in contents}
     path = next(iter(parts))
@@ -48,17 +43,12 @@ def write_together(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = M
             part.replace(path)
     except BaseException as error:
         for part in parts.values():
-            _remove(part)
+            with contextlib.suppress(OSError):  # must not mask the original error
+                part.unlink()
         if isinstance(error, OSError) and error.errno is not None:
             # The error of a full disk does not name the file.
             raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
-
-
-def _remove(file: Path) -> None:
-    """Deletes ``file`` if possible; a failure must not mask the original error."""
-    with contextlib.suppress(OSError):
-        file.unlink()
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

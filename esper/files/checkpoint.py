@@ -88,10 +88,7 @@ def config_digest(folder: Path) -> str:
 def read(path: Path) -> State:
     """Returns the state of a checkpoint file, or that of the newest usable checkpoint in a run folder.
 
-    Newer checkpoints that cannot be used are logged.
-
-    Raises:
-        ConfigError: there is no file, or it is not a checkpoint that this version of Esper can read.
+    Newer checkpoints that cannot be used are logged. Raises ConfigError as :func:`read_file` does.
     """
     if not path.is_dir():
         return read_file(path)
@@ -102,12 +99,9 @@ def read(path: Path) -> State:
 
 
 def newest(folder: Path) -> CheckpointFile:
-    """Returns the newest intact checkpoint in ``folder``.
+    """Returns the newest intact checkpoint in ``folder``, written with the run's config if the folder contains one.
 
-    If the folder contains the run's config, the checkpoint must have been written with it.
-
-    Raises:
-        ConfigError: there is none; the message says what is wrong with each file.
+    Raises ConfigError if there is none, saying what is wrong with each file.
     """
     config = config_digest(folder) if (folder / CONFIG).exists() else None
     refused: list[str] = []
@@ -128,8 +122,7 @@ def newest(folder: Path) -> CheckpointFile:
 def read_file(file: Path) -> State:
     """Returns the state of one checkpoint file. Only tensors and plain values are read; no code is executed.
 
-    Raises:
-        ConfigError: the file is missing, torn, modified, or not a checkpoint that this version of Esper can read.
+    Raises ConfigError if the file is missing, torn, modified, or not a checkpoint that this version of Esper can read.
     """
     try:
         content = file.read_bytes()
@@ -166,7 +159,4 @@ def _checked(content: bytes) -> bytes:
 
 def policy_state(policy: Policy) -> State:
     """Returns the state needed to act with this policy elsewhere."""
-    return {
-        **policy.policy_state(),
-        "config": policy.config.model_dump(mode="json"),
-    }
+    return {**policy.policy_state(), "config": policy.config.model_dump(mode="json")}

@@ -18,6 +18,7 @@ from esper.config import ConfigError
 from esper.data.task import PAD
 from esper.data.tasks import build_host
 from esper.data.user_task import is_user_task
+from esper.files import checkpoint
 from esper.files.atomic import json_bytes, write_together
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
@@ -81,15 +82,15 @@ def assemble(host: Host, kept: Mapping[str, KeptSeed], blueprints: Mapping[str, 
     Initial weights are drawn from torch's global generator.
     """
     channels = {site.name: site.channels for site in host.sites}
-    seeds = {}
-    for name, seed in kept.items():
-        body, operator = blueprints[name].build(channels[name]), STYLES[seed.style].operator
-        seeds[name] = Seed(body, operator, channels[name], host.topology)
+    seeds = {
+        name: Seed(blueprints[name].build(channels[name]), STYLES[seed.style].operator, channels[name], host.topology)
+        for name, seed in kept.items()
+    }
     return GrownHost(host, seeds, kept, task)
 
 
 def save_host(training: HostTraining, stem: Path, facts: dict[str, Any]) -> HostFiles:
-    """Saves the committed network of an env; see :func:`export`."""
+    """Saves the committed network of an env as :func:`export` does."""
     return export(committed_network(training), stem, facts)
 
 
@@ -145,17 +146,8 @@ def load_host(
     try:
         facts = json.loads(files.topology.read_text(encoding="utf-8"))
         return _rebuild(facts, files.weights.read_bytes(), model, blueprints).eval()
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        safetensors.SafetensorError,
-    ) as error:
-        raise ConfigError(f"{files.stem}: this host cannot be loaded: {error}") from error
+    except (*checkpoint.MISFITS, OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{stem}: this host cannot be loaded: {error}") from error
 
 
 def _rebuild(
@@ -173,8 +165,7 @@ def _rebuild(
         network = assemble(_host_of(facts, model), kept, found, facts["task"])
     weights = safetensors.torch.load(content)
     for name, seed in network.seeds.items():
-        start = f"seeds.{name}."
-        _with_dtypes_of(seed, {key: tensor for key, tensor in weights.items() if key.startswith(start)})
+        _with_dtypes_of(seed, {key: tensor for key, tensor in weights.items() if key.startswith(f"seeds.{name}.")})
     network.load_state_dict(weights)
     return network
 
@@ -215,12 +206,9 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
 def accuracy(network: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 2500) -> float:
     """Returns the accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], in pp.
 
-    Args:
-        batch: max samples per forward pass.
+    ``batch`` is the max number of samples per forward pass.
     """
-    hits = 0
     with torch.inference_mode():
-        for start in range(0, len(x), batch):
-            rows = slice(start, start + batch)
-            hits += int((network(x[rows]).argmax(dim=-1) == y[rows]).sum())
+        parts = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+        hits = sum(int((network(inputs).argmax(dim=-1) == targets).sum()) for inputs, targets in parts)
     return 100 * hits / int((y != PAD).sum())

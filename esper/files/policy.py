@@ -1,4 +1,4 @@
-"""Trained agents: finding one by name, saving one as a single portable file, and making a player of it.
+"""Trained agents: finding one by name, saving one as a single portable file, and making a controller of it.
 
 A policy file has weights as safetensors and everything else as JSON in its header. Reading one executes no code. A file
 is rejected unless every tensor has the name, shape and bytes that were written.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,14 +89,12 @@ class SavedPolicy:
             return f"played as {run.controller} on {self.config.task.name}"
         return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds, seed {run.seed}"
 
-    def player(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
+    def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.
 
         The hosts may have other slots than those it learned on, and other blueprints as long as it knows at least one.
-        An unknown blueprint is treated as the average of the known ones.
-
-        Raises:
-            ConfigError: the policy knows no blueprint of the host, or has another network.
+        An unknown blueprint is treated as the average of the known ones. Raises ConfigError if the policy knows no
+        blueprint of the host, or has another network.
         """
         try:
             ppo = self.state["config"]
@@ -114,8 +112,7 @@ class SavedPolicy:
     def provenance(self) -> tuple[TrainingConfig, dict[str, str]]:
         """Returns the config of the run in which it learned and the package versions used there.
 
-        Raises:
-            ConfigError: it was not loaded from the run in which it learned, or the versions cannot be read.
+        Raises ConfigError if it was not loaded from the run in which it learned, or if the versions cannot be read.
         """
         if self.folder is None or self.config is None or not self.config.run.learns:
             raise ConfigError(
@@ -136,10 +133,8 @@ def policy_path(name: str) -> Path:
 def find_policy(name: str) -> SavedPolicy:
     """Reads the trained agent called ``name``: a run folder, its checkpoint, a policy file, or ``pretrained``.
 
-    A path may be prefixed with ``checkpoint:``.
-
-    Raises:
-        ConfigError: nothing is there, it is not a policy, or the run's controller does not learn.
+    A path may be prefixed with ``checkpoint:``. Raises ConfigError if nothing is there, if it is not a policy, or if
+    the run's controller does not learn.
     """
     path = policy_path(name)
     if path.suffix == SUFFIX and not path.is_dir():
@@ -149,7 +144,13 @@ def find_policy(name: str) -> SavedPolicy:
     state = checkpoint.read(path)
     folder = path if path.is_dir() else path.parent
     is_run = (path.is_dir() or path.name == checkpoint.NAME) and (folder / checkpoint.CONFIG).is_file()
-    config = _config_of(folder / checkpoint.CONFIG) if is_run else None
+    config = None
+    if is_run:
+        tables = read_toml(folder / checkpoint.CONFIG)
+        try:
+            config = TrainingConfig.parse(tables)
+        except ConfigError as error:  # names the file, because the user did not type its values
+            raise ConfigError(f"{folder / checkpoint.CONFIG}: {error}") from None
     if state["policy"] is None:
         controller = f" {config.run.controller}" if config else ""
         raise ConfigError(
@@ -157,15 +158,6 @@ def find_policy(name: str) -> SavedPolicy:
             "controllers that have no policy, for example with --arm heuristic --arm none"
         )
     return SavedPolicy(name, state["policy"], config, int(state["round"]), folder if is_run else None)
-
-
-def _config_of(file: Path) -> TrainingConfig:
-    """Returns the config in ``file``. Raises ConfigError naming the file, because the user did not type its values."""
-    tables = read_toml(file)
-    try:
-        return TrainingConfig.parse(tables)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
 
 
 def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
@@ -211,12 +203,7 @@ def check_target(file: Path | str) -> Path:
 
 
 def _read(file: Path, name: str) -> SavedPolicy:
-    """Reads a policy file.
-
-    Raises:
-        ConfigError: there is no such file, it was not made by :func:`save_policy`, or this version of Esper cannot play
-            it.
-    """
+    """Reads a policy file. Raises ConfigError if :func:`save_policy` did not make it, or if it cannot be played."""
     try:
         with safetensors.safe_open(file, framework="pt") as content:
             header = content.metadata() or {}
@@ -228,9 +215,17 @@ def _read(file: Path, name: str) -> SavedPolicy:
     if HEADER not in header:
         raise ConfigError(f"{file} is not a policy: its header has no entry {HEADER!r}")
     try:
-        facts = _parse_facts(header[HEADER])
+        values = json.loads(header[HEADER])
+        number = values.get("format") if isinstance(values, dict) else None
+        if number != FORMAT:
+            raise ValueError(f"it has format {number}, but this version of Esper reads format {FORMAT}")
+        facts = Facts.model_validate(values)
         config = TrainingConfig.parse(facts.config)
         _check_tensors(tensors, facts, config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{file} is not a usable policy: {where}: {first['msg']}") from None
     except ValueError as error:  # includes ConfigError
         raise ConfigError(f"{file} is not a usable policy: {error}") from None
     parts = {
@@ -239,19 +234,6 @@ def _read(file: Path, name: str) -> SavedPolicy:
     }
     state = {**parts, "blueprints": facts.blueprints, "config": config.ppo.model_dump(mode="json")}
     return SavedPolicy(name, state, config, facts.rounds, facts=facts)
-
-
-def _parse_facts(text: str) -> Facts:
-    """Parses the header. Raises ValueError with a one-line message."""
-    values = json.loads(text)
-    number = values.get("format") if isinstance(values, dict) else None
-    if number != FORMAT:
-        raise ValueError(f"it has format {number}, but this version of Esper reads format {FORMAT}")
-    try:
-        return Facts.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:
@@ -265,8 +247,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: Training
             raise ValueError(f"tensor {name} is {actual}; expected {expected if name in wanted else 'no such tensor'}")
     if digest(tensors) != facts.sha256:
         raise ValueError("the weights do not match the checksum in its header")
-    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if broken:
+    if broken := [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
         raise ValueError(f"{', '.join(broken)} contain non-finite values")
 
 
@@ -292,14 +273,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def command_of(config: TrainingConfig) -> str:
     """Returns the `esper run` command with this config, independent of later changes to the task's defaults."""
+
+    def assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from assignments(value, f"{prefix}{key}.")
+            else:
+                yield f"--set {shlex.quote(f'{prefix}{key}={json.dumps(value)}')}"
+
     values = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    return " ".join(["esper run", *(f"--set {shlex.quote(text)}" for text in _assignments(values))])
-
-
-def _assignments(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns ``a.b=c`` for every value in nested tables."""
-    found: list[str] = []
-    for key, value in values.items():
-        nested = isinstance(value, dict)
-        found += _assignments(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={json.dumps(value)}"]
-    return found
+    return " ".join(["esper run", *assignments(values)])

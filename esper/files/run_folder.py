@@ -81,14 +81,13 @@ class RunFolder:
         """
         lost: list[str] = []
         with writable(self.path, "run folder", "check its permissions"):
+            written = self.log_sizes()
             for name in (EVENTS, METRICS):
-                file, wanted = self.path / name, int(sizes.get(name, 0))
-                there = file.stat().st_size if file.exists() else 0
-                if there < wanted:
-                    lost.append(f"{file} is missing its last {wanted - there} bytes; their content is lost")
-                if there > wanted:
-                    with file.open("rb+") as log:
-                        log.truncate(wanted)
+                file, wanted, size = self.path / name, int(sizes.get(name, 0)), written.get(name, 0)
+                if size < wanted:
+                    lost.append(f"{file} is missing its last {wanted - size} bytes; their content is lost")
+                if size > wanted:
+                    os.truncate(file, wanted)
         return lost
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.config_resolved import ResolvedConfig
+from esper.env.backend import Backend
 from esper.env.measurements import record_seeds, record_validation, role_of
-from esper.env.reporting import Occupancy, Reporter
 from esper.env.state import EnvState
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
@@ -23,12 +22,14 @@ from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import GerminationFailed, Site
 from esper.spaces.action import STYLES, ActionSpec
-from esper.training.gradient_stats import SeedGradientCollector
+from esper.training.governor import Panic
+from esper.training.metrics import SeedGradientCollector
 from esper.training.rng import RngStream, derive_seed, seeded
+from esper.training.snapshot import Snapshot
 
 
-class LoopBackend:
-    """See :class:`esper.env.backend.Backend`. Training happens outside, between :meth:`train` and :meth:`measure`.
+class LoopBackend(Backend):
+    """One model, E = 1. Training happens outside, between :meth:`train` and :meth:`measure`.
 
     Args:
         hooks: the seeds in the model.
@@ -37,7 +38,6 @@ class LoopBackend:
         blueprints: what seeds are built from.
         config: the seed of new weights, and the counterfactuals.
         points: percentage points in a unit of the score.
-        reporter: receives cuts.
     """
 
     def __init__(
@@ -48,10 +48,9 @@ class LoopBackend:
         blueprints: BlueprintRegistry,
         config: ResolvedConfig,
         points: float,
-        reporter: Reporter,
     ) -> None:
         self.hooks, self.groups, self.spec, self.blueprints = hooks, groups, spec, blueprints
-        self.config, self.points, self.reporter = config, points, reporter
+        self.config, self.points = config, points
         self.sites = [hooks.sites[name] for name in spec.slots]
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
@@ -91,7 +90,7 @@ class LoopBackend:
         self.names[site.name] = style
         self.groups.add(site.name, site.seed)
 
-    def drop(self, where: Bools) -> None:
+    def remove(self, where: Bools) -> None:
         for _, s in np.argwhere(where).tolist():
             site = self.sites[s]
             site.remove()
@@ -147,26 +146,15 @@ class LoopBackend:
             self.chance = max(losses[0], 1e-6)
         return np.array(losses)
 
-    def begin(self, starting: Bools, state: EnvState) -> None:
-        pass
-
-    def govern(self, active: Bools, state: EnvState) -> Bools:
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
         """Cuts living seeds that had a non-finite value."""
-        before = Occupancy.of(state.slots)
         gone = state.slots.living & ~self.finite
-        for s in np.flatnonzero(gone[0]).tolist():
-            self.reporter.seed_cut(state, (0, s))
-        if gone.any():
-            transitions.cut(state.slots, gone)
-            self.drop(gone)
-            self.reporter.governed(state, 0, before, "not finite")
-        return before.removed(state.slots)
+        transitions.cut(state.slots, gone)
+        self.remove(gone)
+        return {}
 
     def test_accuracy(self, state: EnvState) -> Floats:
         return state.committed.copy()
-
-    def copies_held(self) -> list[Counter[str]]:
-        return []
 
     def state_dict(self) -> Any:
         """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""

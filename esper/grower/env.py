@@ -11,7 +11,6 @@ from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions
-from esper.env.state import Rules
 from esper.grower.backend import LoopBackend
 from esper.lifecycle.slots import Ints
 from esper.telemetry.span import Spans
@@ -43,18 +42,19 @@ class LoopEnv(SlotVectorEnv):
         baseline: tuple[float, ...] | None,
         reporter: Reporter,
     ) -> None:
-        super().__init__(config, backend.spec, backend, Spans(marks=False), reporter=reporter)
+        super().__init__(config, backend.spec, backend, Spans(marks=False), largest, reporter=reporter)
+        self.reporter = reporter
         self.backend, self.known = backend, baseline
         self.alone = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
-        self.rules = Rules(config, backend.spec, self._curve(), self.horizon, self.host_parameters, largest)
+        self.prepare()
 
-    def prepare(self) -> None:
-        """Does nothing: there is no baseline to measure."""
+    def _no_growth(self) -> Baseline:
+        return self._curve()
 
     def begin(self) -> Float32s:
         """Validates the model for the first time; returns the observation [1, size]."""
-        self.loop.begin(np.ones(1, dtype=np.bool_), self.run_seed)
+        self.loop.start(np.ones(1, dtype=np.bool_), self.run_seed)
         self._remember()
         return self._observe()
 
@@ -71,19 +71,11 @@ class LoopEnv(SlotVectorEnv):
         return self._result(idle)[0]
 
     def _report(self, envs: list[int], rewards: np.ndarray) -> None:
-        assert self.reporter is not None
         assert self.rules is not None
         terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
         for env in envs:
-            self.reporter.epoch_ended(
-                self.state,
-                env,
-                terms,
-                float(rewards[env]),
-                self.rules.baseline,
-                self.host_parameters,
-                self.backend.counterfactual,
-            )
+            results = self.backend.counterfactual
+            self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, results)
 
     def refresh(self) -> None:
         """Derives the baseline, the masks and the observation from the state, after that was loaded."""

@@ -27,7 +27,7 @@ from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
 from esper.hosts.host import row_major
 from esper.lifecycle.stage import SeedStage
-from esper.rollout.policies import check_name, make_player
+from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import ActionSpec
 from esper.telemetry.event import ActionTaken, Event, StageChanged
@@ -274,10 +274,8 @@ class Grower:
         """Returns the env; the first call makes it, since sites are known only after a forward pass."""
         if self.env is None:
             self.hooks.require_reached()
-            reporter = Reporter(self._emit, self.spec, self.config.env)
-            backend = LoopBackend(
-                self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points, reporter
-            )
+            reporter = Reporter(self._emit, self.spec, self.config.env, n_envs=1)
+            backend = LoopBackend(self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points)
             channels = {name: site.place.channels for name, site in self.hooks.sites.items()}
             largest = largest_sizes(self.hooks.topology, channels, self.spec, self.blueprints)
             self.env = LoopEnv(self.config, backend, largest, self._baseline, reporter)
@@ -339,7 +337,7 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
 
 
 def _named_controller(name: str, env: LoopEnv) -> Controller:
-    return make_player(name, env.config, env, env.run_seed)
+    return controller_for(name, env.config, env, env.run_seed)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:

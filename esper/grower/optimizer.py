@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from esper.config import ConfigError
 from esper.grower.ranks import Ranks
 from esper.ops import grad_stats
-from esper.training.gradient_stats import SeedGradientCollector
 from esper.training.host_training import HOST
+from esper.training.metrics import SeedGradientCollector
 from esper.training.step import EXPLODING
 
 Scheduler = LRScheduler
@@ -130,7 +130,7 @@ class SeedGroups:
                 if name not in self.learning:
                     parameter.grad = None
         if self.collector is not None:
-            self.collector.begin((HOST, *self.learning))
+            self.collector.restart((HOST, *self.learning))
 
     def close(self) -> None:
         """Leaves the optimizer to its loop; groups that are still there stay."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +47,10 @@ class CNNHost(SegmentedHost):
     ) -> None:
         if rows not in (1, 2) or (rows == 2 and not pool):
             raise ValueError(f"rows must be 1, or 2 with pool; not rows={rows}, pool={pool}")
-        arguments = (in_channels, classes, base, blocks, kernel, pool, pool_last, rows)
         fused = base % FUSED_CHANNELS == 0
         segments: list[nn.Module] = []
         sites: list[SlotSite] = []
+        fusable: set[int] = set()  # sites between an operator that can pool and a pool
         before: list[nn.Module] = []  # layers since the last slot
         channels = in_channels
         for block in range(blocks):
@@ -60,6 +61,8 @@ class CNNHost(SegmentedHost):
             sites.append(SlotSite(f"r0c{block}", width))
             pools = pool and (pool_last or block < blocks - 1)
             before = [nn.MaxPool2d(2)] if pools else []
+            if fused and pools:
+                fusable.add(len(sites) - 1)
             if pools and rows == 2:
                 segments.append(nn.Sequential(*before))
                 sites.append(SlotSite(f"r1c{block}", width))
@@ -68,8 +71,12 @@ class CNNHost(SegmentedHost):
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
         segments.append(nn.Sequential(*before, *head))
         super().__init__(segments, sites, topology="cnn")
-        self.arguments = arguments
-        """Arguments of the constructor, in order."""
+        self._fusable = fusable
+        self.width = base
+        self.of_width = partial(
+            CNNHost, in_channels, classes, blocks=blocks, kernel=kernel, pool=pool, pool_last=pool_last, rows=rows
+        )
+        """Makes a host like this one with another ``base``."""
         if fused:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -80,28 +87,15 @@ class CNNHost(SegmentedHost):
         """
         pooled = False  # whether the first layer of the segment, a pool, has already run
         for number in range(start, len(self.segments)):
-            segment = self._layers(number)
-            last = segment[-1]
-            fuses = (
-                number in vacant
-                and self.compiled is None
-                and isinstance(last, NormReluPool)
-                and self._begins_with_pool(number + 1)
-            )
+            segment = self.segments[number]
+            fuses = number in vacant and number in self._fusable and self.compiled is None
             if pooled or fuses:
-                for layer in list(segment)[pooled:]:
-                    h = layer(h, pool=True) if fuses and layer is last else layer(h)
+                layers = list(segment.children())
+                for layer in layers[pooled:]:
+                    h = layer(h, pool=True) if fuses and layer is layers[-1] else layer(h)
             else:
                 h = self.run(segment, h)
             pooled = fuses
             if number < len(self.sites) and not fuses:
                 h = at(number, h)
         return h
-
-    def _begins_with_pool(self, number: int) -> bool:
-        return isinstance(self._layers(number)[0], nn.MaxPool2d)
-
-    def _layers(self, number: int) -> nn.Sequential:
-        segment = self.segments[number]
-        assert isinstance(segment, nn.Sequential)
-        return segment

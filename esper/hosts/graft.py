@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Self
 
 import torch
@@ -16,8 +17,6 @@ from esper.seeds.site import SlotSite
 
 LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "mlp": (2, 1)}
 """Rank of the features and the index of their channel dimension, by topology."""
-
-Hook = Callable[[nn.Module, tuple[object, ...], Tensor], Tensor | None]
 
 
 class GraftedHost(Host):
@@ -60,21 +59,17 @@ class GraftedHost(Host):
     def probe(self, x: Tensor) -> None:
         found: dict[str, Tensor] = {}
 
-        def see(name: str) -> Hook:
-            def hook(_module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> None:
-                if name in found:
-                    raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
-                self._check_features(name, output, len(x))
-                found[name] = output
-
-            return hook
+        def see(site: int, output: Tensor) -> Tensor:
+            name = self.sites[site].name
+            if name in found:
+                raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
+            self._check_features(name, output, len(x))
+            found[name] = output
+            return output
 
         training = self.training
-        self.eval()
-        with torch.no_grad(), ExitStack() as hooks:
-            for name, path in self.paths.items():
-                hooks.callback(self.model.get_submodule(path).register_forward_hook(see(name)).remove)
-            self.model(x.clone())
+        with torch.no_grad():
+            self.eval().walk(x, see)
         self.train(training)
         if missing := [name for name in self.paths if name not in found]:
             where = ", ".join(f"{name} ({self.paths[name]})" for name in missing)
@@ -114,13 +109,13 @@ class GraftedHost(Host):
         """
         here = threading.get_ident()
 
-        def hook(site: int) -> Hook:
-            return lambda _module, _inputs, output: at(site, output) if threading.get_ident() == here else None
+        def hook(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> Tensor | None:
+            return at(site, output) if threading.get_ident() == here else None
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):
                 module = self.model.get_submodule(self.paths[place.name])
-                hooks.callback(module.register_forward_hook(hook(site)).remove)
+                hooks.callback(module.register_forward_hook(partial(hook, site)).remove)
             yield
 
 

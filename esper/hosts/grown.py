@@ -1,14 +1,14 @@
-"""A host with its kept seeds as a plain ``nn.Module``."""
+"""A host with its kept seeds: as a plain ``nn.Module``, and as a host whose seeds are built in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import Host
+from esper.hosts.host import At, Host
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,39 @@ class GrownHost(nn.Module):
         self.task = task
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.host.walk(x, self._grown)
+        return self.host.walk(x, self.add_seed)
 
-    def _grown(self, site: int, h: Tensor) -> Tensor:
+    def add_seed(self, site: int, h: Tensor) -> Tensor:
+        """Returns the features after ``site``: ``h`` with the output of its seed added, if it has one."""
         name = self.host.sites[site].name
         return torch.add(h, self.seeds[name](h), alpha=self.kept[name].alpha) if name in self.seeds else h
+
+
+class StaticHost(Host):
+    """The host of ``network`` with its kept seeds built in: they train like every other layer, at constant alphas.
+
+    Its sites are those of the original host, each after the seed that is built in there.
+    """
+
+    def __init__(self, network: GrownHost) -> None:
+        super().__init__()
+        self.network = network
+        host = network.host
+        self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
+
+    def probe(self, x: Tensor) -> None:
+        self.network.host.probe(x)
+        self.sites = self.network.host.sites
+
+    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.walk(x, self._after_seeds(at), self._free(vacant))
+
+    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self.network.host.forward_from(x, site, h, self._after_seeds(at), self._free(vacant))
+
+    def _after_seeds(self, at: At) -> At:
+        return lambda site, h: at(site, self.network.add_seed(site, h))
+
+    def _free(self, vacant: Collection[int]) -> set[int]:
+        """Returns the ``vacant`` sites without a built-in seed."""
+        return {site for site in vacant if self.sites[site].name not in self.network.seeds}

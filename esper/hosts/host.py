@@ -50,7 +50,7 @@ class Host(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps inputs [B, ...] to logits, without seeds."""
-        return self.walk(x, _pass_on)
+        return self.walk(x, lambda _site, h: h)
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
@@ -115,21 +115,16 @@ class SegmentedHost(Host):
         return self.run(self.segments[-1], h)
 
 
-def _pass_on(_site: int, h: Tensor) -> Tensor:
-    return h
-
-
 def row_major(names: Iterable[str]) -> tuple[str, ...]:
     """Sorts slot names by row, then column. Raises ValueError for a duplicate or a name not of the form ``r1c10``."""
-    ordered = tuple(sorted(names, key=_row_and_column))
+
+    def place(name: str) -> tuple[int, int]:
+        match = re.fullmatch(r"r(\d+)c(\d+)", name)
+        if match is None:
+            raise ValueError(f"slot name {name!r} is not of the form r0c0: row and column")
+        return int(match[1]), int(match[2])
+
+    ordered = tuple(sorted(names, key=place))
     if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
         raise ValueError(f"two sites have the slot name {', '.join(twice)}")
     return ordered
-
-
-def _row_and_column(name: str) -> tuple[int, int]:
-    """``r1c10`` → (1, 10). Raises ValueError for any other form."""
-    match = re.fullmatch(r"r(\d+)c(\d+)", name)
-    if match is None:
-        raise ValueError(f"slot name {name!r} is not of the form r0c0: row and column")
-    return int(match[1]), int(match[2])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 import torch
 
@@ -31,14 +30,15 @@ def nearest_in_size(host: Host, parameters: int) -> Sized:
     A tie goes to the smaller host. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, in steps
     of its number of heads. Raises ConfigError for a host of another kind.
     """
-    best: Sized | None = None
-    for width, build in _wider(host):
+    make, own, step = _family(host)
+
+    def sized(width: int) -> Sized:
         with torch.device("meta"):
-            found = Sized(build, width, build().parameter_count)
-        if best is not None and abs(found.parameters - parameters) >= abs(best.parameters - parameters):
-            break
-        best = found
-    assert best is not None
+            return Sized(partial(make, width), width, make(width).parameter_count)
+
+    best, wider = sized(own), sized(own + step)
+    while abs(wider.parameters - parameters) < abs(best.parameters - parameters):
+        best, wider = wider, sized(wider.width + step)
     return best
 
 
@@ -47,34 +47,20 @@ def at_width(host: Host, width: int) -> Callable[[], Host]:
 
     Raises ConfigError for a host of another kind, or for a width that such a host cannot have.
     """
-    make, least, step = _family(host)
+    make, own, step = _family(host)
     if width < 1 or width % step:
         multiple = f"a multiple of its {step} heads" if step > 1 else "1 or more"
-        raise ConfigError(f"a {type(host).__name__} cannot have width {width}: give {multiple}; the task's has {least}")
+        raise ConfigError(f"a {type(host).__name__} cannot have width {width}: give {multiple}; the task's has {own}")
     return partial(make, width)
-
-
-def _wider(host: Host) -> Iterator[tuple[int, Callable[[], Host]]]:
-    """Yields widths from that of ``host`` on, each with a factory."""
-    make, least, step = _family(host)
-    for width in count(least, step):
-        yield width, partial(make, width)
 
 
 def _family(host: Host) -> tuple[Callable[[int], Host], int, int]:
     """Returns a factory of hosts like ``host`` by width, the width of ``host``, and the step between widths."""
-    make: Callable[[int], Host]
     if type(host) is CNNHost:
-        in_channels, classes, least, blocks, kernel, pool, pool_last, rows = host.arguments
-        make = lambda base: CNNHost(in_channels, classes, base, blocks, kernel, pool, pool_last, rows)  # noqa: E731
-        step = 1
-    elif type(host) is TransformerHost:
-        vocabulary, least, layers, heads, block, slots = host.arguments
-        make = lambda width: TransformerHost(vocabulary, width, layers, heads, block, slots)  # noqa: E731
-        step = heads
-    else:
-        raise ConfigError(
-            f"cannot widen a {type(host).__name__}: only Esper's own convolutional and transformer hosts "
-            "have a width that can be set"
-        )
-    return make, least, step
+        return host.of_width, host.width, 1
+    if type(host) is TransformerHost:
+        return host.of_width, host.width, host.heads
+    raise ConfigError(
+        f"cannot widen a {type(host).__name__}: only Esper's own convolutional and transformer hosts have a width "
+        "that can be set"
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +17,9 @@ INIT_STD = 0.02
 class TransformerHost(SegmentedHost):
     """Maps tokens int64 [B, T] to the logits of each next token, float32 [B, T, vocabulary].
 
-    The layers are divided into ``slots`` equal groups, with a slot after each group.
+    The layers are divided into ``slots`` equal groups, with a slot after each group. Weights start as in GPT-2: normal
+    with σ = 0.02 and biases 0, but σ / √(2·layers) for the last layer of each of the 2·layers residual branches, so
+    that their sum starts no larger in a deep host than in a shallow one.
 
     Args:
         vocabulary: number of tokens, 0 ... vocabulary − 1.
@@ -45,26 +47,18 @@ class TransformerHost(SegmentedHost):
         segments: list[nn.Module] = [nn.Sequential(*group) for group in groups]
         segments.append(nn.Sequential(nn.LayerNorm(width), TiedHead(embedding)))
         super().__init__(segments, [SlotSite(f"r0c{i}", width) for i in range(slots)], topology="transformer")
-        self.block = block
-        self.arguments = (vocabulary, width, layers, heads, block, slots)
-        """Arguments of the constructor, in order."""
-        self._draw_weights(layers)
-
-    def _draw_weights(self, layers: int) -> None:
-        """Initialises as GPT-2: normal with σ = 0.02, biases 0, and σ / √(2·layers) for the last layer of each branch.
-
-        So the sum of the 2·layers residual branches starts no larger in a deep host than in a shallow one.
-        """
+        self.width, self.heads = width, heads
+        self.of_width = partial(TransformerHost, vocabulary, layers=layers, heads=heads, block=block, slots=slots)
+        """Makes a host like this one with another ``width``."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        for module in self.modules():
-            if isinstance(module, Block):
-                for last in (module.attention.project, module.mlp[-1]):
-                    assert isinstance(last, nn.Linear)
-                    nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
+        for layer in blocks:
+            for last in (layer.attention.project, layer.mlp[-1]):
+                assert isinstance(last, nn.Linear)
+                nn.init.normal_(last.weight, std=INIT_STD / math.sqrt(2 * layers))
 
 
 class TokenEmbedding(nn.Module):
@@ -82,8 +76,7 @@ class TokenEmbedding(nn.Module):
         length = tokens.shape[1]
         if length > self.position.num_embeddings:
             raise ValueError(f"a sequence of {length} tokens; this host sees at most {self.position.num_embeddings}")
-        out: Tensor = self.token(tokens) + self.position.weight[:length]
-        return out
+        return self.token(tokens) + self.position.weight[:length]  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -98,8 +91,7 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         h = h + self.attention(self.norm_attention(h))
-        out: Tensor = h + self.mlp(self.norm_mlp(h))
-        return out
+        return h + self.mlp(self.norm_mlp(h))  # type: ignore[no-any-return]
 
 
 class CausalAttention(nn.Module):
@@ -116,8 +108,7 @@ class CausalAttention(nn.Module):
         split = self.query_key_value(h).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, width / heads]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
+        return self.project(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
 
 class TiedHead(nn.Module):
@@ -132,5 +123,4 @@ class TiedHead(nn.Module):
         self._tied = (embedding,)
 
     def forward(self, h: Tensor) -> Tensor:
-        weight: torch.Tensor = self._tied[0].token.weight
-        return F.linear(h, weight)
+        return F.linear(h, self._tied[0].token.weight)

@@ -58,19 +58,13 @@ class Condition:
     value: Values
     threshold: Values
     failure: Callable[[Place], str] | None = None
-    """What is wrong at a place where it does not hold; None: the value is too small."""
+    """Describes the failure at a place; None: the value is too small."""
 
     def at(self, place: Place) -> tuple[Check, str]:
-        """Returns the check of one seed, and what is wrong with it; empty if it holds."""
+        """Returns the check of one seed, and what is wrong if it does not hold."""
         value, threshold = _number(self.value, place), _number(self.threshold, place)
-        held = bool(self.held[place])
-        if held:
-            wrong = ""
-        elif self.failure is not None:
-            wrong = self.failure(place)
-        else:
-            wrong = _too_small(self.name, value, threshold or 0.0)
-        return (self.name, held, value, threshold), wrong
+        wrong = self.failure(place) if self.failure else _failure(self.name, value, f"at least {threshold or 0.0:g}")
+        return (self.name, bool(self.held[place]), value, threshold), wrong
 
 
 class Gates:
@@ -82,17 +76,9 @@ class Gates:
 
     def __init__(self, slots: Slots, anomaly_pending: Bools, config: GateConfig, durations: Durations) -> None:
         self.slots = slots
-        strict = config.level == "strict"
-        self.conditions: dict[SeedStage, list[Condition]] = {
-            SeedStage.GERMINATED: [
-                Condition("stage is GERMINATED", slots.stage == SeedStage.GERMINATED, slots.stage, 2.0)
-            ],
-            SeedStage.TRAINING: _to_blending(slots, config, durations, strict),
-            SeedStage.BLENDING: _to_holding(slots, durations, strict),
-            SeedStage.HOLDING: _to_fossil(slots, anomaly_pending, config, strict),
-        }
+        self.conditions = _conditions(slots, anomaly_pending, config, durations)
 
-    def judge(self) -> None:
+    def evaluate(self) -> None:
         """Sets ``gate_score`` and ``gate_passed`` of the slots."""
         slots = self.slots
         score = np.zeros(slots.stage.shape)
@@ -104,55 +90,51 @@ class Gates:
     def explain(self, place: Place) -> GateResult:
         """Returns the checks of the next gate of one seed. Raises KeyError for a stage without a gate."""
         stage = SeedStage(self.slots.stage[place])
-        checks, failures = zip(*(condition.at(place) for condition in self.conditions[stage]), strict=True)
-        return GateResult(GATES[stage], checks, "; ".join(filter(None, failures)))
+        return _result(GATES[stage], [condition.at(place) for condition in self.conditions[stage]])
 
 
-def _to_blending(slots: Slots, config: GateConfig, durations: Durations, strict: bool) -> list[Condition]:
-    slack = np.nan_to_num(config.trial_standard_errors * slots.trial_error)
-    measured = ~np.isnan(slots.trial_error)
-    tolerated: Values = 0.0 if strict else -slack
+def _conditions(
+    slots: Slots, anomaly_pending: Bools, config: GateConfig, durations: Durations
+) -> dict[SeedStage, list[Condition]]:
+    """Returns the checks of the gate that a seed passes next, by its stage."""
+    s, epochs, alpha, strict = SeedStage, slots.epochs_in_stage, slots.alpha, config.level == "strict"
+    trial = np.where(np.isnan(slots.trial_error), np.nan, slots.trial)
+    tolerance = np.nan_to_num(config.trial_standard_errors * slots.trial_error)
+    contribution, error = slots.contribution, slots.contribution_error
+    measured = ~np.isnan(contribution) & ~np.isnan(error)
+    pending = np.broadcast_to(anomaly_pending[:, None], slots.stage.shape)
 
-    def explodes(place: Place) -> str:
-        value = _number(slots.exploding, place)
-        return f"exploding gradients: {'not measured' if value is None else f'{value:g}, 0 required'}"
+    def explodes(at: Place) -> str:
+        return _failure("exploding gradients", _number(slots.exploding, at), "0")
 
-    conditions = [
-        _at_least("epochs in TRAINING", slots.epochs_in_stage, durations.min_training_epochs),
-        Condition("exploding gradients", slots.exploding == 0, slots.exploding, 0.0, explodes),
-        _at_least("gradient health", slots.gradient_health, config.min_gradient_health),
-        _at_least("trial accuracy difference", np.where(measured, slots.trial, np.nan), tolerated),
-    ]
-    if strict:
-        conditions.append(_at_least("gradient ratio", slots.gradient_ratio, config.min_gradient_ratio))
-    return conditions
-
-
-def _to_holding(slots: Slots, durations: Durations, strict: bool) -> list[Condition]:
     def moves(at: Place) -> str:
         done, steps = slots.alpha_done[at], slots.alpha_steps[at]
         return f"alpha is still moving to {slots.alpha_target[at]:g}: {done} of {steps} steps done"
 
-    conditions = [
-        _at_least("alpha target", slots.alpha_target, 1.0),
-        Condition("alpha holds", slots.holding, slots.alpha, slots.alpha_target, moves),
-    ]
+    conditions = {
+        s.GERMINATED: [Condition("stage is GERMINATED", slots.stage == s.GERMINATED, slots.stage, 2.0)],
+        s.TRAINING: [
+            _at_least("epochs in TRAINING", epochs, durations.min_training_epochs),
+            Condition("exploding gradients", slots.exploding == 0, slots.exploding, 0.0, explodes),
+            _at_least("gradient health", slots.gradient_health, config.min_gradient_health),
+            _at_least("trial accuracy difference", trial, 0.0 if strict else -tolerance),
+        ],
+        s.BLENDING: [
+            _at_least("alpha target", slots.alpha_target, 1.0),
+            Condition("alpha holds", slots.steady, alpha, slots.alpha_target, moves),
+        ],
+        s.HOLDING: [
+            Condition("contribution measured", measured, contribution, 0.0, lambda _: "contribution: not measured"),
+            Condition("no anomaly pending", ~pending, pending.astype(float), 0.0, lambda _: "an anomaly is pending"),
+        ],
+    }
     if strict:
-        conditions.append(_at_least("epochs in BLENDING", slots.epochs_in_stage, durations.min_blending_epochs))
-    return conditions
-
-
-def _to_fossil(slots: Slots, anomaly_pending: Bools, config: GateConfig, strict: bool) -> list[Condition]:
-    measured = ~np.isnan(slots.contribution) & ~np.isnan(slots.contribution_error)
-    pending = np.broadcast_to(anomaly_pending[:, None], slots.stage.shape)
-    conditions = [
-        Condition("contribution measured", measured, slots.contribution, 0.0, lambda _: "contribution: not measured"),
-        Condition("no anomaly pending", ~pending, pending.astype(np.float64), 0.0, lambda _: "an anomaly is pending"),
-    ]
-    if strict:
-        error = np.nan_to_num(slots.contribution_error)
-        conditions.append(_at_least("contribution", slots.contribution, config.min_contribution))
-        conditions.append(_at_least("contribution", slots.contribution, config.contribution_standard_errors * error))
+        noise = config.contribution_standard_errors * np.nan_to_num(error)
+        conditions[s.TRAINING] += [_at_least("gradient ratio", slots.gradient_ratio, config.min_gradient_ratio)]
+        conditions[s.BLENDING] += [_at_least("epochs in BLENDING", epochs, durations.min_blending_epochs)]
+        conditions[s.HOLDING] += [
+            _at_least("contribution", contribution, least) for least in (config.min_contribution, noise)
+        ]
     return conditions
 
 
@@ -160,8 +142,8 @@ def _at_least(name: str, value: NDArray[Any], threshold: Values) -> Condition:
     return Condition(name, np.asarray(value >= threshold), value, threshold)
 
 
-def _too_small(name: str, value: float | None, threshold: float) -> str:
-    return f"{name}: not measured" if value is None else f"{name}: {value:g}, at least {threshold:g} required"
+def _failure(name: str, value: float | None, required: str) -> str:
+    return f"{name}: not measured" if value is None else f"{name}: {value:g}, {required} required"
 
 
 def _number(values: Values, place: Place) -> float | None:
@@ -171,18 +153,21 @@ def _number(values: Values, place: Place) -> float | None:
 
 def germination_gate(known: bool, empty: bool, seeds_left: int) -> GateResult:
     """Evaluates G0: the blueprint is known for this topology, the slot is empty, the seed cap is not reached."""
-    checks = (
-        ("blueprint known", known, float(known), 1.0),
-        ("slot empty", empty, float(empty), 1.0),
-        ("seeds left under the cap", seeds_left >= 1, seeds_left, 1),
+    cap = "seeds left under the cap"
+    return _result(
+        "G0",
+        [
+            (("blueprint known", known, float(known), 1.0), "the blueprint is unknown for this topology"),
+            (("slot empty", empty, float(empty), 1.0), "the slot is not empty"),
+            ((cap, seeds_left >= 1, seeds_left, 1), _failure(cap, seeds_left, "at least 1")),
+        ],
     )
-    failures = (
-        "the blueprint is unknown for this topology",
-        "the slot is not empty",
-        _too_small("seeds left under the cap", seeds_left, 1),
-    )
-    reason = "; ".join(failure for check, failure in zip(checks, failures, strict=True) if not check[1])
-    return GateResult("G0", checks, reason)
+
+
+def _result(gate: str, checks: list[tuple[Check, str]]) -> GateResult:
+    """Makes the result of checks, each with what is wrong if it does not hold."""
+    reason = "; ".join(wrong for (_, held, _, _), wrong in checks if not held)
+    return GateResult(gate, tuple(check for check, _ in checks), reason)
 
 
 def open_automatic_gates(
@@ -193,16 +178,11 @@ def open_automatic_gates(
     Seeds that fail an automatic G2 for too long are removed. Returns the gates that opened, by env and slot.
     """
     slots, automatic = gates.slots, [stage for stage in ADVANCES if GATES[stage] in config.auto_advance]
-    gates.judge()
+    gates.evaluate()
     due = active[:, None] & np.isin(slots.stage, automatic) & (slots.epochs_in_stage > 0)
     stuck = (slots.stage == SeedStage.TRAINING) & (slots.epochs_in_stage >= durations.max_training_epochs)
     passed = due & slots.gate_passed
-    opened = [(place, gates.explain(place)) for place in map(_place, np.argwhere(passed))]
+    opened = [((env, slot), gates.explain((env, slot))) for env, slot in np.argwhere(passed).tolist()]
     cut(slots, due & ~passed & stuck)
     advance(slots, passed)
     return opened
-
-
-def _place(indices: NDArray[np.int64]) -> Place:
-    env, slot = indices.tolist()
-    return env, slot

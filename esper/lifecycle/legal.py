@@ -6,7 +6,7 @@ import numpy as np
 
 from esper.config import Durations, EnvConfig
 from esper.lifecycle.gates import GATES
-from esper.lifecycle.slots import Bools, Ints, Slots, stage_table
+from esper.lifecycle.slots import IS_RAMPED, Bools, Ints, Slots, stage_table
 from esper.lifecycle.stage import ADVANCES, COOLDOWN, SeedStage
 from esper.spaces.action import Op
 from esper.spaces.mask import ActionMask
@@ -17,21 +17,28 @@ IS_BUSY = stage_table({SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN})
 def legal_actions(slots: Slots, config: EnvConfig, durations: Durations, budget: float, largest: Ints) -> ActionMask:
     """Returns the masks of all envs in their current state.
 
+    - GERMINATE: empty slots of hosts with room for a seed, within the budget.
+    - ADVANCE: seeds in GERMINATED, TRAINING or BLENDING whose gate is not automatic.
+    - FOSSILIZE: seeds in HOLDING.
+    - PRUNE: living seeds that are old enough and whose alpha is steady.
+    - SET_ALPHA_TARGET: seeds in BLENDING or HOLDING whose alpha is steady.
+
     ``budget`` is the max number of parameters that seeds may add to a host; ``largest`` [S, B] are the parameters of
     each blueprint in each slot with its largest blend style.
     """
     envs, places = slots.stage.shape
+    by_hand = stage_table([stage for stage in ADVANCES if GATES[stage] not in config.auto_advance])
     op_slot = np.zeros((envs, len(Op), places), dtype=np.bool_)
-    op_slot[:, Op.GERMINATE] = may_germinate(slots, config)[:, None] & (slots.stage == SeedStage.DORMANT)
-    op_slot[:, Op.ADVANCE] = may_advance(slots, config)
+    op_slot[:, Op.GERMINATE] = _has_room(slots, config)[:, None] & (slots.stage == SeedStage.DORMANT)
+    op_slot[:, Op.ADVANCE] = by_hand[slots.stage]
     op_slot[:, Op.FOSSILIZE] = slots.stage == SeedStage.HOLDING
-    op_slot[:, Op.PRUNE] = may_prune(slots, durations)
-    op_slot[:, Op.SET_ALPHA_TARGET] = may_retarget(slots)
+    op_slot[:, Op.PRUNE] = slots.living & (slots.age >= durations.min_prune_age) & slots.steady
+    op_slot[:, Op.SET_ALPHA_TARGET] = IS_RAMPED[slots.stage] & slots.steady
     left = budget - slots.parameters.sum(axis=1)
     return ActionMask.build(op_slot, largest <= left[:, None, None])
 
 
-def may_germinate(slots: Slots, config: EnvConfig) -> Bools:
+def _has_room(slots: Slots, config: EnvConfig) -> Bools:
     """Bool [E]: below both caps and, with ``one_incubating``, no seed in GERMINATED, TRAINING or cooldown in the host.
 
     Living seeds also count against ``max_fossils``: a seed that could never be kept is not planted.
@@ -40,19 +47,3 @@ def may_germinate(slots: Slots, config: EnvConfig) -> Bools:
     kept = config.max_fossils if config.max_fossils is not None else slots.stage.shape[1]
     room = (living < config.max_seeds) & (living + fossils < kept)
     return np.asarray(room & ~IS_BUSY[slots.stage].any(axis=1) if config.one_incubating else room)
-
-
-def may_advance(slots: Slots, config: EnvConfig) -> Bools:
-    """Bool [E, S]: a seed in GERMINATED, TRAINING or BLENDING whose gate is not automatic."""
-    return stage_table([stage for stage in ADVANCES if GATES[stage] not in config.auto_advance])[slots.stage]
-
-
-def may_prune(slots: Slots, durations: Durations) -> Bools:
-    """Bool [E, S]: a living seed that is old enough and whose alpha holds."""
-    return np.asarray(slots.living & (slots.age >= durations.min_prune_age) & slots.holding)
-
-
-def may_retarget(slots: Slots) -> Bools:
-    """Bool [E, S]: a seed in BLENDING or HOLDING whose alpha holds."""
-    blended = (slots.stage == SeedStage.BLENDING) | (slots.stage == SeedStage.HOLDING)
-    return np.asarray(blended & slots.holding)

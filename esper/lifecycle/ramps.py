@@ -32,11 +32,8 @@ class AlphaCurve(Enum):
         if self is AlphaCurve.COSINE:
             return (1 - math.cos(math.pi * t)) / 2
         steepness = float(self.value.removeprefix("logistic_"))
-
-        def sigmoid(u: float) -> float:
-            return 1 / (1 + math.exp(-steepness * (u - 0.5)))
-
-        return (sigmoid(t) - sigmoid(0.0)) / (sigmoid(1.0) - sigmoid(0.0))
+        first, now, last = (1 / (1 + math.exp(-steepness * (u - 0.5))) for u in (0.0, t, 1.0))
+        return (now - first) / (last - first)
 
 
 class BlendOperator(Enum):
@@ -74,16 +71,8 @@ STYLE_OPERATOR: NDArray[np.int64] = np.array([list(BlendOperator).index(style.op
 STYLE_IS_GATED: NDArray[np.bool_] = np.array([style.operator is BlendOperator.GATE for style in _STYLES])
 
 MAX_STEPS = max(*action.TEMPOS, *action.ALPHA_SPEEDS)
-
-
-def _progress() -> NDArray[np.float64]:
-    table = np.zeros((len(_CURVES), MAX_STEPS + 1, MAX_STEPS + 1))
-    for c, curve in enumerate(_CURVES):
-        for steps in range(1, MAX_STEPS + 1):
-            for done in range(steps + 1):
-                table[c, steps, done] = curve.at(done / steps)
-    return table
-
-
-PROGRESS = _progress()
+PROGRESS: NDArray[np.float64] = np.zeros((len(_CURVES), MAX_STEPS + 1, MAX_STEPS + 1))
 """Progress of ramps, [curves, steps, done]."""
+for _c, _steps in np.ndindex(len(_CURVES), MAX_STEPS + 1):
+    for _done in range(_steps + 1 if _steps else 0):
+        PROGRESS[_c, _steps, _done] = _CURVES[_c].at(_done / _steps)

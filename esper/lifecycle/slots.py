@@ -25,6 +25,8 @@ def stage_table(stages: Collection[SeedStage]) -> Bools:
 
 IS_LIVING, IS_BLENDED, IS_COOLING = stage_table(LIVING), stage_table(BLENDED), stage_table(COOLDOWN)
 HAS_SEED = stage_table({*LIVING, SeedStage.FOSSILIZED})
+IS_RAMPED = stage_table({SeedStage.BLENDING, SeedStage.HOLDING})
+"""Stages in which alpha moves by ramps."""
 
 # Metadata of array fields: dtype, initial value, and axes after the leading ones.
 INT: dict[str, Any] = {"dtype": np.int64, "empty": 0, "shape": ()}
@@ -53,6 +55,11 @@ class Arrays:
             if f.metadata and f.name not in keep:
                 getattr(self, f.name)[where] = f.metadata["empty"]
 
+    def write(self, where: Bools, **values: Any) -> None:
+        """Writes each value, an array or a number, into the field of that name at the entries of ``where``."""
+        for name, new in values.items():
+            np.copyto(getattr(self, name), new, where=where)
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Returns the arrays themselves by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
@@ -75,7 +82,7 @@ class Slots(Arrays):
     """Change of alpha between the last two ticks, by the ramp or by a jump."""
     alpha_at_tick: Floats = field(metadata=FLOAT)
     incubation_target: Floats = field(metadata=FLOAT)
-    """Alpha that the first ramp leads to, and that trials use."""
+    """Target alpha of the first ramp, and alpha of trials."""
     tempo: Ints = field(metadata=INT)
     """Steps of the first ramp."""
     fading: Bools = field(metadata=FLAG)
@@ -107,13 +114,13 @@ class Slots(Arrays):
     gate_passed: Bools = field(metadata=FLAG)
 
     @property
-    def holding(self) -> Bools:
+    def steady(self) -> Bools:
         """True if no ramp of alpha is running."""
         return np.asarray(self.alpha_done >= self.alpha_steps)
 
     @property
     def lowering(self) -> Bools:
-        return np.asarray(~self.holding & (self.alpha_target < self.alpha_start))
+        return np.asarray(~self.steady & (self.alpha_target < self.alpha_start))
 
     @property
     def living(self) -> Bools:
@@ -121,12 +128,17 @@ class Slots(Arrays):
 
     @property
     def occupied(self) -> Bools:
-        """True if there is a seed, living or a fossil."""
+        """True if there is a seed, living or fossil."""
         return HAS_SEED[self.stage]
 
     @property
     def fossil(self) -> Bools:
         return np.asarray(self.stage == SeedStage.FOSSILIZED)
+
+    @property
+    def fossil_parameters(self) -> Ints:
+        """Number of parameters of all fossils of a host, [E]."""
+        return np.asarray(np.where(self.fossil, self.parameters, 0).sum(axis=1))
 
     @property
     def learning(self) -> Bools:

@@ -9,28 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from esper.lifecycle.ramps import PROGRESS, STYLE_CURVE
-from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, Bools, Floats, Ints, Slots
+from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, IS_RAMPED, Bools, Floats, Ints, Slots
 from esper.lifecycle.stage import ADVANCES, COOLDOWN, TRANSITIONS, IllegalTransition, SeedStage, check_transition
 
-
-def _following(after: dict[SeedStage, SeedStage]) -> Ints:
-    """Returns the next stage, indexed by a stage's value; the stage itself if it has none."""
-    table = np.arange(max(SeedStage) + 1)
-    table[list(after)] = list(after.values())
-    return table
-
-
-def _legal() -> Bools:
-    """Returns whether a stage may become another, [before, after] by their values."""
-    table = np.zeros((max(SeedStage) + 1,) * 2, dtype=np.bool_)
-    for before, after in TRANSITIONS.items():
-        table[before, list(after)] = True
-    return table
-
-
-_ADVANCED = _following(dict(ADVANCES))
-_COOLED = _following({stage: next(iter(TRANSITIONS[stage])) for stage in COOLDOWN})
-_LEGAL = _legal()
+# Tables by the values of stages: the next one by ADVANCE or in a cooldown (itself if none), and the legal transitions.
+_ADVANCED, _COOLED = np.arange(max(SeedStage) + 1), np.arange(max(SeedStage) + 1)
+_LEGAL: Bools = np.zeros((max(SeedStage) + 1,) * 2, dtype=np.bool_)
+for _stage, _after in TRANSITIONS.items():
+    _LEGAL[_stage, list(_after)] = True
+    _ADVANCED[_stage] = ADVANCES.get(_stage, _stage)
+    _COOLED[_stage] = min(_after) if _stage in COOLDOWN else _stage
 
 
 def germinate(
@@ -42,14 +30,7 @@ def germinate(
     """
     _check(slots, where, SeedStage.GERMINATED)
     slots.clear(where)
-    for values, new in (
-        (slots.blueprint, blueprint),
-        (slots.style, style),
-        (slots.tempo, tempo),
-        (slots.incubation_target, target),
-        (slots.parameters, parameters),
-    ):
-        np.copyto(values, new, where=where)
+    slots.write(where, blueprint=blueprint, style=style, tempo=tempo, incubation_target=target, parameters=parameters)
     _enter(slots, where, SeedStage.GERMINATED)
 
 
@@ -70,8 +51,7 @@ def set_alpha_target(slots: Slots, where: Bools, target: Floats, steps: Ints, cu
 
     Raises IllegalTransition unless the seeds are in BLENDING or HOLDING and their alpha holds.
     """
-    ready = ((slots.stage == SeedStage.BLENDING) | (slots.stage == SeedStage.HOLDING)) & slots.holding
-    if (where & ~ready).any():
+    if (where & ~(IS_RAMPED[slots.stage] & slots.steady)).any():
         raise IllegalTransition("an alpha target is set in BLENDING or HOLDING, while alpha holds")
     _ramp(slots, where, target, steps, curve)
     _enter(slots, where & (slots.stage == SeedStage.HOLDING) & (target < 1), SeedStage.BLENDING)
@@ -87,14 +67,16 @@ def prune(slots: Slots, where: Bools, steps: Ints, curve: Ints) -> None:
 
 
 def cut(slots: Slots, where: Bools) -> None:
-    """Removes living seeds now and starts the cooldown."""
+    """Removes living seeds at once and starts the cooldown."""
     _check(slots, where, SeedStage.PRUNED)
-    _remove(slots, where)
+    revoke(slots, where)
 
 
 def revoke(slots: Slots, where: Bools) -> None:
-    """Removes seeds, fossils too; only for a rollback to a snapshot that is older than they are."""
-    _remove(slots, where)
+    """Removes seeds, also fossils; only for a rollback, whose snapshot may be older than a fossil."""
+    if where.any():
+        slots.clear(where)
+        slots.stage[where] = SeedStage.PRUNED
 
 
 def tick(slots: Slots, where: Bools, embargo: int) -> None:
@@ -105,45 +87,30 @@ def tick(slots: Slots, where: Bools, embargo: int) -> None:
     _enter(slots, cooling & (slots.epochs_in_stage >= needed), _COOLED[slots.stage])
     slots.age += seeded
     _advance_alpha(slots, seeded)
-    np.copyto(slots.alpha_velocity, slots.alpha - slots.alpha_at_tick, where=seeded)
-    np.copyto(slots.alpha_at_tick, slots.alpha, where=seeded)
-    cut(slots, seeded & slots.fading & slots.holding)
+    slots.write(seeded, alpha_velocity=slots.alpha - slots.alpha_at_tick, alpha_at_tick=slots.alpha)
+    cut(slots, seeded & slots.fading & slots.steady)
 
 
 def _ramp(slots: Slots, where: Bools, target: Floats, steps: Ints, curve: Ints) -> None:
     """Starts a ramp from the current alpha and takes its first step; 0 steps jump."""
-    for values, new in (
-        (slots.alpha_start, slots.alpha),
-        (slots.alpha_target, target),
-        (slots.alpha_steps, steps),
-        (slots.alpha_done, 0),
-        (slots.alpha_curve, curve),
-    ):
-        np.copyto(values, new, where=where)
-    np.copyto(slots.alpha, slots.alpha_target, where=where & (slots.alpha_steps == 0))
+    slots.write(where, alpha_start=slots.alpha, alpha_target=target, alpha_steps=steps, alpha_done=0, alpha_curve=curve)
+    slots.write(where & (slots.alpha_steps == 0), alpha=slots.alpha_target)
     _advance_alpha(slots, where)
 
 
 def _advance_alpha(slots: Slots, where: Bools) -> None:
     """Takes one step of running ramps."""
-    moving = where & ~slots.holding
+    moving = where & ~slots.steady
     slots.alpha_done += moving
     start, target = slots.alpha_start, slots.alpha_target
     value = start + (target - start) * PROGRESS[slots.alpha_curve, slots.alpha_steps, slots.alpha_done]
     value = np.clip(value, np.minimum(start, target), np.maximum(start, target))
-    np.copyto(slots.alpha, np.where(slots.holding, target, value), where=moving)
+    slots.write(moving, alpha=np.where(slots.steady, target, value))
 
 
 def _enter(slots: Slots, where: Bools, stage: Ints | SeedStage) -> None:
     _check(slots, where, stage)
-    np.copyto(slots.stage, stage, where=where)
-    slots.epochs_in_stage[where] = 0
-
-
-def _remove(slots: Slots, where: Bools) -> None:
-    if where.any():
-        slots.clear(where)
-        slots.stage[where] = SeedStage.PRUNED
+    slots.write(where, stage=stage, epochs_in_stage=0)
 
 
 def _check(slots: Slots, where: Bools, stage: Ints | SeedStage) -> None:

@@ -10,7 +10,7 @@ CUDA module raises ``ImportError``, and all code with a fallback calls :func:`re
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -44,32 +44,24 @@ def build_info() -> dict[str, Any]:
     Keys: ``torch``, ``torch_target``, ``python``, ``platform``, ``cxx_flags`` and ``cuda`` (``built``, ``reason``,
     ``torch_cuda``, ``architectures``).
     """
-    if not _RECORD.is_file():
-        return {}
-    return cast(dict[str, Any], json.loads(_RECORD.read_text()))
+    return cast(dict[str, Any], json.loads(_RECORD.read_text())) if _RECORD.is_file() else {}
 
 
-def _find(name: str) -> Path | None:
-    """Returns the file of a module in this package; the import system could find another checkout's."""
-    stem = _PACKAGE / name.removeprefix("esper.")
-    files = [Path(f"{stem}{suffix}") for suffix in EXTENSION_SUFFIXES]
-    return next((file for file in files if file.is_file()), None)
-
-
-def _load(name: str) -> ModuleReport:
-    """Loads a module of operators, which registers them with torch; it has nothing to import."""
-    path = _find(name)
+def _load(name: str, load: Callable[[str], object]) -> ModuleReport:
+    """Loads the file of a module in this package; the import system could find another checkout's."""
+    files = [_PACKAGE / f"{name.removeprefix('esper.')}{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((file for file in files if file.is_file()), None)
     if path is None:
         return ModuleReport(name, None, "not built")
     try:
-        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
-    except OSError as error:  # linker error: built for another torch or CUDA
+        load(str(path))
+    except (ImportError, OSError) as error:  # such as a linker error: built for another torch or CUDA
         return ModuleReport(name, None, f"{path.name} cannot be loaded: {error}")
     return ModuleReport(name, path, None)
 
 
 def _load_cpu() -> ModuleReport:
-    report = _load("esper._C")
+    report = _load("esper._C", torch.ops.load_library)
     if not report.loaded:
         built = build_info().get("torch")
         made = f" It was built with torch {built}; this is torch {torch.__version__}." if built else ""
@@ -83,8 +75,8 @@ def _load_cpu() -> ModuleReport:
 def _load_cuda() -> ModuleReport:
     if torch.version.cuda is None:
         return ModuleReport("esper._C_cuda", None, "the installed torch is a CPU build")
-    report = _load("esper._C_cuda")
-    if not report.loaded and report.reason == "not built":
+    report = _load("esper._C_cuda", torch.ops.load_library)
+    if report.reason == "not built":
         why = build_info().get("cuda", {}).get("reason", "no record of the build")
         return ModuleReport(report.name, None, f"not built: {why}")
     return report
@@ -99,14 +91,11 @@ def native_required(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def refuse_fallback(what: str, reason: str) -> None:
-    """Refuses a fallback with ``ESPER_REQUIRE_NATIVE=1``; code with a fallback calls it each time before using it.
+    """Raises RuntimeError if ``ESPER_REQUIRE_NATIVE`` is 1; code with a fallback calls it each time before using it.
 
     Args:
         what: the code that falls back, and its fallback.
         reason: why the native kernel cannot be used.
-
-    Raises:
-        RuntimeError: ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     if native_required():
         raise RuntimeError(f"{VARIABLE}=1, but {what}: {reason}")
@@ -121,8 +110,7 @@ def require_native(environment: Mapping[str, str], cuda: ModuleReport, gpu: bool
         )
 
 
-_CPU = _load_cpu()
-_CUDA = _load_cuda()
+_CPU, _CUDA = _load_cpu(), _load_cuda()
 require_native(os.environ, _CUDA, torch.cuda.is_available())
 
 
@@ -131,22 +119,9 @@ def cuda_loaded() -> bool:
     return _CUDA.loaded
 
 
-def _runtime_report() -> ModuleReport:
-    """Imports the pybind11 module only to report whether that works."""
-    name = "esper._runtime"
-    path = _find(name)
-    if path is None:
-        return ModuleReport(name, None, "not built")
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        return ModuleReport(name, None, f"{path.name} cannot be loaded: {error}")
-    return ModuleReport(name, path, None)
-
-
 def modules() -> list[ModuleReport]:
     """Reports all compiled modules, loaded or not: ``esper._C``, ``esper._C_cuda``, ``esper._runtime``."""
-    return [_CPU, _CUDA, _runtime_report()]
+    return [_CPU, _CUDA, _load("esper._runtime", lambda _: importlib.import_module("esper._runtime"))]
 
 
 _library = torch.library.Library("esper", "IMPL")  # type: ignore[no-untyped-call]
@@ -160,11 +135,7 @@ def not_differentiable(*names: str, in_place: bool = False) -> None:
     for name in names:
         _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
         if in_place:
-            torch.library.register_fake(f"esper::{name}", _do_nothing)
-
-
-def _do_nothing(*_: object, **__: object) -> None:
-    return None
+            torch.library.register_fake(f"esper::{name}", lambda *_, **__: None)
 
 
 def built_with() -> str:

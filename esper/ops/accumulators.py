@@ -45,11 +45,7 @@ class Accumulators:
         language: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Makes zeroed accumulators on ``device``.
-
-        Raises:
-            ValueError: fewer than one env or configuration, or a negative number of samples.
-        """
+        """Makes zeroed accumulators on ``device``; impossible sizes raise ValueError."""
         if envs < 1 or configurations < 1 or samples < 0:
             raise ValueError(
                 "accumulators need envs >= 1, configurations >= 1 and samples >= 0, "
@@ -57,29 +53,22 @@ class Accumulators:
             )
         dtype = torch.int16 if language else torch.uint8
         rows = envs * configurations
-        head = rows * len(ACCUMULATOR_FIELDS) * torch.float64.itemsize
-        buffer = torch.zeros(head + rows * samples * dtype.itemsize, dtype=torch.uint8, device=device)
-        self._split(buffer, (envs, configurations, samples), dtype)
+        size = rows * (len(ACCUMULATOR_FIELDS) * torch.float64.itemsize + samples * dtype.itemsize)
+        buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._view(buffer, (envs, configurations, samples), dtype)
 
-    def _split(self, buffer: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        envs, configurations, samples = shape
+    def _view(self, buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        envs, configurations, _ = shape
         head = envs * configurations * len(ACCUMULATOR_FIELDS) * torch.float64.itemsize
         self._buffer = buffer  # uint8 [bytes]
         self.block = buffer[:head].view(torch.float64).view(envs, configurations, len(ACCUMULATOR_FIELDS))
-        self.correct = buffer[head:].view(dtype).view(envs, configurations, samples)
+        self.correct = buffer[head:].view(dtype).view(shape)
 
     def read(self) -> Accumulators:
         """Returns a copy on the CPU, made by one transfer; on a GPU this waits for the device."""
         copy = object.__new__(Accumulators)
-        envs, configurations, samples = self.correct.shape
-        buffer = self._buffer.to("cpu", copy=True)
-        copy._split(buffer, (envs, configurations, samples), self.correct.dtype)
+        copy._view(self._buffer.to("cpu", copy=True), tuple(self.correct.shape), self.correct.dtype)
         return copy
-
-    def __repr__(self) -> str:
-        envs, configurations, samples = self.correct.shape
-        sizes = f"envs={envs}, configurations={configurations}, samples={samples}"
-        return f"Accumulators({sizes}, device={self.block.device})"
 
 
 def accumulate_(accumulators: Accumulators, env: int, stats: Tensor, configuration: int = 0) -> None:

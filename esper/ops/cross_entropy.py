@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from esper.ops import _native
 from esper.ops.accumulators import ACCUMULATOR_FIELDS, Accumulators
@@ -80,21 +79,18 @@ def cross_entropy_into(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> None:
-    """Measures without a gradient, directly into a row of the accumulators, without a sync.
+    """Measures without a gradient and without a sync, directly into a row of the accumulators.
 
-    It adds the ``stats`` that :func:`cross_entropy` would return to ``accumulators.block[env, configuration]`` and,
+    Adds the ``stats`` that :func:`cross_entropy` would return to ``accumulators.block[env, configuration]`` and,
     with ``first``, overwrites ``accumulators.correct[env, configuration, first : first + B]``: one byte per sample for
     logits ``[B, C]``; the number of correct tokens of each sequence for ``[B, T, V]``.
 
     Args:
-        logits: as for :func:`cross_entropy`; whether they require grad makes no difference.
-        targets: as for :func:`cross_entropy`.
+        logits, targets, ignore_index, label_smoothing: as for :func:`cross_entropy`.
         accumulators: the accumulators to update, on the same device; made with ``language=True`` for ``[B, T, V]``.
         env: first index of the row.
         configuration: second index of the row.
         first: index of the first sample in the row of ``correct``; None writes no samples.
-        ignore_index: as for :func:`cross_entropy`.
-        label_smoothing: as for :func:`cross_entropy`.
 
     Raises:
         RuntimeError: as for :func:`cross_entropy`, and if the row or the samples are outside the accumulators, or the
@@ -104,10 +100,7 @@ def cross_entropy_into(
     _into(logits, targets, accumulators.block, correct, env, configuration, first or 0, ignore_index, label_smoothing)
 
 
-# --- autograd -----------------------------------------------------------------------------------------------------
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int, float], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     logits, targets, ctx.ignore_index, ctx.label_smoothing = inputs
     _, correct, stats, normaliser = output
     ctx.mark_non_differentiable(correct, stats, normaliser)
@@ -129,11 +122,9 @@ class _Eager(torch.autograd.Function):
     """The forward and backward kernels as one differentiable function."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        output = _forward(logits, targets, ignore_index, label_smoothing)
-        _save(ctx, (logits, targets, ignore_index, label_smoothing), output)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
         return output[0], output[1], output[2]
 
     backward = staticmethod(_backward)
@@ -147,7 +138,6 @@ class _Once(torch.autograd.Function):
         return gradient.view_as(gradient)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
             "esper's cross_entropy can be differentiated once; for second derivatives use "

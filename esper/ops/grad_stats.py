@@ -10,19 +10,8 @@ from esper.ops import _native
 
 # Columns of `GradStats.fields`, in the order of csrc/grad_stats.h.
 FIELDS = (
-    "sum_sq",
-    "norm",
-    "tensors",
-    "elements",
-    "min_norm",
-    "max_norm",
-    "vanishing",
-    "exploding",
-    "nan",
-    "inf",
-    "zero",
-    "health",
-    "clip_coef",
+    *("sum_sq", "norm", "tensors", "elements", "min_norm", "max_norm", "vanishing", "exploding"),
+    *("nan", "inf", "zero", "health", "clip_coef"),
 )
 
 # Layout of the CUDA kernel's scratch memory, as in csrc/cuda/grad_stats.cu: one row for the counter, one per tensor,
@@ -78,9 +67,6 @@ class GradStats:
             raise AttributeError(f"GradStats has no attribute {name!r}; fields: {', '.join(FIELDS)}")
         return self.fields[:, FIELDS.index(name)]
 
-    def __repr__(self) -> str:
-        return f"GradStats(groups={self.fields.shape[0]}, tensors={self.norms.shape[0]}, device={self.fields.device})"
-
 
 def grad_stats(
     groups: Iterable[Iterable[Tensor | None]],
@@ -104,39 +90,25 @@ def grad_stats(
             streams or threads must not write the same ``out`` at the same time.
         device: device of the result if there are no gradients; None for the CPU.
 
-    Returns:
-        The statistics, on the gradients' device.
-
     Raises:
         RuntimeError: an unsupported dtype, gradients on several devices, a bound that is not positive, or an ``out`` of
             other sizes.
     """
-    gradients: list[Tensor] = []
-    sizes: list[int] = []
-    for group in groups:
-        present = [gradient for gradient in group if gradient is not None]
-        sizes.append(len(present))
-        gradients += present
+    present = [[gradient for gradient in group if gradient is not None] for group in groups]
+    sizes, gradients = [len(group) for group in present], [gradient for group in present for gradient in group]
     if out is None:
         if gradients:
             return GradStats(*_functional(gradients, sizes, max_norm, exploding_norm))
         # Without gradients, the device of the output decides the dispatch.
-        rows, none = (
-            torch.empty(shape, dtype=torch.float64, device=device) for shape in ((len(sizes), len(FIELDS)), (0,))
-        )
-        out = GradStats(rows, none)
+        empty = partial(torch.empty, dtype=torch.float64, device=device)
+        out = GradStats(empty(len(sizes), len(FIELDS)), empty(0))
     if out._scratch is None:
-        out._scratch = _zeroed_scratch(gradients, out.fields.device)
+        on, rows = out.fields.device, 0
+        if on.type == _SCRATCH_DEVICE:
+            rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
+        out._scratch = torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=on)
     _into(gradients, sizes, max_norm, exploding_norm, fields=out.fields, norms=out.norms, scratch=out._scratch)
     return out
-
-
-def _zeroed_scratch(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Zeroed scratch memory ``[R, 6]`` float64 of the CUDA kernel for these gradients; R = 0 on other devices."""
-    rows = 0
-    if device.type == _SCRATCH_DEVICE:
-        rows = 1 + len(gradients) + sum(-(-gradient.numel() // _CHUNK) for gradient in gradients)
-    return torch.zeros(rows, _SCRATCH_COLUMNS, dtype=torch.float64, device=device)
 
 
 @torch.library.register_fake("esper::grad_stats")  # type: ignore[untyped-decorator]

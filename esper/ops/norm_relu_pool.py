@@ -1,10 +1,9 @@
 """BatchNorm2d, ReLU and an optional 2x2 max-pool as one operator, with two passes over the input each way.
 
-``torch.ops.esper.norm_relu_pool`` is functional and returns its statistics, from which a second operator updates the
-running statistics. :class:`NormReluPool` is a module that calls both.
+The operator is functional; from the statistics that it returns, a second one updates the running statistics.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +55,8 @@ def norm_relu_pool(
     Raises:
         RuntimeError: another layout, dtype, shape or device; batch statistics of a single value per channel.
     """
-    return cast(
-        tuple[Tensor, Tensor, Tensor], _forward(input, weight, bias, running_mean, running_var, float(eps), pool)
-    )
+    output, statistics, choice = _forward(input, weight, bias, running_mean, running_var, float(eps), pool)
+    return output, statistics, choice
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -89,16 +87,10 @@ torch.library.register_autograd("esper::norm_relu_pool_backward", _no_second_gra
 
 @torch.library.register_fake("esper::norm_relu_pool")  # type: ignore[untyped-decorator]
 def _fake(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    eps: float,
-    pool: bool,
+    input: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, channels, height, width = input.shape
-    shape = (batch, channels, height // 2, width // 2) if pool else (batch, channels, height, width)
+    shape = (batch, channels, height // 2, width // 2) if pool else input.shape
     output = torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=torch.channels_last)
     statistics = input.new_empty((len(STATISTICS), channels), dtype=torch.float32)
     choice = torch.empty_like(output, dtype=torch.uint8) if pool else input.new_empty((0,), dtype=torch.uint8)
@@ -117,10 +109,9 @@ class NormReluPool(nn.BatchNorm2d):
     """Replaces ``nn.BatchNorm2d``, ``F.relu`` and, with ``pool``, ``F.max_pool2d(..., 2)``.
 
     Parameters, buffers and state_dict are those of ``nn.BatchNorm2d``. A call may leave out the pool, to put an
-    operation between ReLU and a pool outside, with bit-identical results.
-
-    The operator supports float32 and bfloat16 inputs in channels_last with float32 parameters. Other inputs use the
-    three PyTorch functions, which is an error with ``ESPER_REQUIRE_NATIVE=1``. :meth:`unserved` gives the reason.
+    operation between ReLU and a pool outside, with bit-identical results. The operator supports float32 and bfloat16
+    inputs in channels_last with float32 parameters. Other inputs use the three PyTorch functions, which is an error
+    with ``ESPER_REQUIRE_NATIVE=1``; :meth:`unserved` gives the reason.
     """
 
     def __init__(self, num_features: int, *args: Any, pool: bool = False, **kwargs: Any) -> None:
@@ -150,20 +141,16 @@ class NormReluPool(nn.BatchNorm2d):
         ``pool`` replaces that of the module for this call.
         """
         pool = self.pool if pool is None else pool
-        reason = self.unserved(input)
-        if reason is not None:
-            return self._by_torch(input, pool, reason)
+        if (reason := self.unserved(input)) is not None:
+            _native.refuse_fallback("NormReluPool goes through the three PyTorch functions", reason)
+            output = F.relu(super().forward(input))
+            return F.max_pool2d(output, 2) if pool else output
         batch = self.training or self.running_mean is None
         mean, variance = (None, None) if batch else (self.running_mean, self.running_var)
         output, statistics, _ = norm_relu_pool(input, self.weight, self.bias, mean, variance, self.eps, pool)
         if self.training and self.running_mean is not None:
             _update(self.running_mean, self.running_var, self.num_batches_tracked, statistics, self.momentum)
         return output
-
-    def _by_torch(self, input: Tensor, pool: bool, reason: str) -> Tensor:
-        _native.refuse_fallback("NormReluPool goes through the three PyTorch functions", reason)
-        output = F.relu(super().forward(input))
-        return F.max_pool2d(output, 2) if pool else output
 
     def extra_repr(self) -> str:
         """Adds ``pool`` to the line of ``nn.BatchNorm2d``."""

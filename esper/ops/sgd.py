@@ -1,7 +1,7 @@
 """SGD whose step is one operator over all tensors of one optimizer, or of many."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,27 +63,17 @@ class SGD(Optimizer):
         elif any(group["lr"] is other["lr"] for other in self.param_groups[:-1]):
             group["lr"] = group["lr"].clone()  # else a scheduler would fill one tensor once per group
 
-    @overload
-    def step(self, closure: None = None, *, clip_coef: Tensor | None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float], *, clip_coef: Tensor | None = None) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None) -> float | None:
-        """Steps all groups.
-
-        Args:
-            closure: recomputes the loss, which is returned.
-            clip_coef: float32 or float64 ``[groups]`` on the parameters' device; factors of the gradients. A group with
-                a factor of 0 or NaN keeps its parameters and momentum.
-        """
+    def step(  # type: ignore[override]  # torch's has overloads
+        self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None
+    ) -> float | None:
+        """Steps all groups by :func:`sgd_step` with ``clip_coef``; returns the loss that ``closure`` recomputes."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        sgd_step(
-            [self], clip_coef, grad_scale=getattr(self, "grad_scale", None), found_inf=getattr(self, "found_inf", None)
-        )
+        scaler = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # set by torch's GradScaler
+        sgd_step([self], clip_coef, **scaler)
         return loss
 
     def zero_momentum(self) -> None:
@@ -116,17 +106,13 @@ class SGD(Optimizer):
             for parameter in group["params"]:
                 buffer = self.state.get(parameter, {}).get("momentum_buffer")
                 if buffer is not None and buffer.stride() != parameter.stride():
-                    self.state[parameter]["momentum_buffer"] = _zeros_like(parameter).copy_(buffer)
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter).copy_(buffer)
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = _zeros_like(parameter)
+            state["momentum_buffer"] = torch.zeros_like(parameter)
         return cast(Tensor, state["momentum_buffer"])
-
-
-def _zeros_like(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
 
 
 @torch.no_grad()
@@ -142,7 +128,7 @@ def sgd_step(
     Args:
         optimizers: optimizers with equal momentum and nesterov, whose parameters are on one device.
         clip_coef: float32 or float64 ``[G]`` on that device: factors of the gradients of the parameter groups, in order
-            through all optimizers; None is 1. A group with a factor of 0 or NaN is not changed.
+            through all optimizers; None is 1. A group with a factor of 0 or NaN keeps its parameters and momentum.
         grad_scale: one number on that device, by which the loss was multiplied.
         found_inf: one number on that device; if it is not 0, nothing is stepped.
 
@@ -150,33 +136,22 @@ def sgd_step(
         ValueError: different momentum or nesterov.
         RuntimeError: tensors on other devices or with other shapes or dtypes than their parameters.
     """
-    params: list[Tensor] = []
-    momenta: list[Tensor] = []
-    group_of: list[int] = []
-    groups: list[dict[str, Any]] = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                params.append(parameter)
-                group_of.append(len(groups))
-                if group["momentum"] != 0:
-                    momenta.append(optimizer._momentum_of(parameter))
-            groups.append(group)
-    kinds = {(float(group["momentum"]), bool(group["nesterov"])) for group in groups}
+    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+    kinds = {(float(group["momentum"]), bool(group["nesterov"])) for _, group in groups}
     if len(kinds) > 1:
         raise ValueError(f"groups that are stepped together have one (momentum, nesterov), not {sorted(kinds)}")
-    if not params:
+    stepped = [(number, p) for number, (_, group) in enumerate(groups) for p in group["params"] if p.grad is not None]
+    if not stepped:
         return
     ((momentum, nesterov),) = kinds
+    params = [parameter for _, parameter in stepped]
     _step(
         params,
         [parameter.grad for parameter in params],
-        momenta,
-        group_of,
-        [group["lr"] for group in groups],
-        [float(group["weight_decay"]) for group in groups],
+        [groups[number][0]._momentum_of(parameter) for number, parameter in stepped] if momentum != 0 else [],
+        [number for number, _ in stepped],
+        [group["lr"] for _, group in groups],
+        [float(group["weight_decay"]) for _, group in groups],
         clip_coef,
         grad_scale,
         found_inf,

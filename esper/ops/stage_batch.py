@@ -22,8 +22,7 @@ def normalisation_table(
     batches are bit-identical.
 
     Args:
-        mean: mean of each channel, in units of ``scale``.
-        std: standard deviation of each channel, in units of ``scale``; above 0.
+        mean, std: mean and standard deviation of each channel, in units of ``scale``; deviations are above 0.
         scale: pixel value that maps to 1 before normalising.
         device: device of the dataset.
 
@@ -36,8 +35,8 @@ def normalisation_table(
             f"got mean {list(mean)}, std {list(std)}, scale {scale}"
         )
     values = torch.arange(256, dtype=torch.float64) / scale
-    columns = [torch.tensor(numbers, dtype=torch.float64)[:, None] for numbers in (mean, std)]
-    return ((values - columns[0]) / columns[1]).float().to(device)
+    means, stds = (torch.tensor(numbers, dtype=torch.float64)[:, None] for numbers in (mean, std))
+    return ((values - means) / stds).float().to(device)
 
 
 def stage_images(
@@ -60,13 +59,9 @@ def stage_images(
     With ``padding`` p, a window of the image's size is cut out of the image padded with p zero pixels on every side, at
     one of (2p + 1)² equally likely places; then, with ``flip``, it is mirrored left to right with probability 1/2.
     Pixel v of channel c becomes ``table[c, v]``; so padding is pixel value 0 before normalising, as in torchvision's
-    ``RandomCrop`` before ``Normalize``.
-
-    Random draws depend only on (``seed``, ``epoch``, index of the sample), by the counter-based generator Philox4x32-10
-    (Salmon et al., SC 2011); they are the same for any batch size, order, thread or device.
-
-    The dataset is channels-last, as image files and torchvision's datasets are, so that a row of an image is a row of
-    the channels_last batch and both are accessed in order.
+    ``RandomCrop`` before ``Normalize``. Random draws depend only on (``seed``, ``epoch``, index of the sample), by the
+    counter-based generator Philox4x32-10 (Salmon et al., SC 2011); they are the same for any batch size, order, thread
+    or device. The dataset is channels-last, as image files are, so that it and the batch are accessed in order.
 
     Args:
         images: uint8 ``[N, H, W, C]``, contiguous, 1 to 32 channels.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
+from esper.control.controller import Float32s, Masks
 from esper.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
 from esper.ppo.network import RELEVANCE
 from esper.ppo.normalization import RewardNormalizer
-from esper.ppo.policy import Masks, Policy
+from esper.ppo.policy import Policy
 from esper.ppo.update import PolicyOutput, UpdateStats, mean_over, update_policy
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
@@ -46,23 +48,15 @@ class PPOAgent(Policy):
         self.progress = 0.0
         """Fraction of training that is done, 0 to 1; it drives annealed values."""
 
-    def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
+    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
         """Returns actions, int64 [E, 8], and stores the step with its observation; :meth:`record` completes it."""
         before, starts, legal = self.state, self.starts, self.legal(masks)
         raw = torch.from_numpy(observation).to(self.device)
-        seen, context, decision = self.decide(raw, legal)
+        seen, context, decision = self.step(raw, legal)
         with torch.no_grad():
             value = self.network.value(context)
-        self.buffer.add(
-            before,
-            legal,
-            raw=raw,
-            observation=seen,
-            start=starts,
-            action=decision.action,
-            log_prob=decision.log_prob,
-            value=value,
-        )
+        inputs = {"raw": raw, "observation": seen, "start": starts}
+        self.buffer.add(before, legal, **inputs, action=decision.action, log_prob=decision.log_prob, value=value)
         return decision.action.cpu().numpy()
 
     def load_from(self, other: PPOAgent) -> None:
@@ -83,7 +77,7 @@ class PPOAgent(Policy):
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         idle: NDArray[np.bool_],
-        final_observation: NDArray[np.float32] | None = None,
+        final_observation: Float32s | None = None,
     ) -> None:
         """Completes the last stored step with its rewards and episode ends.
 
@@ -91,22 +85,21 @@ class PPOAgent(Policy):
         ``final_observation`` [E, size] is required if an episode was truncated: its value is bootstrapped. Raises
         ValueError if it is missing.
         """
-        device = self.device
-        values = torch.zeros(self.n_envs, device=device)
+        values = torch.zeros(self.n_envs, device=self.device)
         if truncated.any():
             if final_observation is None:
                 raise ValueError("final_observation is required if an episode was truncated")
             values = self.value_of(final_observation)
         self.buffer.amend(
-            reward=torch.from_numpy(rewards - unscaled).float().to(device),
-            unscaled=torch.from_numpy(unscaled).float().to(device),
-            terminated=torch.from_numpy(terminated).to(device),
-            truncated=torch.from_numpy(truncated).to(device),
-            valid=torch.from_numpy(~idle).to(device),
+            reward=torch.from_numpy(rewards - unscaled).float().to(self.device),
+            unscaled=torch.from_numpy(unscaled).float().to(self.device),
+            terminated=torch.from_numpy(terminated).to(self.device),
+            truncated=torch.from_numpy(truncated).to(self.device),
+            valid=torch.from_numpy(~idle).to(self.device),
             final_value=values,
         )
 
-    def update(self, last_observation: NDArray[np.float32]) -> UpdateStats:
+    def update(self, last_observation: Float32s) -> UpdateStats:
         """Updates the policy on the stored steps, then the observation statistics, and clears the buffer.
 
         ``last_observation`` [E, size] follows the last stored step; its value is bootstrapped. If a stored number is
@@ -117,30 +110,22 @@ class PPOAgent(Policy):
         state = self.buffer.initial_state
         assert state is not None
         self.buffer.clear()
-        rate = self.config.learning_rate * ((1 - self.progress) if self.config.anneal else 1.0)
+        rate = self.config.learning_rate * (1 - self.progress if self.config.anneal else 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         broken = int((broken_steps(rollout) & rollout["valid"]).sum())
         if broken:  # must reach neither the weights nor the running statistics
             return UpdateStats.skipped(broken, rate, self.entropy_coefficient)
-        advantage, target = gae(
-            self._scaled(rollout),
-            rollout["value"],
-            last_value,
-            rollout["terminated"],
-            rollout["truncated"],
-            rollout["final_value"],
-            self.config.gamma,
-            self.config.gae_lambda,
-        )
+        config, terminated, truncated = self.config, rollout["terminated"], rollout["truncated"]
+        self.rewards.update(rollout["reward"], terminated | truncated, rollout["valid"])
+        scaled = rollout["reward"] / self.rewards.scale + rollout["unscaled"]
+        rewards = scaled.clamp(-config.reward_clip, config.reward_clip)
+        ends = terminated, truncated, rollout["final_value"]
+        advantage, target = gae(rewards, rollout["value"], last_value, *ends, config.gamma, config.gae_lambda)
         rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
-
-        def evaluate(envs: Tensor) -> PolicyOutput:
-            return self._evaluate(rollout, masks, state, envs)
-
-        numbers = {name: rollout[name] for name in ("log_prob", "value", "advantage", "target", "valid", "free")}
+        evaluate = partial(self._evaluate, rollout, masks, state)
         stats = update_policy(
-            self.parameters, self.optimizer, evaluate, numbers, self.config, self.entropy_coefficient, self.generator
+            self.parameters, self.optimizer, evaluate, rollout, config, self.entropy_coefficient, self.generator
         )
         stats.reward_scale = self.rewards.scale
         with torch.no_grad():
@@ -152,16 +137,9 @@ class PPOAgent(Policy):
         self.observations.update(rollout["raw"][rollout["valid"]])
         return stats
 
-    def _scaled(self, rollout: Mapping[str, Tensor]) -> Tensor:
-        """Adds the rollout to the reward statistics and returns its rewards in their unit, clipped, [T, E]."""
-        ends = rollout["terminated"] | rollout["truncated"]
-        self.rewards.update(rollout["reward"], ends, rollout["valid"])
-        limit = self.config.reward_clip
-        return (rollout["reward"] / self.rewards.scale + rollout["unscaled"]).clamp(-limit, limit)
-
     @property
     def entropy_coefficient(self) -> float:
-        """Interpolates from ``entropy_start`` to ``entropy_end`` by the progress of training."""
+        """Weight of the entropy bonus, from ``entropy_start`` to ``entropy_end`` by the progress of training."""
         return self.config.entropy_start + (self.config.entropy_end - self.config.entropy_start) * self.progress
 
     def _evaluate(
@@ -174,9 +152,8 @@ class PPOAgent(Policy):
         action = rollout["action"][:, envs].flatten(0, 1)
         decision = self.network.decide(context.flatten(0, 1), slots.flatten(0, 1), legal, action=action)
         shape = context.shape[:2]
-        return PolicyOutput(
-            self.network.value(context), decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
-        )
+        log_prob, entropies = decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
+        return PolicyOutput(self.network.value(context), log_prob, entropies)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of acting and learning between two steps, as tensors and plain numbers.

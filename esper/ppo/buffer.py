@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.ppo.network import State
+from esper.ppo.network import FREE_HEADS, State
 
-MASK_NAMES = ("op", "op_slot", "slot_blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+MASK_NAMES = ("op", "op_slot", "slot_blueprint", *FREE_HEADS)
 
 
 class RolloutBuffer:
@@ -117,12 +117,4 @@ def legal_options(action: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
         return mask.gather(2, place[..., None, None].expand(*place.shape, 1, mask.shape[-1]))[..., 0, :]
 
     rows = (masks["op"], chosen(masks["op_slot"], op), chosen(masks["slot_blueprint"], slot))
-    return torch.stack([row.sum(dim=-1) for row in (*rows, *(masks[name] for name in MASK_NAMES[3:]))], dim=-1)
-
-
-def env_minibatches(n_envs: int, n_minibatches: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yields shuffled env indices in ``n_minibatches`` parts of nearly equal size, at least one env in each.
-
-    An env's whole sequence stays in one minibatch. With fewer envs than ``n_minibatches`` there is a part per env.
-    """
-    yield from torch.randperm(n_envs, generator=generator).tensor_split(min(n_minibatches, n_envs))
+    return torch.stack([row.sum(dim=-1) for row in (*rows, *(masks[name] for name in FREE_HEADS))], dim=-1)

@@ -120,17 +120,15 @@ class PolicyNetwork(nn.Module):
         self.blueprints = nn.Parameter(torch.randn(len(spec.blueprints), part) * 0.1)  # [B, part]
         self.ops = nn.Embedding(len(Op), part)
         self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + part + WAVES, part), nn.Tanh())
-        self.trunk = nn.Sequential(nn.Linear(len(BASE) + WAVES * part, width), nn.Tanh(), nn.Linear(width, width))
+        self.trunk = _two_layers(len(BASE) + WAVES * part, width, width)
         self.norm = nn.LayerNorm(width)
         self.memory = SequenceLSTM(width)
-        self.op_head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, len(Op)))
-        self.slot_query = nn.Sequential(nn.Linear(width + part, width), nn.Tanh(), nn.Linear(width, part))
-        self.blueprint_query = nn.Sequential(nn.Linear(width + 2 * part, width), nn.Tanh(), nn.Linear(width, part))
+        self.op_head = _two_layers(width, width, len(Op))
+        self.slot_query = _two_layers(width + part, width, part)
+        self.blueprint_query = _two_layers(width + 2 * part, width, part)
         self.free_sizes = spec.sizes[3:]
-        self.free_heads = nn.Sequential(
-            nn.Linear(width + 3 * part, width), nn.Tanh(), nn.Linear(width, sum(self.free_sizes))
-        )
-        self.value_head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self.free_heads = _two_layers(width + 3 * part, width, sum(self.free_sizes))
+        self.value_head = _two_layers(width, width, 1)
         self._initialise(prior)
 
     def _initialise(self, prior: float) -> None:
@@ -175,12 +173,7 @@ class PolicyNetwork(nn.Module):
         return self.value_head(context).squeeze(-1)  # type: ignore[no-any-return]
 
     def decide(
-        self,
-        context: Tensor,
-        slots: Tensor,
-        masks: Masks,
-        action: Tensor | None = None,
-        uniforms: Tensor | None = None,
+        self, context: Tensor, slots: Tensor, masks: Masks, action: Tensor | None = None, uniforms: Tensor | None = None
     ) -> Decision:
         """Decides N rows: replays ``action`` [N, 8], or samples with ``uniforms`` [N, 8], or takes the most likely.
 
@@ -190,9 +183,7 @@ class PolicyNetwork(nn.Module):
         matter for the op; the other heads are 0.
         """
         rows = torch.arange(len(context), device=context.device)
-        chosen: list[Tensor] = []
-        log_probs: list[Tensor] = []
-        entropies: list[Tensor] = []
+        chosen, log_probs, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
 
         def choose(head: str, logits: Tensor, legal: Tensor) -> Tensor:
             place = HEADS.index(head)
@@ -221,6 +212,10 @@ class PolicyNetwork(nn.Module):
             choose(head, logits, masks[head])
         log_prob = torch.stack(log_probs, dim=-1).sum(dim=-1)
         return Decision(torch.stack(chosen, dim=-1), log_prob, torch.stack(entropies, dim=-1))
+
+
+def _two_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Running statistics for normalising observations and rewards.
 
-Thread contract: an instance belongs to the agent's thread. Statistics are frozen during a round and updated once after
-it, so that a replayed round sees exactly the inputs that the policy acted on.
+Only the agent's thread uses them. They are frozen during a round and updated once after it, so that a replayed round
+sees exactly the inputs that the policy acted on.
 """
 
 from __future__ import annotations
@@ -24,41 +24,29 @@ class RunningMeanStd:
     def __init__(self, size: int, device: torch.device, config: PPOConfig) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.var = torch.ones(size, dtype=torch.float64, device=device)
-        self.count = 0.0
-        self.updates = 0
+        self.count, self.updates = 0.0, 0
         self.warm_updates, self.decay = config.observation_warm_updates, config.observation_decay
-        self.clip = config.observation_clip
 
-    def update(self, batch: Tensor) -> None:
-        """Adds rows [N, D] to the statistics; N = 0 changes nothing."""
-        if len(batch) == 0:
+    def merge(self, *groups: Tensor) -> None:
+        """Adds rows [N, D], or in groups of columns with different numbers of rows; N = 0 changes nothing.
+
+        ``count`` counts the rows of the first group.
+        """
+        if len(groups[0]) == 0:
             return
-        self._merge(*moments(batch), float(len(batch)))
-
-    def _merge(self, mean: Tensor, var: Tensor, n: float) -> None:
-        """Adds n rows with this mean and variance, each [D]."""
-        if self.updates < self.warm_updates:
-            total = self.count + n
-            kept = self.count / total
-        else:
-            total, kept = self.count + n, self.decay
+        rows = [group.double() for group in groups]
+        mean = torch.cat([group.mean(dim=0) for group in rows])
+        var = torch.cat([group.var(dim=0, unbiased=False) for group in rows])
+        total = self.count + len(groups[0])
+        kept = self.count / total if self.updates < self.warm_updates else self.decay
         shift = mean - self.mean
         self.var = kept * self.var + (1 - kept) * var + kept * (1 - kept) * shift**2
         self.mean = self.mean + (1 - kept) * shift
-        self.count = total
-        self.updates += 1
-
-    def normalize(self, x: Tensor) -> Tensor:
-        """(x − mean) / std, clipped to ±clip; float32 [..., D]."""
-        scaled = (x - self.mean.float()) / torch.sqrt(self.var + 1e-8).float()
-        return scaled.clamp(-self.clip, self.clip)
+        self.count, self.updates = total, self.updates + 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {
-            "mean": self.mean,
-            "var": self.var,
-            "counts": torch.tensor([self.count, self.updates], dtype=torch.float64),
-        }
+        counts = torch.tensor([self.count, self.updates], dtype=torch.float64)
+        return {"mean": self.mean, "var": self.var, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.mean, self.var = state["mean"].to(self.mean), state["var"].to(self.var)
@@ -75,18 +63,15 @@ class ObservationStatistics(RunningMeanStd):
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
         kinds = [entry.kind for entry in (*BASE, *PER_SLOT)]
         super().__init__(len(kinds), device, config)
+        self.clip = config.observation_clip
         self.continuous = torch.tensor([kind is FeatureKind.CONTINUOUS for kind in kinds], device=device)
 
     def update(self, batch: Tensor) -> None:
         """Adds raw observations [N, BASE + S · PER_SLOT]; N = 0 changes nothing."""
-        if len(batch) == 0:
-            return
-        base, slots = batch[:, : len(BASE)], batch[:, len(BASE) :].reshape(-1, len(PER_SLOT))
-        mean, var = (torch.cat(pair) for pair in zip(moments(base), moments(slots), strict=True))
-        self._merge(mean, var, float(len(batch)))
+        self.merge(batch[:, : len(BASE)], batch[:, len(BASE) :].reshape(-1, len(PER_SLOT)))
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Normalises the continuous entries of raw observations [..., BASE + S · PER_SLOT]; float32."""
+        """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32."""
         slots = (x.shape[-1] - len(BASE)) // len(PER_SLOT)
 
         def everywhere(values: Tensor) -> Tensor:
@@ -96,24 +81,17 @@ class ObservationStatistics(RunningMeanStd):
         return torch.where(everywhere(self.continuous), scaled.clamp(-self.clip, self.clip), x)
 
 
-def moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the mean and variance [D] of the columns of rows [N, D], float64."""
-    values = rows.to(torch.float64)
-    return values.mean(dim=0), values.var(dim=0, unbiased=False)
-
-
-class RewardNormalizer:
+class RewardNormalizer(RunningMeanStd):
     """Divides rewards by the running standard deviation of discounted returns (at least ``floor``), without a shift."""
 
     def __init__(self, device: torch.device, config: PPOConfig) -> None:
-        self.gamma = config.gamma
-        self.floor = config.reward_std_floor
-        self.returns = RunningMeanStd(1, device, config)
+        super().__init__(1, device, config)
+        self.gamma, self.floor = config.gamma, config.reward_std_floor
 
     @property
     def scale(self) -> float:
         """The current divisor of rewards; 1 before the first update."""
-        return max(float(self.returns.var.sqrt()), self.floor) if self.returns.updates else 1.0
+        return max(float(self.var.sqrt()), self.floor) if self.updates else 1.0
 
     def update(self, rewards: Tensor, ends: Tensor, valid: Tensor) -> None:
         """Adds a rollout: rewards [T, E], episode ends bool [T, E], and valid steps bool [T, E]."""
@@ -123,10 +101,4 @@ class RewardNormalizer:
             running = running * self.gamma + reward
             seen.append(running[real])
             running = torch.where(end, 0.0, running)
-        self.returns.update(torch.cat(seen)[:, None])
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.returns.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.returns.load_state_dict(state)
+        self.merge(torch.cat(seen)[:, None])

@@ -11,20 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
+from esper.control.controller import Float32s, Masks
 from esper.ppo.distribution import counter_uniforms
 from esper.ppo.network import Decision, PolicyNetwork
 from esper.ppo.normalization import ObservationStatistics
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-Masks = Mapping[str, NDArray[np.bool_]]
-
 PER_BLUEPRINT = {"blueprints": 0, "seed_kinds.weight": 1}
 """Weights with one row per blueprint, and the number of rows before the first blueprint's."""
 
 
 class Policy:
-    """Acts for E envs: samples actions, or takes the most likely ones if ``greedy``.
+    """A :class:`Controller` for E envs that samples actions, or takes the most likely ones if ``greedy``.
 
     Random numbers are keyed by (run seed, env, episode, step). Observations are normalised by running statistics, which
     acting never changes.
@@ -41,8 +40,7 @@ class Policy:
         greedy: bool = False,
     ) -> None:
         self.config, self.spec, self.layout, self.n_envs, self.run_seed = config, spec, layout, n_envs, run_seed
-        self.device = device or torch.device("cpu")
-        self.greedy = greedy
+        self.device, self.greedy = device or torch.device("cpu"), greedy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
             self.network = PolicyNetwork(spec, config.width, config.prior).to(self.device)
@@ -59,9 +57,8 @@ class Policy:
         self.steps[started] = 0
         self.starts |= torch.from_numpy(started).to(self.device)
 
-    def act(self, observation: NDArray[np.float32], masks: Masks) -> NDArray[np.int64]:
-        """Returns actions int64 [E, 8] for observations [E, size] under ``info["action_mask"]``."""
-        _, _, decision = self.decide(torch.from_numpy(observation).to(self.device), self.legal(masks))
+    def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
+        _, _, decision = self.step(torch.from_numpy(observation).to(self.device), self.legal(masks))
         return decision.action.cpu().numpy()
 
     def legal(self, masks: Masks) -> dict[str, Tensor]:
@@ -69,23 +66,22 @@ class Policy:
         return {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
 
     @torch.no_grad()
-    def decide(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
+    def step(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
         """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
         recurrent state by one step."""
         seen = self.observations.normalize(raw)
         context, slots, after = self.network.encode(seen[None], self.state, self.starts[None])
-        draws = None
+        uniforms = None
         if not self.greedy:
-            draws = torch.from_numpy(
-                counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
-            ).to(self.device)
-        decision = self.network.decide(context[0], slots[0], legal, uniforms=draws)
+            draws = counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
+            uniforms = torch.from_numpy(draws).to(self.device)
+        decision = self.network.decide(context[0], slots[0], legal, uniforms=uniforms)
         self.state, self.starts = after, torch.zeros_like(self.starts)
         self.steps += 1
         return seen, context[0], decision
 
     @torch.no_grad()
-    def value_of(self, observation: NDArray[np.float32]) -> Tensor:
+    def value_of(self, observation: Float32s) -> Tensor:
         """Returns V(s) [E] of the states after the last actions, given their ``observation`` [E, size].
 
         The recurrent state is read, not advanced.
@@ -95,7 +91,6 @@ class Policy:
         return self.network.value(context[0])
 
     def memory_state(self) -> dict[str, Any]:
-        """Returns a copy of the counters and recurrent state of the running episodes."""
         return {
             "episode": torch.tensor(self.episode),
             "steps": torch.tensor(self.steps),
@@ -104,7 +99,6 @@ class Policy:
         }
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
-        """Continues the episodes in which ``state`` was taken."""
         self.episode, self.steps = state["episode"].numpy().copy(), state["steps"].numpy().copy()
         hidden, cell = (part.to(self.device, copy=True) for part in state["state"])
         self.state, self.starts = (hidden, cell), state["starts"].to(self.device, copy=True)
@@ -135,10 +129,7 @@ def for_blueprints(weights: Mapping[str, Tensor], known: Sequence[str], wanted: 
     """Converts weights of a network that learned the blueprints ``known`` to hosts with the blueprints ``wanted``.
 
     A known name keeps its rows. An unknown one gets the mean of all known rows: its score is then the mean of the known
-    scores, and it is planted if that beats the alternatives.
-
-    Raises:
-        ValueError: ``known`` and ``wanted`` share no name; lists both.
+    scores, and it is planted if that beats the alternatives. Raises ValueError if there is no common name; lists both.
     """
     if not set(known) & set(wanted):
         raise ValueError(f"it knows the blueprints {', '.join(known)}; this host has {', '.join(wanted)}")

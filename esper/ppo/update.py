@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import PPOConfig
-from esper.ppo.buffer import env_minibatches
+
+LEARNED_FROM = ("log_prob", "value", "advantage", "target", "valid", "free")
+"""The parts of a rollout that an update reads."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,10 @@ class UpdateStats:
         return stats
 
 
-Evaluate = Callable[[Tensor], PolicyOutput]
-
-
 def update_policy(
     parameters: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    evaluate: Evaluate,
+    evaluate: Callable[[Tensor], PolicyOutput],
     rollout: Mapping[str, Tensor],
     config: PPOConfig,
     entropy_coefficient: float,
@@ -82,7 +81,8 @@ def update_policy(
 ) -> UpdateStats:
     """Improves the policy on one rollout.
 
-    A minibatch with a non-finite loss or gradient is skipped and counted; it does not change the weights.
+    An env's whole sequence stays in one minibatch. A minibatch with a non-finite loss or gradient is skipped and
+    counted; it does not change the weights.
 
     Args:
         parameters: the weights whose gradient is clipped.
@@ -95,22 +95,20 @@ def update_policy(
         generator: shuffles the minibatches.
     """
     stats = UpdateStats(entropy_coefficient=entropy_coefficient, learning_rate=optimizer.param_groups[0]["lr"])
-    advantage = standardize(rollout["advantage"], rollout["valid"] & rollout["free"])
-    envs = advantage.shape[1]
+    learned_from = {name: rollout[name] for name in LEARNED_FROM}
+    learned_from["advantage"] = standardize(rollout["advantage"], rollout["valid"] & rollout["free"])
+    envs = rollout["advantage"].shape[1]
     for _ in range(config.update_epochs):
-        for chosen in env_minibatches(envs, config.n_minibatches, generator):
-            part = {name: values[:, chosen] for name, values in rollout.items()}
-            part["advantage"] = advantage[:, chosen]
-            now = evaluate(chosen)
-            loss, measured = ppo_loss(now, part, config, entropy_coefficient)
-            stops = measured["approx_kl"] > config.kl_stop * config.target_kl
-            if not stops and not math.isfinite(measured["loss"]):
-                stats.skipped_minibatches += 1
-                continue
-            if stops:
+        for chosen in torch.randperm(envs, generator=generator).tensor_split(min(config.n_minibatches, envs)):
+            part = {name: values[:, chosen] for name, values in learned_from.items()}
+            loss, measured = ppo_loss(evaluate(chosen), part, config, entropy_coefficient)
+            if measured["approx_kl"] > config.kl_stop * config.target_kl:
                 stats.add(measured)
                 stats.stopped_early = True
                 return reduce(stats, rollout)
+            if not math.isfinite(measured["loss"]):
+                stats.skipped_minibatches += 1
+                continue
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))

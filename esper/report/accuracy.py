@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.report.charts import Line, Points, line_figure, scatter_chart
-from esper.report.curves import by_epoch, epochs_of, label, shown_rounds
+from esper.report.charts import Line, by_round, line_figure, scatter_chart
+from esper.report.curves import by_epoch, label, shown_epochs
 from esper.report.html import figure, figures, note, section, table
 from esper.report.read import Run
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, RoundCompleted
@@ -24,14 +24,13 @@ def epochs_figure(runs: Sequence[Run]) -> str:
     lines: list[Line] = []
     rounds = []
     for place, run in enumerate(runs):
-        chosen, words = shown_rounds(run)
+        epochs, words = shown_epochs(run)
         rounds.append(label(runs, run, words))
-        epochs = epochs_of(run, chosen)
         if epochs:
             lines += _grown(runs, place, epochs)
-        if len(runs) == 1 and epochs and run.learns and 0 not in chosen:
-            first = by_epoch(epochs_of(run, {0}), lambda e: e.validation_accuracy)
-            lines.append(Line("grown in round 1", first.x, first.mean, 1))
+            if len(runs) == 1 and run.learns and all(e.episode for e in epochs):
+                first = by_epoch((e for e in run.of(EpochCompleted) if not e.episode), lambda e: e.validation_accuracy)
+                lines.append(Line("grown in round 1", first.x, first.mean, 1))
     lines += _baselines(runs)
     if not lines:
         return note("Accuracy by epoch: no epochs and no baseline were logged.")
@@ -61,48 +60,33 @@ def _baselines(runs: Sequence[Run]) -> list[Line]:
     """Returns the baseline lines: a single one for all runs that share a baseline, as with the same task and seed."""
     owners: dict[tuple[float, ...], list[int]] = {}
     for place, run in enumerate(runs):
-        baseline = run.last(BaselineMeasured)
-        if baseline is not None:
+        if baseline := run.last(BaselineMeasured):
             owners.setdefault(baseline.accuracy, []).append(place)
     lines = []
     for accuracy, places in owners.items():
         names = "" if len(places) == len(runs) else f"{', '.join(runs[place].name for place in places)}: "
         shade = places[0] if len(runs) > 1 and len(places) == 1 else -1
-        x = [float(epoch) for epoch in range(len(accuracy))]
-        lines.append(Line(f"{names}left alone (baseline)", x, accuracy, shade, dashed=True))
+        lines.append(Line(f"{names}left alone (baseline)", range(len(accuracy)), accuracy, shade, reference=True))
     return lines
 
 
 def rounds_figure(runs: Sequence[Run]) -> str:
     """Accuracy at the end of each round."""
     lines: list[Line] = []
-    tested = False
+    tested: list[Line] = []
     for place, run in enumerate(runs):
-        rounds = run.of(RoundCompleted)
-        if not rounds:
-            continue
-        x = [float(event.round) for event in rounds]
-        baseline = place if len(runs) > 1 else -1
-        lines += [
-            Line(label(runs, run, "grown, committed"), x, [e.committed_accuracy for e in rounds], place),
-            Line(label(runs, run, "baseline"), x, [e.baseline_accuracy for e in rounds], baseline, dashed=True),
-        ]
-        test = [
-            (float(e.round), e.test_accuracy, e.alone_test_accuracy)
-            for e in rounds
-            if e.test_accuracy is not None and e.alone_test_accuracy is not None
-        ]
-        if test and len(runs) == 1:
-            tested = True
-            number_, grown, alone = zip(*test, strict=True)
-            lines.append(Line("grown, test", number_, grown, 2))
-            lines.append(Line("same hosts alone, test", number_, alone, 1, dashed=True))
+        rounds, baseline = run.of(RoundCompleted), place if len(runs) > 1 else -1
+        lines += by_round(label(runs, run, "grown, committed"), rounds, "committed_accuracy", place)
+        lines += by_round(label(runs, run, "baseline"), rounds, "baseline_accuracy", baseline, reference=True)
+        if len(runs) == 1:
+            tested += by_round("grown, test", rounds, "test_accuracy", 2)
+            tested += by_round("same hosts alone, test", rounds, "alone_test_accuracy", 1, reference=True)
     if not lines:
         return note("Accuracy by round: no round was completed yet.")
     words = "Accuracy of the committed networks at the end of a round, on validation images" + (
         "; and on test images, beside the same hosts left alone." if tested else ", beside the baseline."
     )
-    return line_figure("Accuracy by round", words, lines, "round", "accuracy, %")
+    return line_figure("Accuracy by round", words, [*lines, *tested], "round", "accuracy, %")
 
 
 def parameters_figure(runs: Sequence[Run]) -> str:
@@ -113,10 +97,10 @@ def parameters_figure(runs: Sequence[Run]) -> str:
         if not episodes:
             continue
         sizes = [e.host_parameters + e.fossil_parameters for e in episodes]
-        groups.append(Points(label(runs, run, "grown host"), sizes, [e.committed_accuracy for e in episodes], place))
+        groups.append(Line(label(runs, run, "grown host"), sizes, [e.committed_accuracy for e in episodes], place))
         last = episodes[-1]
         alone = ([last.host_parameters], [last.baseline_accuracy], place if len(runs) > 1 else -1)
-        groups.append(Points(label(runs, run, "left alone (baseline)"), *alone, reference=True))
+        groups.append(Line(label(runs, run, "left alone (baseline)"), *alone, reference=True))
         rows += [
             [
                 label(runs, run, f"round {e.episode + 1}, host {e.env}"),

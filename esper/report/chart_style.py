@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,39 +63,23 @@ def inline_svg(figure: Figure, title: str, description: str) -> str:
     file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names may contain characters that the font lacks; browsers have others
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Type", "Format", "Creator")))
     root = ElementTree.fromstring(file.getvalue())
-    for parent in (root, *root.findall(f"{{{SVG}}}defs")):
-        for element in list(parent):
-            if element.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):  # the style would apply to the whole page
-                parent.remove(element)
+    root.remove(root[0])  # matplotlib's style, which would apply to the whole page
     prefix = "c" + hashlib.sha256(f"{title}\0{description}\0{file.getvalue()}".encode()).hexdigest()[:10]
-    _rename_ids(root, prefix)
+    for element in root.iter():
+        if element.tag == f"{{{SVG}}}g":  # nothing refers to groups
+            element.attrib.pop("id", None)
+        for name in {"id", "clip-path", f"{{{XLINK}}}href"} & element.attrib.keys():
+            element.set(name, re.sub(r"^(url\(#|#|)", rf"\g<1>{prefix}-", element.attrib[name]))
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title {prefix}-description")
-    for place, (tag, words) in enumerate((("title", title), ("desc", description))):
-        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{prefix}-{'title' if tag == 'title' else 'description'}")
+    for place, (tag, name, words) in enumerate((("title", "title", title), ("desc", "description", description))):
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{prefix}-{name}")
         element.text = words
         root.insert(place, element)
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     return ElementTree.tostring(root, encoding="unicode")
-
-
-def _rename_ids(root: ElementTree.Element, prefix: str) -> None:
-    """Puts ``prefix`` in front of every id that is referred to, and removes the others."""
-    used = set()
-    for element in root.iter():
-        for name, value in element.attrib.items():
-            if name == f"{{{XLINK}}}href" and value.startswith("#"):
-                used.add(value[1:])
-                element.set(name, f"#{prefix}-{value[1:]}")
-            elif name == "clip-path":
-                used.add(value[5:-1])  # url(#...)
-                element.set(name, f"url(#{prefix}-{value[5:-1]})")
-    for element in root.iter():
-        identity = element.attrib.pop("id", None)
-        if identity in used:
-            element.set("id", f"{prefix}-{identity}")

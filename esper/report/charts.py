@@ -33,7 +33,7 @@ MAX_LANES = 96
 
 @dataclass(frozen=True)
 class Line:
-    """One line; ``low`` and ``high`` are its band. Values that cannot be drawn leave gaps."""
+    """A line, or points of one kind; ``low`` and ``high`` are its band. Values that cannot be drawn leave gaps."""
 
     name: str
     x: Sequence[float]
@@ -42,23 +42,18 @@ class Line:
     """Index in the palette; -1 is the colour of references."""
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    dashed: bool = False
+    reference: bool = False
+    """Whether others are compared with it: a dashed line, or large diamonds above other points."""
 
     def points(self) -> list[tuple[float, float]]:
         """Returns the (x, y) points that can be drawn."""
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if drawable(x) and drawable(y)]
 
 
-@dataclass(frozen=True)
-class Points:
-    """Points of one kind in a scatter chart."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    color: int
-    reference: bool = False
-    """Whether they are drawn as large diamonds, above the others."""
+def by_round(name: str, events: Sequence[Any], field: str, color: int, reference: bool = False) -> list[Line]:
+    """Returns a line through that field of the events, by round; empty if no event has a value."""
+    points = {event.round: value for event in events if (value := getattr(event, field)) is not None}
+    return [Line(name, list(points), list(points.values()), color, reference=reference)] if points else []
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def line_chart(
         if len(line.low):
             axes.fill_between(x, _floats(line.low), _floats(line.high), color=shade, alpha=0.18, linewidth=0)
         marker = MARKERS[line.color % len(MARKERS)] if line.color >= 0 and len(x) <= MAX_MARKED else ""
-        style = "--" if line.dashed else "-"
+        style = "--" if line.reference else "-"
         axes.plot(x, _floats(line.y), style, color=shade, marker=marker, markersize=3.5, linewidth=1.6, label=name)
     for value in include:
         axes.axhline(value, color="#aaaaaa", linewidth=0.8, zorder=0.5)
@@ -181,9 +176,9 @@ def line_figure(
 
 
 @chart_style()
-def scatter_chart(title: str, groups: Sequence[Points], x_label: str, y_label: str) -> str:
+def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str) -> str:
     """Draws points. The x axis is logarithmic if all x are positive and the largest is more than 30 times the least."""
-    xs = [x for group in groups for x, y in zip(group.x, group.y, strict=True) if drawable(x) and drawable(y)]
+    xs = [x for group in groups for x, _ in group.points()]
     logarithmic = bool(xs) and min(xs) > 0 and max(xs) > 30 * min(xs)
     names = [shorten(clean(group.name), 60) for group in groups]
     axes = _axes(HEIGHT, legend=names)
@@ -230,16 +225,19 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> str
     return _svg(axes, title, "; ".join(f"{row.name}: {number(row.value, 2, 'pp', sign=True)}" for row in rows))
 
 
+def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Sums the values of each name."""
+    return {name: sum(p.get(name, 0.0) for p in parts) for name in dict.fromkeys(name for p in parts for name in p)}
+
+
 def grouped(values: Sequence[dict[str, float]], max_bars: int = MAX_BARS) -> list[tuple[int, int, dict[str, float]]]:
     """Averages neighbouring bars until at most ``max_bars`` are left; returns (first, last, parts), counted from 1."""
     size = -(-len(values) // max_bars) or 1
-    bars = []
-    for first in range(0, len(values), size):
-        group = values[first : first + size]
-        names = {name for parts in group for name in parts}
-        means = {name: sum(parts.get(name, 0.0) for parts in group) / len(group) for name in names}
-        bars.append((first + 1, first + len(group), means))
-    return bars
+    groups = [(first, values[first : first + size]) for first in range(0, len(values), size)]
+    return [
+        (first + 1, first + len(group), {name: seconds / len(group) for name, seconds in total(group).items()})
+        for first, group in groups
+    ]
 
 
 @chart_style()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.report.charts import drawable, grouped, stacked_bars
+from esper.report.charts import grouped, stacked_bars, total
 from esper.report.html import figure, figures, note, section, table
 from esper.report.read import Run
+from esper.telemetry.analytics import mean
 from esper.telemetry.event import RoundCompleted
 from esper.telemetry.memory import MEMORY, size
 from esper.telemetry.run_view import REST, phase_seconds
@@ -14,56 +15,59 @@ from esper.telemetry.span import PHASES
 from esper.telemetry.text import number
 
 MEANINGS = {**PHASES, REST: "hosts left alone, testing, reporting of rounds"}
+RATES = {
+    "epochs per second": ("epochs_per_second", 1),
+    "samples per second": ("images_per_second", 0),
+    "seconds per round": ("seconds", 1),
+}
+"""Field of RoundCompleted and decimals of each rate."""
 
 
 def time_section(runs: Sequence[Run]) -> str:
     played = [run for run in runs if run.of(RoundCompleted)]
     if not played:
         return section("time", "Where the time went", note("No round was completed yet."))
-    totals = [_sum([phase_seconds(event) for event in run.of(RoundCompleted)]) for run in played]
-    all_runs = _sum(totals)
+    totals = [total(_phases(run)) for run in played]
+    all_runs = total(totals)
     order = sorted(all_runs, key=lambda name: (name == REST, -all_runs[name]))
     charts = [_rounds(run, order, len(runs) > 1) for run in played]
     if len(played) > 1:
-        bars = [
-            (run.name, {name: seconds / len(run.of(RoundCompleted)) for name, seconds in total.items()})
-            for run, total in zip(played, totals, strict=True)
-        ]
+        bars = [(run.name, grouped(_phases(run), 1)[0][2]) for run in played]
         title, words = "Seconds per round", "Mean over the rounds of each run; the table explains the phases."
         charts.insert(0, figure(title, words, stacked_bars(title, bars, order, "run", "seconds per round")))
-    heads = [
-        "phase",
-        *(head for run in played for head in (f"{run.name}, s" if len(played) > 1 else "seconds", "share")),
-    ]
+    heads = [head for run in played for head in (f"{run.name}, s" if len(played) > 1 else "seconds", "share")]
     rows = [
         [
             f"{name}: {MEANINGS[name]}" if name in MEANINGS else name,
-            *(cell for total in totals for cell in _cells(total, name)),
+            *(cell for seconds in totals for cell in _cells(seconds, name)),
         ]
         for name in order
     ]
     rates = [
-        [
-            run.name,
-            number(_mean([e.epochs_per_second for e in run.of(RoundCompleted)]), 1),
-            number(_mean([e.images_per_second for e in run.of(RoundCompleted)]), 0),
-            number(_mean([e.seconds for e in run.of(RoundCompleted)]), 1),
-        ]
+        [run.name, *(number(mean(getattr(e, field) for e in run.of(RoundCompleted)), n) for field, n in RATES.values())]
         for run in played
     ]
-    rate_heads = ["run", "epochs per second", "samples per second", "seconds per round"]
     return section(
         "time",
         "Where the time went",
         figures(*charts),
-        table(heads, rows, "Seconds by phase, all rounds"),
-        table(rate_heads, rates, "Rates, mean over rounds"),
+        table(["phase", *heads], rows, "Seconds by phase, all rounds"),
+        table(["run", *RATES], rates, "Rates, mean over rounds"),
         memory_table(played),
     )
 
 
+def _phases(run: Run) -> list[dict[str, float]]:
+    return [phase_seconds(event) for event in run.of(RoundCompleted)]
+
+
+def _cells(total: dict[str, float], name: str) -> list[str]:
+    seconds = total.get(name, 0.0)
+    return [f"{seconds:,.1f}", f"{seconds / (sum(total.values()) or 1.0):.1%}"]
+
+
 def _rounds(run: Run, order: Sequence[str], named: bool) -> str:
-    groups = grouped([phase_seconds(event) for event in run.of(RoundCompleted)])
+    groups = grouped(_phases(run))
     bars = [(str(first) if first == last else f"{first}-{last}", parts) for first, last, parts in groups]
     title = f"{run.name}: seconds of each round" if named else "Seconds of each round"
     words = "Wall-clock seconds, each counted once; the table explains the phases."
@@ -85,17 +89,3 @@ def _meaning(name: str) -> str:
     use, _, place = name.partition("/")
     label = use.replace("_", " ") + (f", {place}" if place else "")
     return f"{label}: {MEMORY[use]}" if use in MEMORY else label
-
-
-def _sum(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(p.get(name, 0.0) for p in parts) for name in dict.fromkeys(k for p in parts for k in p)}
-
-
-def _cells(total: dict[str, float], name: str) -> list[str]:
-    seconds = total.get(name, 0.0)
-    return [f"{seconds:,.1f}", f"{seconds / (sum(total.values()) or 1.0):.1%}"]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    known = [value for value in values if drawable(value)]
-    return sum(known) / len(known) if known else None

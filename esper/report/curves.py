@@ -23,7 +23,7 @@ NORMAL = 1.96
 class Curve:
     """By epoch: mean, bounds of the middle 80 % of the hosts, extremes, and standard error of the mean."""
 
-    x: list[float]
+    x: list[int]
     mean: list[float]
     low: list[float]
     high: list[float]
@@ -42,33 +42,29 @@ def by_epoch(epochs: Iterable[EpochCompleted], value: Callable[[EpochCompleted],
     numbers = sorted(values)
     columns = [np.array(values[number]) for number in numbers]
     return Curve(
-        x=[float(number) for number in numbers],
-        mean=[float(c.mean()) for c in columns],
-        low=[float(np.percentile(c, MIDDLE[0])) for c in columns],
-        high=[float(np.percentile(c, MIDDLE[1])) for c in columns],
-        error=[float(c.std(ddof=1) / math.sqrt(len(c))) if len(c) > 1 else math.nan for c in columns],
-        worst=[float(c.min()) for c in columns],
-        best=[float(c.max()) for c in columns],
+        x=numbers,
+        mean=[c.mean() for c in columns],
+        low=[np.percentile(c, MIDDLE[0]) for c in columns],
+        high=[np.percentile(c, MIDDLE[1]) for c in columns],
+        error=[c.std(ddof=1) / math.sqrt(len(c)) if len(c) > 1 else math.nan for c in columns],
+        worst=[c.min() for c in columns],
+        best=[c.max() for c in columns],
     )
 
 
-def shown_rounds(run: Run) -> tuple[set[int], str]:
-    """Returns the rounds, counted from 0, that charts by epoch show, and their description.
+def shown_epochs(run: Run) -> tuple[list[EpochCompleted], str]:
+    """Returns the epochs that charts by epoch show, and a description of their rounds.
 
-    For an agent that learns, these are the last quarter, which shows what it has become; other controllers do not
-    change, so all rounds are shown.
+    For an agent that learns, these are of the last quarter of the rounds, which shows what it has become; other
+    controllers do not change, so all rounds are shown.
     """
-    rounds = sorted({epoch.episode for epoch in run.of(EpochCompleted)})
+    epochs = run.of(EpochCompleted)
+    rounds = sorted({epoch.episode for epoch in epochs})
     if not rounds:
-        return set(), "no round"
-    chosen = rounds[-max(1, math.ceil(len(rounds) / 4)) :] if run.learns else rounds
-    if len(chosen) == 1:
-        return set(chosen), f"round {chosen[0] + 1}"
-    return set(chosen), f"rounds {chosen[0] + 1} to {chosen[-1] + 1}"
-
-
-def epochs_of(run: Run, rounds: set[int]) -> list[EpochCompleted]:
-    return [epoch for epoch in run.of(EpochCompleted) if epoch.episode in rounds]
+        return [], "no round"
+    first = rounds[-math.ceil(len(rounds) / 4)] if run.learns else rounds[0]
+    words = f"rounds {first + 1} to {rounds[-1] + 1}" if first < rounds[-1] else f"round {first + 1}"
+    return [epoch for epoch in epochs if epoch.episode >= first], words
 
 
 def episodes(run: Run) -> dict[tuple[int, int], list[EpochCompleted]]:

@@ -23,11 +23,8 @@ class EventLog:
         self._begin()
 
     def _begin(self) -> None:
-        self._offset, self._lines = 0, 0
-        self._seal = b""
-        self._torn = False
+        self._offset, self._lines, self._seal, self._torn = 0, 0, b"", False
         self._broken: list[str] = []
-        self._broken_lines = 0
         self._unknown: Counter[str] = Counter()
 
     def read(self) -> tuple[list[Event], bool]:
@@ -62,19 +59,17 @@ class EventLog:
             except UnknownEvent as error:
                 self._unknown[str(error)] += 1
             except (ValueError, RecursionError) as error:
-                self._broken_lines += 1
-                if len(self._broken) < 3:
-                    self._broken.append(f"line {self._lines}: {type(error).__name__}: {str(error)[:120]}")
+                self._broken.append(f"line {self._lines}: {type(error).__name__}: {str(error)[:120]}")
         return events
 
     def problems(self) -> list[str]:
         """Describes what could not be read."""
         problems = []
-        if self._broken_lines:
-            lines = count(self._broken_lines, "line")
-            problems.append(f"{self.path.name}: left out {lines} that could not be read ({'; '.join(self._broken)})")
+        if self._broken:
+            lines = count(len(self._broken), "line")
+            problems.append(f"left out {lines} that could not be read ({'; '.join(self._broken[:3])})")
         if self._torn:
-            problems.append(f"{self.path.name}: the last line is incomplete (so far) and was left out")
+            problems.append("the last line is incomplete (so far) and was left out")
         for what, times in self._unknown.most_common(5):
-            problems.append(f"{self.path.name}: left out {times:,} × {what}, unknown to this version of Esper")
-        return problems
+            problems.append(f"left out {times:,} × {what}, unknown to this version of Esper")
+        return [f"{self.path.name}: {problem}" for problem in problems]

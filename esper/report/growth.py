@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from esper.report.charts import MAX_LANES, IntervalRow, Line, interval_chart, lanes_chart, line_figure
-from esper.report.curves import NORMAL, by_epoch, episodes, epochs_of, shown_rounds
+from esper.report.curves import NORMAL, by_epoch, shown_epochs
 from esper.report.html import figure, figures, heading, note, section, table
-from esper.report.lifecycles import STAGES, Life, blueprints_of, lives, slots_of
+from esper.report.lifecycles import STAGES, Life, lives, slots_of
 from esper.report.read import Run
-from esper.telemetry.event import EpisodeCompleted, RunStarted
+from esper.telemetry.analytics import mean
+from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged
 from esper.telemetry.text import count, number
 
 MAX_LIVES = 240
@@ -41,7 +42,7 @@ def lives_section(runs: Sequence[Run]) -> str:
 
 def _lanes(run: Run, max_lives: int) -> str:
     rounds: dict[int, list[Life]] = defaultdict(list)
-    for life in lives(run).values():
+    for life in lives(run):
         rounds[life.episode].append(life)
     if not rounds:
         return note("No epochs and no slot changes were logged.")
@@ -86,20 +87,19 @@ def blueprint_table(run: Run) -> str:
     values: dict[str, list[float]] = defaultdict(list)
     for episode in run.of(EpisodeCompleted):
         for slot, (value, _) in episode.shapley.items():
-            if slot in episode.fossils and math.isfinite(value):
+            if slot in episode.fossils:
                 values[episode.fossils[slot]].append(value)
     rows = run.view.blueprints.rows()
     if len(rows) > 1:
         rows.append(run.view.blueprints.total())
         values[rows[-1].blueprint] = [value for own in list(values.values()) for value in own]
-    shapley = {name: sum(own) / len(own) for name, own in values.items() if own}
     cells = [
         [
             row.blueprint,
             *(f"{getattr(row, name):,}" for name in COUNTS.values()),
             number(row.contribution_kept, sign=True),
             number(row.contribution_pruned, sign=True),
-            number(shapley.get(row.blueprint), sign=True),
+            number(mean(values[row.blueprint]), sign=True),
             number(row.epochs_lived, 1),
             number(row.parameters, 0),
         ]
@@ -126,8 +126,7 @@ def contributions_section(runs: Sequence[Run]) -> str:
 
 def slots_figure(run: Run) -> str:
     """Mean contribution of the seed in each slot, by epoch."""
-    chosen, words = shown_rounds(run)
-    epochs = epochs_of(run, chosen)
+    epochs, words = shown_epochs(run)
     lines = []
     for place, slot in enumerate(slots_of(run)[:8]):
         curve = by_epoch(epochs, lambda e, slot=slot: e.contributions.get(slot))  # type: ignore[misc]
@@ -146,61 +145,46 @@ def slots_figure(run: Run) -> str:
 
 def seeds_figure(run: Run) -> str:
     """Contribution of each seed at the last epoch of its host, in the newest round."""
-    hosts = episodes(run)
-    newest = max((episode for episode, _ in hosts), default=0)
-    seeds = _Seeds(run)
-    unknown = 0
-    for (episode, env), epochs in hosts.items():
-        if episode == newest:
-            last = max(epochs, key=lambda e: e.epoch)
-            unknown += len(set(last.contributions) - set(last.contribution_errors))
-            for slot in sorted(last.contributions, key=seeds.place):
-                seeds.add(episode, env, slot, last.contributions[slot], last.contribution_errors.get(slot))
+    places = {slot: place for place, slot in enumerate(slots_of(run))}
+    seeds = [
+        (env, slot, last.contributions[slot], last.contribution_errors.get(slot))
+        for env, last in sorted(run.view.hosts.items())
+        for slot in sorted(last.contributions, key=lambda slot: places.get(slot, len(places)))
+    ]
+    unknown = sum(error is None for *_, error in seeds)
+    newest = max(0, run.view.episode)
     words = f"Each blended seed of round {newest + 1} at the last epoch of its host, with its 95 % interval."
     if unknown:
         words += f" No interval for {unknown} of them: their standard errors were not logged."
-    return seeds.figure("Contribution of each seed", words)
+    return _intervals(run, newest, seeds, "Contribution of each seed", words)
 
 
 def shapley_figure(run: Run) -> str:
     """Shapley values of the newest round."""
     completed = run.of(EpisodeCompleted)
     newest = max((e.episode for e in completed), default=0)
-    seeds = _Seeds(run)
-    for e in completed:
-        if e.episode == newest:
-            for slot, (value, error) in e.shapley.items():
-                seeds.add(e.episode, e.env, slot, value, error)
+    seeds = [(e.env, slot, *value) for e in completed if e.episode == newest for slot, value in e.shapley.items()]
     words = f"Share of each seed of round {newest + 1} in the joint gain of its host's seeds, with its 95 % interval."
-    return seeds.figure("Shapley values", words)
+    return _intervals(run, newest, seeds, "Shapley values", words)
 
 
-class _Seeds:
-    """Values of seeds with their intervals, coloured by slot."""
-
-    def __init__(self, run: Run) -> None:
-        self._blueprints, self._slots = blueprints_of(run), slots_of(run)
-        self._rows: list[IntervalRow] = []
-
-    def place(self, slot: str) -> int:
-        return self._slots.index(slot) if slot in self._slots else len(self._slots)
-
-    def add(self, episode: int, env: int, slot: str, value: float, error: float | None) -> None:
-        """Adds a seed; ``error`` is the standard error of ``value``, both in pp."""
-        name = f"host {env} {slot} {self._blueprints.get((episode, env, slot), '')}".strip()
+def _intervals(
+    run: Run, episode: int, seeds: Sequence[tuple[int, str, float, float | None]], title: str, words: str
+) -> str:
+    """Returns a chart of seeds, given as (env, slot, value, standard error) in pp; "" without seeds."""
+    if not seeds:
+        return ""
+    planted = {(c.env, c.slot): c.blueprint for c in run.of(StageChanged) if c.episode == episode and c.blueprint}
+    places = {slot: place for place, slot in enumerate(slots_of(run))}
+    rows = []
+    for env, slot, value, error in seeds:
         half = None if error is None or not math.isfinite(error) else NORMAL * error
         low, high = (None, None) if half is None else (value - half, value + half)
-        self._rows.append(IntervalRow(name, value, low, high, self.place(slot)))
-
-    def figure(self, title: str, words: str) -> str:
-        """Returns the chart; "" without seeds."""
-        rows = self._rows[:MAX_INTERVALS]
-        if not rows:
-            return ""
-        if len(self._rows) > len(rows):
-            words += f" Only the first {len(rows)} of {len(self._rows)} are drawn."
-        ends = [["not measured"] * 2 if r.low is None else [number(r.low), number(r.high)] for r in self._rows]
-        cells = [[r.name, number(r.value, sign=True), *end] for r, end in zip(self._rows, ends, strict=True)]
-        return figure(
-            title, words, interval_chart(title, rows, "accuracy, pp"), table(["seed", "pp", "from", "to"], cells)
-        )
+        name = f"host {env} {slot} {planted.get((env, slot), '')}".strip()
+        rows.append(IntervalRow(name, value, low, high, places.get(slot, len(places))))
+    if len(rows) > MAX_INTERVALS:
+        words += f" Only the first {MAX_INTERVALS} of {len(rows)} are drawn."
+    ends = [["not measured"] * 2 if r.low is None else [number(r.low), number(r.high)] for r in rows]
+    cells = [[r.name, number(r.value, sign=True), *end] for r, end in zip(rows, ends, strict=True)]
+    chart = interval_chart(title, rows[:MAX_INTERVALS], "accuracy, pp")
+    return figure(title, words, chart, table(["seed", "pp", "from", "to"], cells))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from esper.report.charts import Line, drawable, line_figure
-from esper.report.curves import by_epoch, episodes, epochs_of, shown_rounds
+from esper.report.charts import Line, by_round, drawable, line_figure
+from esper.report.curves import by_epoch, episodes, shown_epochs
 from esper.report.html import figures, heading, note, section
 from esper.report.read import Run
-from esper.telemetry.event import EpochCompleted, PolicyUpdated, PracticeRound, RoundCompleted
+from esper.telemetry.event import EpochCompleted, Event, PolicyUpdated, PracticeRound, RoundCompleted
 
 UPDATES = {
     "entropy": ("Policy entropy", "entropy", "Sum over the heads that affect the action."),
@@ -33,29 +33,33 @@ def reward_section(runs: Sequence[Run]) -> str:
 
 def returns_figure(runs: Sequence[Run]) -> str:
     """Mean discounted return by round."""
-    lines = []
-    for place, run in enumerate(runs):
-        rounds = run.of(RoundCompleted)
-        if rounds:
-            name = run.name if len(runs) > 1 else "return"
-            lines.append(Line(name, [float(e.round) for e in rounds], [e.mean_return for e in rounds], place))
     words = "Discounted return, mean over the hosts of a round."
+    lines = _of_runs(runs, RoundCompleted, "mean_return", "return")
     return line_figure("Return by round", words, lines, "round", "discounted return", 3)
+
+
+def _of_runs(runs: Sequence[Run], kind: type[Event], field: str, name: str) -> list[Line]:
+    """Returns a line for each run with such events, in the run's colour; a single run's is called ``name``."""
+    return [
+        line
+        for place, run in enumerate(runs)
+        for line in by_round(run.name if len(runs) > 1 else name, run.of(kind), field, place)
+    ]
 
 
 def terms_by_round(run: Run) -> str:
     """Sum of each reward term in an episode, by round; of completed rounds only, if any is."""
     sums: dict[int, dict[str, float]] = {}
-    hosts: dict[int, int] = defaultdict(int)
+    hosts: Counter[int] = Counter()
     for (episode, _), epochs in episodes(run).items():
-        if run.done and episode >= run.done:
+        if run.view.done and episode >= run.view.done:
             continue
         hosts[episode] += 1
         terms = sums.setdefault(episode, defaultdict(float))
         for epoch in epochs:
             for name, value in epoch.reward_terms.items():
                 terms[name] += value if drawable(value) else 0.0
-    x = [float(episode + 1) for episode in sums]
+    x = [episode + 1 for episode in sums]
     lines = [
         Line(name, x, [terms.get(name, 0.0) / hosts[episode] for episode, terms in sums.items()], place)
         for place, name in enumerate(_reward_terms(run.of(EpochCompleted)))
@@ -68,8 +72,7 @@ def terms_by_round(run: Run) -> str:
 
 def terms_by_epoch(run: Run) -> str:
     """Each reward term by epoch of the episode."""
-    chosen, words = shown_rounds(run)
-    epochs = epochs_of(run, chosen)
+    epochs, words = shown_epochs(run)
     lines = []
     for place, name in enumerate(_reward_terms(epochs)):
         curve = by_epoch(epochs, lambda e, name=name: e.reward_terms.get(name))  # type: ignore[misc]
@@ -89,37 +92,22 @@ def policy_section(runs: Sequence[Run]) -> str:
     if not learning:
         why = "has not learned from a round yet" if any(run.learns for run in runs) else "does not learn"
         return section("policy", "The agent", note(f"No policy to show: the controller {why}."))
-    parts = [_kl(runs)]
+    parts = [_kl(runs, learning)]
     for field, (title, label, words) in UPDATES.items():
-        lines = _by_update(runs, field, label)
         about = f"{learning[0].name}. {words}" if len(runs) > len(learning) == 1 else words
+        lines = _of_runs(runs, PolicyUpdated, field, label)
         parts.append(line_figure(title, about, lines, "round", label, 3))
     return section("policy", "The agent", figures(*parts), *(figures(_heads(run), _practice(run)) for run in learning))
 
 
-def _by_update(runs: Sequence[Run], field: str, label: str) -> list[Line]:
-    """Returns a line for each run that learned, in the run's colour."""
-    return [
-        Line(
-            run.name if len(runs) > 1 else label,
-            [float(event.round) for event in run.of(PolicyUpdated)],
-            [getattr(event, field) for event in run.of(PolicyUpdated)],
-            place,
-        )
-        for place, run in enumerate(runs)
-        if run.of(PolicyUpdated)
-    ]
-
-
-def _kl(runs: Sequence[Run]) -> str:
+def _kl(runs: Sequence[Run], learning: Sequence[Run]) -> str:
     """KL divergence, with the limit at which an update stops if the runs share one."""
     words = "Between the policies before an update and after its last minibatch (k3 estimator)."
-    lines = _by_update(runs, "approx_kl", "KL")
-    limits = {_kl_limit(run) for run in runs if run.of(PolicyUpdated)}
-    limit = limits.pop() if len(limits) == 1 else None
-    if limit is not None:
+    lines = _of_runs(runs, PolicyUpdated, "approx_kl", "KL")
+    limit, *others = {_kl_limit(run) for run in learning}
+    if limit is not None and not others:
         x = [value for line in lines for value in line.x]
-        lines.append(Line("updates stop here", [min(x), max(x)], [limit, limit], -1, dashed=True))
+        lines.append(Line("updates stop here", [min(x), max(x)], [limit, limit], -1, reference=True))
     return line_figure("KL divergence", words, lines, "round", "KL, nats", 4, [0.0])
 
 
@@ -131,21 +119,16 @@ def _kl_limit(run: Run) -> float | None:
 
 def _heads(run: Run) -> str:
     updates = run.of(PolicyUpdated)
-    names = list(dict.fromkeys(name for update in updates for name in update.head_entropies))
     lines = []
-    for place, name in enumerate(names):
-        own = [(float(u.round), u.head_entropies[name]) for u in updates if name in u.head_entropies]
-        lines.append(Line(name, [x for x, _ in own], [y for _, y in own], place))
+    for place, name in enumerate(dict.fromkeys(name for update in updates for name in update.head_entropies)):
+        own = {u.round: u.head_entropies[name] for u in updates if name in u.head_entropies}
+        lines.append(Line(name, list(own), list(own.values()), place))
+    title = f"{run.name}: entropy of each head"
     words = "1: all choices are equally likely. Mean over the steps in which the head affects the action."
-    return line_figure(
-        f"{run.name}: entropy of each head", words, lines, "round", "entropy, 0 to 1", include=[0.0, 1.0]
-    )
+    return line_figure(title, words, lines, "round", "entropy, 0 to 1", include=[0.0, 1.0])
 
 
 def _practice(run: Run) -> str:
-    rounds = run.of(PracticeRound)
-    if not rounds:
-        return ""
-    lines = [Line("return", [float(e.round) for e in rounds], [e.mean_return for e in rounds], 0)]
     words = "On simulated hosts, before training on real ones."
+    lines = by_round("return", run.of(PracticeRound), "mean_return", 0)
     return line_figure(f"{run.name}: practice", words, lines, "practice round", "discounted return", 3)

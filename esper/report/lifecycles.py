@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,23 +56,18 @@ class Life:
         return f"host {self.env}: " + ("; ".join(events) or "no seed was planted")
 
 
-def lives(run: Run) -> dict[tuple[int, int], Life]:
-    """Returns the slot lifecycles of every host, by (episode, env)."""
-    ends: dict[tuple[int, int], int] = defaultdict(int)
+def lives(run: Run) -> list[Life]:
+    """Returns the slot lifecycles of every host, by round and env."""
+    ends: Counter[tuple[int, int]] = Counter()
     changes: dict[tuple[int, int], list[StageChanged]] = defaultdict(list)
     rollbacks: dict[tuple[int, int], list[int]] = defaultdict(list)
-    events: list[EpochCompleted | StageChanged] = [*run.of(EpochCompleted), *run.of(StageChanged)]
-    for event in events:
-        key = event.episode, event.env
-        ends[key] = max(ends[key], event.epoch)
-        if isinstance(event, StageChanged):
-            changes[key].append(event)
+    for event in (*run.of(EpochCompleted), *run.of(StageChanged)):
+        ends[event.episode, event.env] = max(ends[event.episode, event.env], event.epoch)
+    for change in run.of(StageChanged):
+        changes[change.episode, change.env].append(change)
     for rollback in run.of(GovernorRollback):
         rollbacks[rollback.episode, rollback.env].append(rollback.epoch)
-    return {
-        key: Life(*key, end, _stretches(changes.get(key, []), end), rollbacks.get(key, []))
-        for key, end in sorted(ends.items())
-    }
+    return [Life(*key, end, _stretches(changes[key], end), rollbacks[key]) for key, end in sorted(ends.items())]
 
 
 def _stretches(changes: Sequence[StageChanged], end: int) -> list[Stretch]:
@@ -93,8 +88,3 @@ def slots_of(run: Run) -> list[str]:
     started = run.last(RunStarted)
     named = list(started.slots) if started else []
     return named + sorted({change.slot for change in run.of(StageChanged)} - set(named))
-
-
-def blueprints_of(run: Run) -> dict[tuple[int, int, str], str]:
-    """Returns the blueprint that was planted last, by (episode, env, slot)."""
-    return {(c.episode, c.env, c.slot): c.blueprint for c in run.of(StageChanged) if c.blueprint is not None}

@@ -10,19 +10,7 @@ from esper.report.charts import IntervalRow, drawable, interval_chart
 from esper.report.curves import label
 from esper.report.html import escape, figure, figures, heading, note, section, table
 from esper.report.read import Run
-from esper.telemetry.event import (
-    ActionTaken,
-    BaselineMeasured,
-    Comparison,
-    GateEvaluated,
-    GovernorRollback,
-    MicroBatchHalved,
-    RoundCompleted,
-    RunCompleted,
-    RunResumed,
-    RunStarted,
-    SeedCut,
-)
+from esper.telemetry import event as events
 from esper.telemetry.status import incident
 from esper.telemetry.text import number
 
@@ -53,34 +41,33 @@ def _problems(run: Run, named: bool) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    started, completed = run.last(RunStarted), run.last(RunCompleted)
-    last, baseline = run.last(RoundCompleted), run.last(BaselineMeasured)
+    started, completed = run.last(events.RunStarted), run.last(events.RunCompleted)
+    last, baseline = run.last(events.RoundCompleted), run.last(events.BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
+    unknown, unfinished = "not known", "not compared yet"
     return {
         "state": run.state_words(),
-        "task": started.task if started else str(run.value("task", "name") or "not known"),
-        "controller": started.controller if started else str(run.value("run", "controller") or "not known"),
+        "task": started.task if started else str(run.value("task", "name") or unknown),
+        "controller": started.controller if started else str(run.value("run", "controller") or unknown),
         "seed": str(started.seed if started else run.value("run", "seed")),
-        "hosts per round": str(started.n_envs) if started else "not known",
-        "epochs per host": str(started.episode_length) if started else "not known",
-        "parameters of the host": f"{started.host_parameters:,}" if started else "not known",
-        "parameters, grown": number(completed.parameters, 0) if completed else "not compared yet",
-        "seeds kept per host": number(completed.fossils, 1) if completed else "not compared yet",
-        "last round, committed networks, validation": number(
-            last.committed_accuracy if last else None, 2, "%" if last else ""
-        ),
+        "hosts per round": str(started.n_envs) if started else unknown,
+        "epochs per host": str(started.episode_length) if started else unknown,
+        "parameters of the host": f"{started.host_parameters:,}" if started else unknown,
+        "parameters, grown": number(completed.parameters, 0) if completed else unfinished,
+        "seeds kept per host": number(completed.fossils, 1) if completed else unfinished,
+        "last round, committed networks, validation": number(last.committed_accuracy, 2, "%") if last else number(None),
         "baseline at the last epoch, validation": number(alone, 2, "%" if alone is not None else ""),
-        "rollbacks": f"{len(run.of(GovernorRollback)):,}",
+        "rollbacks": f"{len(run.of(events.GovernorRollback)):,}",
         "seconds": number(completed.seconds, 0) if completed else "not finished",
     }
 
 
-def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, Comparison]]:
+def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, events.Comparison]]:
     """Returns (name, index of the run, pairs, comparison) for every comparison."""
     return [
         (label(runs, run, comparison.reference), place, completed.pairs, comparison)
         for place, run in enumerate(runs)
-        if (completed := run.last(RunCompleted)) is not None
+        if (completed := run.last(events.RunCompleted)) is not None
         for comparison in completed.comparisons
     ]
 
@@ -123,20 +110,17 @@ def events_section(runs: Sequence[Run]) -> str:
 
 
 def _events(run: Run, named: bool) -> str:
-    actions = _tally((action.op, action.accepted) for action in run.of(ActionTaken))
-    gates = _tally((gate.gate, gate.passed) for gate in run.of(GateEvaluated))
-    incidents = [
-        incident(event)
-        for events in (run.of(GovernorRollback), run.of(SeedCut), run.of(MicroBatchHalved))
-        for event in events
-    ]
+    actions = _tally((action.op, action.accepted) for action in run.of(events.ActionTaken))
+    gates = _tally((gate.gate, gate.passed) for gate in run.of(events.GateEvaluated))
+    halved = run.of(events.MicroBatchHalved)
+    incidents = [incident(event) for event in (*run.of(events.GovernorRollback), *run.of(events.SeedCut), *halved)]
     incidents += [
         (
             f"after round {e.round}" + (f", {e.epochs} epochs into the next round" if e.epochs else ""),
             "resumed",
             "; ".join(e.warnings) or "the run had stopped there, or before the next checkpoint",
         )
-        for e in run.of(RunResumed)
+        for e in run.of(events.RunResumed)
     ]
     warnings = [
         [e.kind.replace("_", " "), f"{times:,}", f"round {e.round}", e.found, e.advice]

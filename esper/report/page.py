@@ -39,40 +39,30 @@ PAGE = Template(
 </html>
 """
 )
-LINKS = {
-    "summary": "Summary",
-    "accuracy": "Accuracy",
-    "slots": "Slots",
-    "contributions": "Contributions",
-    "reward": "Reward",
-    "policy": "Agent",
-    "time": "Time",
-    "events": "Events",
-    "configuration": "Configuration",
+SECTIONS = {
+    "summary": ("Summary", summary_section),
+    "accuracy": ("Accuracy", accuracy_section),
+    "slots": ("Slots", lives_section),
+    "contributions": ("Contributions", contributions_section),
+    "reward": ("Reward", reward_section),
+    "policy": ("Agent", policy_section),
+    "time": ("Time", time_section),
+    "events": ("Events", events_section),
+    "configuration": ("Configuration", configuration_section),
 }
+"""Name of the link to each section, and its content, by id."""
 
 
 def report_html(runs: Sequence[Run]) -> str:
     """Returns the page about one run, or several side by side."""
-    content = [
-        summary_section(runs),
-        accuracy_section(runs),
-        lives_section(runs),
-        contributions_section(runs),
-        reward_section(runs),
-        policy_section(runs),
-        time_section(runs),
-        events_section(runs),
-        configuration_section(runs),
-    ]
     when = time.strftime("%Y-%m-%d %H:%M")
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
     return PAGE.substitute(
         title=escape(f"Esper: {title}"),
         style=STYLE.read_text(encoding="utf-8"),
         about=escape("; ".join(f"{run.folder}: {run.state_words()}" for run in runs), 2000),
-        links="".join(f'<a href="#{name}">{words}</a>' for name, words in LINKS.items()),
-        content="".join(content),
+        links="".join(f'<a href="#{name}">{words}</a>' for name, (words, _) in SECTIONS.items()),
+        content="".join(content(runs) for _, content in SECTIONS.values()),
         footer=escape(f"Made {when}. Accuracies are percentages, differences percentage points (pp)."),
     )
 

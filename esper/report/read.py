@@ -10,7 +10,6 @@ import json
 import math
 import time
 import tomllib
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +18,11 @@ from typing import Any, TypeVar
 from esper.config import ConfigError
 from esper.report.event_log import EventLog
 from esper.report.records import build
-from esper.telemetry.event import (
-    ArmPlayed,
-    BaselineMeasured,
-    EpochCompleted,
-    Event,
-    PolicyUpdated,
-    RoundCompleted,
-    RunCompleted,
-)
+from esper.telemetry import event as events
+from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks.jsonl import being_written
+from esper.telemetry.sinks.metrics_csv import TABLES
 from esper.telemetry.text import clean, count
 
 E = TypeVar("E", bound=Event)
@@ -109,11 +102,11 @@ class Run:
     def _fill_in(self) -> None:
         """Takes data missing in the event log from other files."""
         # Before the first epoch, the baseline may not be measured yet; simulated hosts have neither.
-        if not self.of(BaselineMeasured) and (self.of(EpochCompleted) or not self.log.exists):
+        if not self.of(events.BaselineMeasured) and (self.of(events.EpochCompleted) or not self.log.exists):
             fields = self._read("baseline.json", json.loads)
             try:
                 if fields is not None:
-                    self._add(build(BaselineMeasured, fields))
+                    self._add(build(events.BaselineMeasured, fields))
             except ValueError as error:
                 self.problems.append(f"baseline.json cannot be read: {clean(error)}")
         if self.log.exists:
@@ -134,18 +127,13 @@ class Run:
         return planned if isinstance(planned, int) else 0
 
     @property
-    def done(self) -> int:
-        """Number of completed rounds."""
-        return self.view.done
-
-    @property
     def learns(self) -> bool:
-        return self.last(PolicyUpdated) is not None or self.value("run", "controller") == "ppo"
+        return self.last(events.PolicyUpdated) is not None or self.value("run", "controller") == "ppo"
 
     @property
     def finished(self) -> bool:
         """Whether all rounds were played and compared."""
-        return self.last(RunCompleted) is not None and self.done >= self.rounds
+        return self.last(events.RunCompleted) is not None and self.view.done >= self.rounds
 
     def value(self, section: str, key: str) -> Any:
         """Returns a config value, or None if it is missing."""
@@ -168,12 +156,16 @@ class Run:
             return f"finished: {rounds} played and compared"
         if state == "unknown":
             state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
-        if self.done >= self.rounds > 0:
-            progress = f"all {rounds} played, the comparison has {'started' if self.last(ArmPlayed) else 'not started'}"
-        elif not self.done and not self.of(EpochCompleted):
-            progress = "before the first round" + ("" if self.last(BaselineMeasured) else ", baseline not measured yet")
+        if self.view.done >= self.rounds > 0:
+            progress = (
+                f"all {rounds} played, the comparison has {'started' if self.last(events.ArmPlayed) else 'not started'}"
+            )
+        elif not self.view.done and not self.of(events.EpochCompleted):
+            progress = "before the first round" + (
+                "" if self.last(events.BaselineMeasured) else ", baseline not measured yet"
+            )
         else:
-            progress = f"{self.done} of {rounds} completed"
+            progress = f"{self.view.done} of {rounds} completed"
         return f"{state}: {progress}"
 
 
@@ -221,7 +213,7 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
     return [open_run(folder, "/".join(path.parts[-parts:])) for folder, path in zip(folders, paths, strict=True)]
 
 
-def read_metrics(path: Path) -> list[RoundCompleted]:
+def read_metrics(path: Path) -> list[events.RoundCompleted]:
     """Returns the rounds of a metrics table; an incomplete last row is left out.
 
     Raises:
@@ -233,28 +225,22 @@ def read_metrics(path: Path) -> list[RoundCompleted]:
     return [_round(row, number) for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2)]
 
 
-def _round(row: dict[str, str], number: int) -> RoundCompleted:
+def _round(row: dict[str, str], number: int) -> events.RoundCompleted:
     fields: dict[str, Any] = {"phase_seconds": {}, "memory": {}}
     try:
         for name, cell in row.items():
-            if name.startswith("phase/"):
-                if cell:
-                    fields["phase_seconds"][name.removeprefix("phase/")] = float(cell)
-            elif name.startswith("memory/"):
-                if cell:
-                    fields["memory"][name.removeprefix("memory/")] = int(cell)
-            else:
+            prefix, table, entry = name.partition("/")
+            if not table:
                 fields[name] = _cell(cell)
-        return typing.cast(RoundCompleted, build(RoundCompleted, fields))
+            elif cell and prefix in TABLES:
+                fields[TABLES[prefix]][entry] = _cell(cell)
+        return build(events.RoundCompleted, fields)
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"row {number}: {error}") from None
 
 
-def _cell(cell: str) -> int | float | str | None:
-    if not cell:
-        return None
+def _cell(cell: str) -> Any:
     try:
-        return int(cell)
+        return json.loads(cell) if cell else None
     except ValueError:
-        value = float(cell)
-        return value if math.isfinite(value) else cell
+        return cell  # nan and inf stand as words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -70,12 +71,12 @@ def _pace(run: Run) -> list[str]:
         words.append(f"round {view.done + 1}, epoch {max(e.epoch for e in view.current)}")
     elif practice and not view.hosts:
         words.append(f"practice on simulated hosts, round {practice.round} of {practice.rounds}")
-    if arm and run.done >= run.rounds:
+    if arm and run.view.done >= run.rounds:
         words.append(f"comparing: {arm.controller}, round {arm.round} of {arm.rounds}")
     if last:
         words.append(status.rates(last))
     left = view.seconds_left()
-    if left is not None and run.state() != "interrupted" and run.done < run.rounds:
+    if left is not None and run.state() != "interrupted" and run.view.done < run.rounds:
         words.append(f"about {duration(left)} left for the rounds")
     return [", ".join(words)] if words else []
 
@@ -103,31 +104,19 @@ def watch(run: Run, console: Console | None = None, pause: Callable[[float], Non
     Ctrl-C ends only the view; the run is another process and is not affected.
     """
     console = console or TerminalConsole()
+    terminal = Live(console=console, auto_refresh=False, transient=True) if console.is_interactive else nullcontext()
+    shown = -1
     try:
-        if console.is_interactive:
-            _redraw(run, console, pause)
-        else:
-            _repeat(run, console, pause)
+        with terminal as live:
+            while in_progress(run):
+                if live is not None:
+                    live.update(_text(run, console), refresh=True)
+                elif run.view.done != shown:
+                    shown = run.view.done
+                    show(run, console)
+                    console.print()
+                pause(REFRESH_SECONDS)
+                run.refresh()
+        show(run, console)
     except KeyboardInterrupt:
         console.print("The view was closed; the run continues." if in_progress(run) else "", highlight=False)
-
-
-def _redraw(run: Run, console: Console, pause: Callable[[float], None]) -> None:
-    with Live(_text(run, console), console=console, auto_refresh=False, transient=True) as live:
-        while in_progress(run):
-            pause(REFRESH_SECONDS)
-            run.refresh()
-            live.update(_text(run, console), refresh=True)
-    show(run, console)
-
-
-def _repeat(run: Run, console: Console, pause: Callable[[float], None]) -> None:
-    shown = run.done
-    show(run, console)
-    while in_progress(run):
-        pause(REFRESH_SECONDS)
-        run.refresh()
-        if run.done != shown or not in_progress(run):
-            shown = run.done
-            console.print()
-            show(run, console)

@@ -19,25 +19,16 @@ Potential = Callable[[RewardState, RewardConfig, int], Value]
 POTENTIALS: Mapping[str, Potential] = MappingProxyType(
     {
         "stage_potential": lambda s, config, dwell: config.stage_potential * terms.stage_potential(s, dwell),
-        "contribution_potential": lambda s, config, _dwell: (
-            config.contribution_potential * terms.contribution_potential(s)
-        ),
+        "contribution_potential": lambda s, config, _: config.contribution_potential * terms.contribution_potential(s),
         "loss_contribution_potential": lambda s, config, _dwell: (
             config.loss_contribution_potential * terms.loss_contribution_potential(s)
         ),
     }
 )
-TERMS: Mapping[str, Term] = MappingProxyType(
-    {
-        "benefit": terms.benefit,
-        "loss_benefit": terms.loss_benefit,
-        "rent": terms.rent,
-        "action_cost": terms.action_cost,
-        "advantage": terms.advantage,
-        "fossil_cost": terms.fossil_cost,
-        "governor": terms.governor,
-    }
-)
+_TERMS: tuple[Term, ...] = (
+    terms.benefit, terms.loss_benefit, terms.rent, terms.action_cost, terms.advantage, terms.fossil_cost, terms.governor
+)  # fmt: skip
+TERMS: Mapping[str, Term] = MappingProxyType({term.__name__: term for term in _TERMS})
 MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "shaped": ("benefit", "rent", "stage_potential", "contribution_potential", "action_cost", "governor"),
@@ -65,9 +56,7 @@ class Reward:
     """
 
     def __init__(self, config: RewardConfig, dwell: int, n_envs: int | None = None) -> None:
-        self.config = config
-        self.dwell = dwell
-        self.names = MODES[config.mode]
+        self.config, self.dwell, self.names = config, dwell, MODES[config.mode]
         self.stored = {name: np.zeros(() if n_envs is None else n_envs) for name in self.names if name in POTENTIALS}
 
     def reset(self, mask: NDArray[np.bool_] | None = None) -> None:

@@ -49,10 +49,9 @@ _CLIMB = _by_stage({here: STAGE_POTENTIAL[after] - STAGE_POTENTIAL[here] for her
 
 @dataclass(frozen=True)
 class SlotState:
-    """The state of one slot."""
+    """The SeedStage of one slot, and how long it has been in it."""
 
     stage: Count
-    """A SeedStage."""
     epochs_in_stage: Count
 
 

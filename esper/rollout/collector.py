@@ -20,12 +20,12 @@ class Round:
     """Result of one round; test accuracies [E] of the committed networks in pp, None without control envs."""
 
     stats: EpisodeStats
-    test: Floats | None
-    control_test: Floats | None
     began: float
     """``time.perf_counter()`` at the start of the round, or of its rest after resuming."""
     phases_before: dict[str, float]
     """The env's seconds by phase at that moment."""
+    test: Floats | None = None
+    control_test: Floats | None = None
 
 
 class Collector:
@@ -66,8 +66,8 @@ class Collector:
                 self.between_steps()
                 with self._atomic():
                     rollout.step()
-        tests = [env.test_accuracy() for env in self.envs] if len(self.rollouts) > 1 else [None, None]
-        return Round(self.rollouts[0].stats(), tests[0], tests[1], began, phases)
+        tests = [env.test_accuracy() for env in self.envs] if len(self.rollouts) > 1 else []
+        return Round(self.rollouts[0].stats(), began, phases, *tests)
 
     @contextmanager
     def _atomic(self) -> Iterator[None]:
@@ -77,21 +77,20 @@ class Collector:
             self.consistent = True
 
     def finish(self) -> None:
-        """Ends the round: the next call of :meth:`play` begins another one."""
+        """Ends the round: :meth:`play` begins another one."""
         for rollout in self.rollouts:
             rollout.begun = False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the episode numbers of all envs and the state of the running rollouts."""
         return {
-            "episodes": [torch.from_numpy(env.episode_numbers.copy()) for env in self.envs],
+            "episodes": [torch.from_numpy(env.state.episode.copy()) for env in self.envs],
             "rollouts": [rollout.state_dict() for rollout in self.running],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the result of :meth:`state_dict`."""
         for env, numbers in zip(self.envs, state["episodes"], strict=True):
-            env.episode_numbers[:] = numbers.numpy()
+            env.state.episode[:] = numbers.numpy()
         saved = state["rollouts"]
         for rollout, rest in zip(self.rollouts[: len(saved)], saved, strict=True):
             rollout.load_state_dict(rest)

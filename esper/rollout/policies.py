@@ -1,4 +1,4 @@
-"""Players by their command-line names: controllers and trained agents."""
+"""Controllers by their command-line names, trained agents among them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from esper.files.policy import find_policy
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
 
 
-def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Controller:
-    """Makes the player called ``name`` for ``env``; a trained agent plays greedily.
+def controller_for(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Controller:
+    """Makes the controller called ``name``, or a trained agent that plays greedily, for ``env``.
 
     Raises:
         ConfigError: the name is unknown (the known ones are listed), there is no trained agent at its path or it cannot
@@ -22,7 +22,7 @@ def make_player(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed:
     check_name(name)
     kind, _, path = name.partition(":")
     if kind in ("pretrained", "checkpoint"):
-        return find_policy(path or name).player(env, run_seed)
+        return find_policy(path or name).controller(env, run_seed)
     return make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed)
 
 

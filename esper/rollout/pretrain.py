@@ -29,10 +29,10 @@ PRACTICE = 2**31 + 2**30
 
 
 def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None = None) -> PlantedVectorEnv:
-    """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``.
+    """Returns simulated hosts with the slots, blueprints, horizon and no-growth curve of ``env``, which is prepared.
 
-    ``env`` must be prepared. A blueprint has the same size in all slots: the mean of its largest sizes in the real
-    ones. The curve is stretched to ``horizon`` if that is given.
+    A blueprint has the same size in all slots: the mean of its largest sizes in the real ones. The curve is stretched
+    to ``horizon`` if that is given.
     """
     assert env.rules is not None
     spec, ppo, baseline = env.action_spec, config.ppo, env.rules.baseline

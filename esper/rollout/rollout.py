@@ -20,7 +20,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """Results of a rollout, one value per env [E]; accuracies in pp, validation split."""
+    """Results of a rollout, one value per env [E].
+
+    Accuracies are in pp, on the validation split. ``observation`` [E, size] follows the last step. ``seconds`` are
+    those spent on the rollout, excluding pauses between its steps.
+    """
 
     committed: Floats
     """Accuracy of the committed network."""
@@ -31,15 +35,11 @@ class EpisodeStats:
     parameters: Floats
     """Number of parameters of the committed network."""
     fossils: Floats
-    """Number of seeds kept."""
     epochs: Floats
-    """Epochs trained."""
     rollbacks: Floats
     illegal_actions: Floats
     observation: NDArray[np.float32]
-    """[E, size]: observation after the last step."""
     seconds: float
-    """Seconds spent on the rollout, excluding pauses between its steps."""
 
 
 class Rollout:
@@ -65,13 +65,11 @@ class Rollout:
 
     @property
     def over(self) -> bool:
-        """Whether every episode has ended."""
         return bool(self.done.all())
 
     def step(self) -> None:
         """Performs one step of every env."""
-        start = time.perf_counter()
-        env = self.env
+        start, env = time.perf_counter(), self.env
         with env.spans("act"):
             actions = self.controller.act(self.observation, self.info["action_mask"])
         self.observation, rewards, terminated, truncated, self.info = env.step(actions)
@@ -86,15 +84,15 @@ class Rollout:
 
     def stats(self) -> EpisodeStats:
         """Returns the results; call it once the rollout is over."""
-        grown = self.env.grown()
+        env, state = self.env, self.env.state
         return EpisodeStats(
             committed=self.info["committed_accuracy"],
             baseline=self.info["baseline_accuracy"],
             returns=self.returns,
-            parameters=grown.parameters,
-            fossils=grown.fossils,
-            epochs=grown.epochs,
-            rollbacks=grown.rollbacks,
+            parameters=(env.host_parameters + state.slots.fossil_parameters).astype(np.float64),
+            fossils=state.slots.fossil.sum(axis=1).astype(np.float64),
+            epochs=state.epoch.astype(np.float64),
+            rollbacks=state.rollbacks.astype(np.float64),
             illegal_actions=self.info["illegal_actions"].astype(np.float64),
             observation=self.observation,
             seconds=self.seconds,

@@ -1,8 +1,9 @@
-"""What acts in a run: a controller that stays as it is, paired with hosts left alone, or an agent that learns."""
+"""The two kinds of agents: a controller that stays as it is, paired with hosts left alone, and one that learns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,24 @@ import torch
 
 from esper.config import ConfigError
 from esper.config_resolved import ResolvedConfig
-from esper.control.controller import Controller, NoGrowth
+from esper.control.controller import NoGrowth
 from esper.control.script import schedule_ships
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.comparison import ArmResult, play_arms
-from esper.evaluation.runner import HELD_OUT, HostResult
+from esper.evaluation.runner import HELD_OUT, HostResult, MakeController, Results
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import ArmPlayed, Event, PracticeRound
 
 Emit = Callable[[Event], None]
+COLUMNS = ("test", "alone", "parameters", "fossils")
+"""Results of a controller that stays as it is, by their names in checkpoints."""
 
 
 class FixedAgent:
@@ -37,7 +40,7 @@ class FixedAgent:
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv, follows: str) -> None:
         self.env, self.config = env, maker.config
-        controller = make_player(follows, maker.config, env, maker.config.run.seed)
+        controller = controller_for(follows, maker.config, env, maker.config.run.seed)
         self.policy = controller if isinstance(controller, Policy) else None
         """The policy that checkpoints contain; None for a controller without one."""
         self.seed_offset = 0 if self.policy is None else HELD_OUT
@@ -45,33 +48,31 @@ class FixedAgent:
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
         alone = NoGrowth(env.action_spec, env.layout, env.num_envs)
         self.rollout, self.control = Rollout(env, controller), Rollout(maker.make(), alone)
-        self.results: dict[str, list[Floats]] = {"test": [], "alone": [], "parameters": [], "fossils": []}
-        """Results of each round, [E]."""
+        self.results: list[Floats] = []
+        """Results of each round, [COLUMNS, E]."""
 
     def update(self, number: int, played: Round) -> None:
         """Records the results of a round."""
         assert played.test is not None
         assert played.control_test is not None
-        row = (played.test, played.control_test, played.stats.parameters, played.stats.fossils)
-        for column, values in zip(self.results.values(), row, strict=True):
-            column.append(values)
+        columns = (played.test, played.control_test, played.stats.parameters, played.stats.fossils)
+        self.results.append(np.stack(columns))
 
     def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
         """Returns the arm of the controller and that of the hosts left alone, in the rounds so far."""
-        test, alone, parameters, fossils = (np.concatenate(column) for column in self.results.values())
+        test, alone, parameters, fossils = np.concatenate(self.results, axis=1)
         host = np.full_like(parameters, self.env.host_parameters)
         name = self.config.run.controller
         return [ArmResult(name, test, parameters, fossils), ArmResult("none", alone, host, np.zeros_like(fossils))]
 
     def state_dict(self) -> dict[str, Any]:
         # One tensor [rounds, E] per column: each tensor adds 250 bytes to the file, whatever its size.
-        results = {name: torch.from_numpy(np.array(column)) for name, column in self.results.items()}
+        results = {name: torch.tensor(np.array([each[i] for each in self.results])) for i, name in enumerate(COLUMNS)}
         return {"results": results, "memory": [each.controller.memory_state() for each in (self.rollout, self.control)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.results = {name: [v.numpy() for v in state["results"][name]] for name in self.results}
-        if len({state["results"][name].shape for name in self.results}) > 1:
-            raise ValueError("the columns of its results have different lengths")
+        columns = [state["results"][name].numpy() for name in COLUMNS]
+        self.results = [np.stack(each) for each in zip(*columns, strict=True)]
         for each, memory in zip((self.rollout, self.control), state["memory"], strict=True):
             each.controller.load_memory_state(memory)
 
@@ -96,12 +97,10 @@ class LearningAgent:
         shipped = ["schedule"] if schedule_ships(config.task.name) else []
         self.baselines = ["none", "random", "heuristic", *shipped]
         for name in self.baselines:
-            make_player(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
+            controller_for(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
-        self.compared: dict[str, dict[int, list[HostResult]]] = {
-            name: {} for name in [config.run.controller, *self.baselines]
-        }
-        """Results of the evaluation so far, by controller and round."""
+        self.compared: Results = {name: {} for name in [config.run.controller, *self.baselines]}
+        """Results of the evaluation so far."""
 
     def pretrain(self, emit: Emit) -> None:
         """Practises on simulated hosts that resemble the real ones."""
@@ -125,17 +124,16 @@ class LearningAgent:
         """
         config, seed = self.config, self.config.run.seed + HELD_OUT
 
-        def baseline(name: str) -> Callable[[SlotVectorEnv], Controller]:
-            return lambda env: make_player(name, config, env, seed)
-
         def report(event: ArmPlayed) -> None:
             emit(event)
             save()
 
-        players = {name: baseline(name) for name in self.baselines}
-        ours = {config.run.controller: lambda env: self.ppo.clone_policy(env.num_envs, seed, greedy=True)}
+        controllers: dict[str, MakeController] = {
+            config.run.controller: lambda env: self.ppo.clone_policy(env.num_envs, seed, greedy=True),
+            **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
+        }
         pairs = config.run.evaluation_pairs
-        return play_arms(self.maker, ours | players, pairs, seed, report, self.env.baseline, self.compared)
+        return play_arms(self.maker, controllers, pairs, seed, report, self.env.baseline, self.compared)
 
     def state_dict(self) -> dict[str, Any]:
         return {

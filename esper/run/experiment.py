@@ -12,7 +12,8 @@ from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.task import Task
 from esper.data.user_task import confirmed_task
 from esper.env.make import EnvMaker
-from esper.evaluation.comparison import ArmResult, against_each
+from esper.evaluation.analysis import corrected
+from esper.evaluation.comparison import ArmResult
 from esper.files import checkpoint
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device, check_devices
@@ -147,7 +148,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         summary = RunSummary(
             folder=self.folder,
             controller=self.config.run.controller,
-            comparisons=tuple(against_each(arms, arms[0].controller)) if arms else (),
+            comparisons=tuple(corrected([arms[0].against(arm) for arm in arms[1:]])),
             host_parameters=trainer.env.host_parameters,
             grown_parameters=float(arms[0].parameters.mean()) if arms else 0.0,
             fossils=float(arms[0].fossils.mean()) if arms else 0.0,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network
 from esper.files.system_info import check_devices
 from esper.hosts.grown import GrownHost
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.spaces.action import Op
@@ -66,20 +68,17 @@ def grow(
         if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name and not event.accepted:
             refusals[event.reason] = None
 
-    env = maker.make(emit=listen)
-    assert isinstance(env, GrowthVectorEnv)
-    try:
-        seed = config.run.seed
-        player = make_player(controller, maker.config, env, seed)
-        play_round(env, player, seed)
-        accuracy, training = float(env.test_accuracy()[0]), env.training[0]
-        network = committed_network(training)
-    finally:
-        env.close()
+    with closing(maker.make(emit=listen)) as env:
+        assert isinstance(env, GrowthVectorEnv)
+        accuracy = _play(env, controller, maker.config)
+        network = committed_network(env.training[0])
+    with closing(maker.make()) as same_host:
+        same_host.baseline = env.baseline
+        alone = _play(same_host, "none", maker.config)
     return Grown(
         network=network,
         accuracy=accuracy,
-        alone=_alone(maker, env, seed),
+        alone=alone,
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
         refusals=tuple(refusals),
         host_parameters=network.host.parameter_count,
@@ -87,12 +86,7 @@ def grow(
     )
 
 
-def _alone(maker: EnvMaker, grown: GrowthVectorEnv, seed: int) -> float:
-    """Returns the test accuracy of the same host without seeds, in pp."""
-    env = maker.make()
-    env.baseline = grown.baseline
-    try:
-        play_round(env, make_player("none", maker.config, env, seed), seed)
-        return float(env.test_accuracy()[0])
-    finally:
-        env.close()
+def _play(env: SlotVectorEnv, controller: str, config: TrainingConfig) -> float:
+    """Plays one episode and returns the test accuracy of the host, in pp."""
+    play_round(env, controller_for(controller, config, env, config.run.seed), config.run.seed)
+    return float(env.test_accuracy()[0])

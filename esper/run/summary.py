@@ -7,7 +7,6 @@ from pathlib import Path
 
 from esper.evaluation.analysis import ArmComparison
 from esper.evaluation.statistics import PairedComparison
-from esper.telemetry.event import Comparison
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,3 @@ class RunSummary:
         if not self.comparisons:
             raise ValueError("nothing was compared: the agent was interrupted while it was learning")
         return self.comparisons[0].pair
-
-
-def as_reported(found: ArmComparison) -> Comparison:
-    """Converts a comparison to the form used in the run's last event."""
-    pair = found.pair
-    return Comparison(
-        reference=pair.name_b,
-        accuracy=pair.mean_a,
-        reference_accuracy=pair.mean_b,
-        difference=pair.difference,
-        low=pair.interval.low,
-        high=pair.interval.high,
-        p_value=found.adjusted_p,
-        verdict=found.verdict,
-    )

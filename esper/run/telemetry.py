@@ -10,11 +10,12 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.files.run_folder import RunFolder
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
-from esper.run.summary import RunSummary, as_reported
+from esper.run.summary import RunSummary
 from esper.run.tracking import tracking_sinks
 from esper.telemetry.anomaly import AnomalyDetector
 from esper.telemetry.event import (
     BaselineMeasured,
+    Comparison,
     Event,
     PolicyUpdated,
     RoundCompleted,
@@ -134,12 +135,25 @@ class RunTelemetry:
 
     def end(self, summary: RunSummary) -> None:
         """Reports the comparisons at the end of the run, if any."""
-        if summary.comparisons:
+        comparisons = tuple(
+            Comparison(
+                reference=found.pair.name_b,
+                accuracy=found.pair.mean_a,
+                reference_accuracy=found.pair.mean_b,
+                difference=found.pair.difference,
+                low=found.pair.interval.low,
+                high=found.pair.interval.high,
+                p_value=found.adjusted_p,
+                verdict=found.verdict,
+            )
+            for found in summary.comparisons
+        )
+        if comparisons:
             self.emit(
                 RunCompleted(
                     controller=summary.controller,
                     pairs=summary.comparison.pairs,
-                    comparisons=tuple(as_reported(c) for c in summary.comparisons),
+                    comparisons=comparisons,
                     host_parameters=summary.host_parameters,
                     parameters=summary.grown_parameters,
                     fossils=summary.fossils,

@@ -15,20 +15,15 @@ from esper.telemetry.sinks.tracker import TrackerSink
 
 TENSORBOARD = "tensorboard"
 """Name of the tracker, and of its folder in the run folder."""
-
-
 MODULES = {TENSORBOARD: "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Python module of each tracker."""
 
 
 def check_trackers(config: TrainingConfig) -> None:
-    """Imports the trackers of the config.
+    """Imports the trackers of the config. Raises ConfigError, which says how to install the missing ones.
 
     They are imported here instead of in their threads: a worker forked while a thread imports could wait for its import
     locks for ever.
-
-    Raises:
-        ConfigError: a tracker cannot be imported; the message says how to install it.
     """
     missing = {name: str(error) for name in config.track.to if (error := _import_error(MODULES[name])) is not None}
     if missing:
@@ -62,7 +57,7 @@ def tracking_sinks(config: TrainingConfig, folder: Path, resumed: bool) -> list[
 
 
 def _steps_done(metrics: Path) -> int:
-    """Returns the epochs of all hosts in completed rounds. Raises ConfigError if ``metrics`` cannot be read."""
+    """Returns the epochs of all hosts in complete rounds. Raises ConfigError if ``metrics`` cannot be read."""
     try:
         return sum(done.epochs for done in read_metrics(metrics))
     except (OSError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
 
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
@@ -93,7 +92,7 @@ class Trainer:
             "env_steps": self.env_steps,
             "best": self.best.accuracy,
             "seconds": self.seconds,
-            "baseline": {name: _plain(value) for name, value in asdict(self.env.baseline).items()},
+            "baseline": asdict(self.env.baseline),
             "micro_batches": None if parts is None else parts.count,
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),
@@ -119,7 +118,3 @@ class Trainer:
         """Stops the lanes of all envs."""
         for env in self.collector.envs:
             env.close()
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -1,1 +1,1 @@
-"""Seeds: stages, gates, alpha, blending, blueprints and slots."""
+"""Seeds: their modules and blueprints, how they are blended in, and the sites of hosts that hold them."""

@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from esper.lifecycle.ramps import BlendOperator
 
+AT_BIRTH = 0.1
+"""Factor of a delta at birth, which keeps a new seed small."""
+
 
 def blend(h: Tensor, delta: Tensor, alpha: Tensor) -> Tensor:
     """Returns h + alpha · delta in the shape and dtype of the features ``h``.
@@ -37,24 +40,33 @@ def running_mean(h: Tensor) -> Tensor:
     return mean.to(h.dtype).reshape(h.shape)
 
 
+class ChannelScale(nn.Module):
+    """The last factor of a blueprint's delta: multiplies each channel by a learned factor that starts at 0.1.
+
+    The factor is small but not zero: with a factor of zero, no other parameter of the body would have a gradient.
+    ``shape`` broadcasts over the features: ``ChannelScale(c, 1, 1)`` for [B, C, H, W], ``ChannelScale(d)`` for [B, D]
+    and [B, T, D].
+    """
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full(shape, AT_BIRTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 class Seed(nn.Module):
     """A blueprint's body with its blend operator; maps features ``h`` to a delta ``d`` of the same shape.
 
     All parameters, including the gate's, exist from birth, so that the optimizer made then covers all of them.
-
-    Args:
-        body: the blueprint's module.
-        operator: turns the body's output into the delta.
-        channels: number of channels of ``h``, C.
-        topology: layout of ``h``. "cnn": [B, C, H, W]. All others, such as "transformer" [B, T, C] and "mlp" [B, C],
-            have the channels last.
+    ``topology`` gives the layout of ``h``: "cnn" is [B, C, H, W]; all others, such as "transformer" [B, T, C] and "mlp"
+    [B, C], have the ``channels`` last.
     """
 
     def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
         super().__init__()
-        self.body = body
-        self.operator = operator
-        self.images = topology == "cnn"
+        self.body, self.operator, self.images = body, operator, topology == "cnn"
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)

@@ -93,12 +93,10 @@ class Site:
     ) -> None:
         """Builds a seed, tries it on ``probe`` (features at this site, [B, ...]), and plants ``prepare(seed)``.
 
-        The blueprint's topology gives the layout of the features, see Seed.
-
-        Raises:
-            GerminationFailed: the blueprint cannot be built or prepared, has no parameters to train, changes the shape
-                or gives non-finite values. The site is unchanged.
+        Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameters to train, changes the
+        shape or gives non-finite values. The site is then unchanged.
         """
+        here = f"{blueprint.name} in {self.name}"
         try:
             body = blueprint.build(self.place.channels)
             seed = Seed(body, style.operator, self.place.channels, blueprint.topology)
@@ -107,22 +105,15 @@ class Site:
                 delta = seed.eval()(probe)
             seed = prepare(seed)
         except Exception as error:  # a user's factory may raise anything; it must not end the run
-            raise GerminationFailed(f"{blueprint.name} in {self.name}: {type(error).__name__}: {error}") from error
+            raise GerminationFailed(f"{here}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):
-            raise GerminationFailed(f"{blueprint.name} in {self.name}: it has no parameters to train")
+            raise GerminationFailed(f"{here}: it has no parameters to train")
         if delta.shape != probe.shape:
-            raise GerminationFailed(
-                f"{blueprint.name} in {self.name} turns {tuple(probe.shape)} into {tuple(delta.shape)}; "
-                "a seed keeps the shape"
-            )
+            shapes = f"{tuple(probe.shape)} into {tuple(delta.shape)}"
+            raise GerminationFailed(f"{here} turns {shapes}; a seed keeps the shape")
         if not bool(torch.isfinite(delta).all()):
-            raise GerminationFailed(f"{blueprint.name} in {self.name}: its output is not finite")
+            raise GerminationFailed(f"{here}: its output is not finite")
         self.remove()
         self.seed, self.blueprint, self.style = seed.train(), blueprint, style
-        self.finite = self._flag(seed, probe.device)
-
-    def _flag(self, seed: Seed, device: torch.device) -> Tensor:
-        """Returns a bool scalar, True; a seed that is planted again gets the same memory."""
-        if seed not in self._flags:
-            self._flags[seed] = torch.ones((), dtype=torch.bool, device=device)
-        return self._flags[seed].fill_(True)
+        flag = torch.ones((), dtype=torch.bool, device=probe.device)
+        self.finite = self._flags.setdefault(seed, flag).fill_(True)  # a seed that is planted again keeps its memory

@@ -5,9 +5,11 @@ Tempos and alpha speeds are epochs; alpha targets are fractions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -50,19 +52,10 @@ class ActionSpec:
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of each head, in the order of ``HEADS``."""
-        return (
-            len(Op),
-            len(self.slots),
-            len(self.blueprints),
-            len(STYLES),
-            len(TEMPOS),
-            len(ALPHA_TARGETS),
-            len(ALPHA_SPEEDS),
-            len(ALPHA_CURVES),
-        )
+        return tuple(len(self.choices(head)) for head in HEADS)
 
     def encode(
         self,
@@ -109,30 +102,10 @@ class ActionSpec:
         return choices.index(value)
 
 
-@dataclass(frozen=True)
-class Action:
-    """One env's action, decoded."""
-
-    op: Op
-    slot: int
-    blueprint: int
-    style: str
-    tempo: int
-    alpha_target: float
-    alpha_speed: int
-    alpha_curve: str
-
-    @classmethod
-    def decode(cls, row: NDArray[np.int64]) -> Action:
-        """Decodes one row int64 [8] whose entries are in range."""
-        op, slot, blueprint, style, tempo, target, speed, curve = (int(value) for value in row)
-        return cls(
-            op=Op(op),
-            slot=slot,
-            blueprint=blueprint,
-            style=STYLES[style],
-            tempo=TEMPOS[tempo],
-            alpha_target=ALPHA_TARGETS[target],
-            alpha_speed=ALPHA_SPEEDS[speed],
-            alpha_curve=ALPHA_CURVES[curve],
-        )
+def joint_actions(spec: ActionSpec) -> NDArray[np.int64]:
+    """Returns every joint action once, int64 [N, 8], WAIT first; heads that do not matter for an op are 0."""
+    rows: list[tuple[int, ...]] = []
+    for op in Op:
+        choices = [range(n) if head in RELEVANT[op] else (0,) for head, n in zip(HEADS, spec.sizes, strict=True)]
+        rows += itertools.product((int(op),), *choices[1:])
+    return np.array(rows, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,12 +54,16 @@ class ActionMask:
         masks = {head: np.ones((envs, size), dtype=np.bool_) for head, size in zip(HEADS, spec.sizes, strict=True)}
         masks["op"] = self.op
         # If only WAIT is legal, the slot does not matter: all True, since a mask needs at least one legal choice.
-        masks["slot"] = _or_all(np.asarray(self.op_slot[:, 1:].any(axis=1)))
-        masks["blueprint"] = _or_all(
-            np.asarray((self.slot_blueprint & self.op_slot[:, Op.GERMINATE, :, None]).any(axis=1))
-        )
+        masks["slot"] = _or_all(self.op_slot[:, 1:].any(axis=1))
+        masks["blueprint"] = _or_all((self.slot_blueprint & self.op_slot[:, Op.GERMINATE, :, None]).any(axis=1))
         return {**masks, "op_slot": self.op_slot, "slot_blueprint": self.slot_blueprint}
 
 
-def _or_all(mask: Bools) -> Bools:
-    return mask | ~mask.any(axis=1, keepdims=True)
+def legal_joint_actions(actions: NDArray[np.int64], masks: Mapping[str, Bools]) -> Bools:
+    """Returns whether each joint action [N, 8] is legal, bool [E, N]; ``masks`` is ``info["action_mask"]``."""
+    mask = ActionMask(masks["op"], masks["op_slot"], masks["slot_blueprint"])
+    return mask.legal(np.arange(len(mask.op))[:, None], actions)
+
+
+def _or_all(mask: Bools | np.bool_) -> Bools:
+    return np.asarray(mask | ~np.any(mask, axis=1, keepdims=True))

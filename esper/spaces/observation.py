@@ -142,11 +142,6 @@ class ObservationLayout:
     def size(self) -> int:
         return len(BASE) + len(PER_SLOT) * len(self.slots)
 
-    def vector(self, base: Mapping[str, float], per_slot: Mapping[str, Mapping[str, float]]) -> NDArray[np.float32]:
-        """Builds one env's observation, float32 [size], from plain numbers by name."""
-        slots = {entry.name: [[per_slot[slot][entry.name] for slot in self.slots]] for entry in PER_SLOT}
-        return np.asarray(self.vectors({name: np.array([value]) for name, value in base.items()}, slots)[0])
-
     def vectors(self, base: Mapping[str, Any], per_slot: Mapping[str, Any]) -> NDArray[np.float32]:
         """Builds observations, float32 [E, size], from values by name: ``base`` [E], ``per_slot`` [E, S].
 

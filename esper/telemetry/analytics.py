@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from esper.telemetry.event import ActionTaken, EpisodeCompleted, EpochCompleted, Event, StageChanged
+from esper.telemetry.sink import Sink
 
 ALL = "all"
 """Name of the totals row."""
@@ -63,7 +64,7 @@ class _Seed:
     parameters: int | None = None
 
 
-class BlueprintAnalytics:
+class BlueprintAnalytics(Sink):
     """A sink: pass it to a run as a callback, or feed it the events of a log in order.
 
     Seeds planted before the first event that it receives are not counted. Simulated hosts do not emit these events.
@@ -104,9 +105,6 @@ class BlueprintAnalytics:
                     seed.end = event.epochs
                 self._fossil_parameters.pop((event.env, event.episode), None)
 
-    def close(self) -> None:
-        """Does nothing: no work is pending."""
-
     def _change(self, event: StageChanged, host: dict[str, _Seed]) -> None:
         if event.after == "GERMINATED" and event.blueprint is not None:
             host[event.slot] = _Seed(event.blueprint, event.epoch, event.epoch)
@@ -144,13 +142,14 @@ def _row(name: str, seeds: list[_Seed], rejected: int) -> BlueprintRow:
         blended=sum(seed.blended for seed in seeds),
         **{fate: fates[fate] for fate in ("fossilized", "pruned", "cut", "rolled_back", "living")},
         rejected=rejected,
-        contribution_kept=_mean(seed.contribution for seed in seeds if seed.fate == "fossilized"),
-        contribution_pruned=_mean(seed.contribution for seed in seeds if seed.fate == "pruned"),
-        epochs_lived=_mean(seed.end - seed.born for seed in seeds),
-        parameters=_mean(seed.parameters for seed in seeds if seed.fate == "fossilized"),
+        contribution_kept=mean(seed.contribution for seed in seeds if seed.fate == "fossilized"),
+        contribution_pruned=mean(seed.contribution for seed in seeds if seed.fate == "pruned"),
+        epochs_lived=mean(seed.end - seed.born for seed in seeds),
+        parameters=mean(seed.parameters for seed in seeds if seed.fate == "fossilized"),
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the finite values; None if there is none."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return sum(finite) / len(finite) if finite else None

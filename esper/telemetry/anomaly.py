@@ -85,9 +85,9 @@ class AnomalyDetector:
 
     def _value(self, update: PolicyUpdated) -> Iterator[Finding]:
         limits, values, targets = self.limits, update.value_std, update.target_std
-        if values is None or targets is None or targets < limits.target_spread:
-            return
         if update.round <= limits.critic_after or self._too_few(update):
+            return
+        if values is None or targets is None or targets < limits.target_spread:
             return
         if values < limits.value_spread * targets:
             words = f"the critic's values hardly differ between states: std {values:.2g}, targets {targets:.2g}"

@@ -27,6 +27,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class HostEvent(Event):
+    """Base of events of one host: episode ``episode`` of env ``env``, after ``epoch`` epochs."""
+
+    env: int
+    episode: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunStarted(Event):
     task: str
     controller: str
@@ -105,12 +114,9 @@ class BaselineMeasured(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ActionTaken(Event):
+class ActionTaken(HostEvent):
     """An action and its outcome; WAIT is not reported."""
 
-    env: int
-    episode: int
-    epoch: int
     op: str
     slot: str | None
     blueprint: str | None
@@ -119,12 +125,9 @@ class ActionTaken(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GateEvaluated(Event):
+class GateEvaluated(HostEvent):
     """A gate's answer to a requested transition; checks are (name, passed, measured value, threshold)."""
 
-    env: int
-    episode: int
-    epoch: int
     slot: str
     gate: str
     passed: bool
@@ -133,10 +136,7 @@ class GateEvaluated(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StageChanged(Event):
-    env: int
-    episode: int
-    epoch: int
+class StageChanged(HostEvent):
     slot: str
     blueprint: str | None
     before: str
@@ -145,21 +145,15 @@ class StageChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SeedCut(Event):
+class SeedCut(HostEvent):
     """A living seed became non-finite and was removed without a rollback."""
 
-    env: int
-    episode: int
-    epoch: int
     slot: str
     blueprint: str
 
 
 @dataclass(frozen=True, slots=True)
-class GovernorRollback(Event):
-    env: int
-    episode: int
-    epoch: int
+class GovernorRollback(HostEvent):
     reason: str
     value: float
     threshold: float
@@ -168,12 +162,9 @@ class GovernorRollback(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochCompleted(Event):
+class EpochCompleted(HostEvent):
     """One epoch of one env, after the governor: the controller's observation and reward."""
 
-    env: int
-    episode: int
-    epoch: int
     train_loss: float
     train_accuracy: float
     validation_loss: float

@@ -45,12 +45,9 @@ def memory_used(copies: Sequence[Mapping[str, int]], devices: Iterable[torch.dev
             used[f"reserved/{place}"] = torch.cuda.memory_reserved(device)
             used[f"peak_allocated/{place}"] = torch.cuda.max_memory_allocated(device)
             used[f"peak_reserved/{place}"] = torch.cuda.max_memory_reserved(device)
-    total: Counter[str] = Counter()
-    for host in copies:
-        total.update(host)
-    for place, held in total.items():
-        used[f"copies/{place}"] = held
-        used[f"copies_per_host/{place}"] = max(host.get(place, 0) for host in copies)
+    for place in dict.fromkeys(place for host in copies for place in host):
+        held = [host.get(place, 0) for host in copies]
+        used[f"copies/{place}"], used[f"copies_per_host/{place}"] = sum(held), max(held)
     if STATUS.exists():
         used["resident/cpu"] = resident("VmRSS")
     return used

@@ -7,19 +7,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from esper.telemetry import event as events
 from esper.telemetry.analytics import BlueprintAnalytics
-from esper.telemetry.event import (
-    ActionTaken,
-    AnomalyDetected,
-    EpochCompleted,
-    Event,
-    GovernorRollback,
-    RoundCompleted,
-    RunResumed,
-    RunStarted,
-    SeedCut,
-    StageChanged,
-)
+from esper.telemetry.event import Event
 
 REST = "the rest"
 """Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
@@ -39,12 +29,12 @@ class RunView:
     """Planned number of rounds; 0 if unknown."""
     done: int = 0
     """Number of completed rounds."""
-    hosts: dict[int, EpochCompleted] = field(default_factory=dict)
+    hosts: dict[int, events.EpochCompleted] = field(default_factory=dict)
     """The newest epoch of each host of the newest round, by env."""
     planted: dict[tuple[int, str], str] = field(default_factory=dict)
     """The blueprint planted last, by env and slot."""
     blueprints: BlueprintAnalytics = field(default_factory=BlueprintAnalytics)
-    anomalies: dict[tuple[str, str | None], list[AnomalyDetected]] = field(default_factory=dict)
+    anomalies: dict[tuple[str, str | None], list[events.AnomalyDetected]] = field(default_factory=dict)
     """Anomalies of learning, by their kind and head."""
     recent: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     """The newest actions, rollbacks and cut seeds."""
@@ -58,27 +48,24 @@ class RunView:
         self._last[type(event)] = event
         self.blueprints.handle(event)
         match event:
-            case RunStarted() | RunResumed():
+            case events.RunStarted() | events.RunResumed():
                 self.rounds, self._epochs_per_round = event.rounds, event.n_envs * event.episode_length
-                if isinstance(event, RunResumed):
+                if isinstance(event, events.RunResumed):
                     self.done, self._resumed_part = event.round, event.epochs / max(1, event.episode_length)
-            case EpochCompleted():
+            case events.EpochCompleted():
                 if event.episode != self.episode:
                     self.hosts.clear()
                 self.hosts[event.env] = event
-            case StageChanged(blueprint=str() as blueprint):
+            case events.StageChanged(blueprint=str() as blueprint):
                 self.planted[event.env, event.slot] = blueprint
-            case RoundCompleted():
+            case events.RoundCompleted():
                 self.rounds, self.done = event.rounds, event.round
                 if math.isfinite(event.seconds):
                     self._round_seconds.append(event.seconds)
-            case AnomalyDetected():
+            case events.AnomalyDetected():
                 self.anomalies.setdefault((event.kind, event.head), []).append(event)
-            case ActionTaken() | GovernorRollback() | SeedCut():
+            case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
                 self.recent.append(event)
-
-    def close(self) -> None:
-        """Does nothing: no work is pending."""
 
     def last(self, event: type[E]) -> E | None:
         """Returns the newest event of that class."""
@@ -90,7 +77,7 @@ class RunView:
         return next(iter(self.hosts.values())).episode if self.hosts else -1
 
     @property
-    def current(self) -> list[EpochCompleted]:
+    def current(self) -> list[events.EpochCompleted]:
         """The newest epoch of each host, by env, if their round is not completed; otherwise empty."""
         return [self.hosts[env] for env in sorted(self.hosts)] if self.episode >= self.done else []
 
@@ -120,12 +107,12 @@ class RunView:
         played = self.part_of_round - self._resumed_part
         return left * elapsed / played if elapsed is not None and played > 0 else None
 
-    def warnings(self) -> list[tuple[int, AnomalyDetected]]:
+    def warnings(self) -> list[tuple[int, events.AnomalyDetected]]:
         """Returns how often each anomaly occurred, and its newest event."""
         return [(len(events), events[-1]) for events in self.anomalies.values()]
 
 
-def phase_seconds(event: RoundCompleted) -> dict[str, float]:
+def phase_seconds(event: events.RoundCompleted) -> dict[str, float]:
     """Returns the seconds of a round by phase, including the rest; the sum is the duration of the round."""
     phases = {name: value for name, value in event.phase_seconds.items() if math.isfinite(value) and value > 0}
     rest = event.seconds - sum(phases.values())

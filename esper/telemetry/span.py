@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from threading import get_ident
 from time import perf_counter
-from types import TracebackType
 
 PHASES = {
     "act": "the controller chooses actions",
@@ -62,8 +61,8 @@ class Spans:
         """
         for name in (source, target):
             self(name)
-        if not 0 <= seconds <= self.seconds.get(source, 0.0):
-            has = self.seconds.get(source, 0.0)
+        has = self.seconds.get(source, 0.0)
+        if not 0 <= seconds <= has:
             raise ValueError(f"cannot move {seconds} s from {source} to {target}: {source} has {has} s")
         if seconds:
             self.seconds[source] -= seconds
@@ -105,9 +104,7 @@ class Span:
     def __enter__(self) -> None:
         self._owner._begin(self._name)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._owner._end()
 
 

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from esper.telemetry.event import (
-    ActionTaken,
-    BaselineMeasured,
-    Event,
-    GovernorRollback,
-    MicroBatchHalved,
-    PolicyUpdated,
-    RoundCompleted,
-    RunCompleted,
-    SeedCut,
-)
+from esper.telemetry import event as events
+from esper.telemetry.event import Event
 from esper.telemetry.memory import memory_words
 from esper.telemetry.run_view import RunView, phase_seconds
 from esper.telemetry.text import clean, duration, number
@@ -41,7 +32,7 @@ def layout(sections: Iterable[Section]) -> list[str]:
     ]
 
 
-def accuracies(event: RoundCompleted) -> str:
+def accuracies(event: events.RoundCompleted) -> str:
     """Formats the accuracy of grown hosts beside hosts left alone.
 
     They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
@@ -54,7 +45,11 @@ def accuracies(event: RoundCompleted) -> str:
     return f"grown {grown:.1f} %  {name} {other:.1f} %  ({grown - other:+.1f} pp)"
 
 
-def rates(event: RoundCompleted) -> str:
+def practice(event: events.PracticeRound) -> str:
+    return f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
+
+
+def rates(event: events.RoundCompleted) -> str:
     """Formats the throughput of a round; simulated hosts have no images."""
     epochs = f"{event.epochs_per_second:,.1f} epochs/s"
     return f"{event.images_per_second:,.0f} images/s, {epochs}" if event.samples else epochs
@@ -70,12 +65,12 @@ def accuracy(view: RunView) -> Section:
             f"this round, epoch {max(e.epoch for e in epochs)}: {number(grown, 1)} %, baseline {number(baseline, 1)} % "
             f"({number(grown - baseline, 1, sign=True)} pp)"
         )
-    if last := view.last(RoundCompleted):
+    if last := view.last(events.RoundCompleted):
         lines.append(
             f"round {last.round}: {accuracies(last)}, return {number(last.mean_return, 3, sign=True)}, "
             f"{number(last.fossils, 1)} fossils per host"
         )
-    alone = view.last(BaselineMeasured)
+    alone = view.last(events.BaselineMeasured)
     if not lines and alone and alone.accuracy:
         lines.append(f"baseline: hosts left alone reach {number(alone.accuracy[-1], 1)} %")
     return "accuracy", lines or ["nothing measured yet"]
@@ -83,7 +78,7 @@ def accuracy(view: RunView) -> Section:
 
 def verdict(view: RunView) -> Section:
     """The comparison of the run's controller with others."""
-    completed = view.last(RunCompleted)
+    completed = view.last(events.RunCompleted)
     return "verdict", [
         f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
         f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict.partition(' (')[0]}"
@@ -122,25 +117,21 @@ def _cell(slot: str, stage: str, blueprint: str | None) -> str:
 
 def blueprints(view: RunView) -> Section:
     """The fate of the most planted blueprints, over all rounds."""
-    rows = view.blueprints.rows()
-    lines = []
+    rows, lines, meaning = view.blueprints.rows(), [], []
     for row in rows[:MAX_BLUEPRINTS]:
-        value = row.contribution_kept
-        kept = "" if value is None else f" (contribution {number(value, sign=True)} pp)"
-        lines.append(
-            f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {row.fossilized:,} kept{kept}, "
-            f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
-        )
+        kept = f"{row.fossilized:,} kept"
+        if row.contribution_kept is not None:
+            kept += f" (contribution {number(row.contribution_kept, sign=True)} pp)"
+            meaning = ["contribution: accuracy with the seed minus accuracy without it when it was kept, mean"]
+        removed = f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
+        lines.append(f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {kept}, {removed}")
     more = len(rows) - MAX_BLUEPRINTS
-    lines += [f"and {more} more blueprints"] if more > 0 else []
-    if any(row.contribution_kept is not None for row in rows[:MAX_BLUEPRINTS]):
-        lines.append("contribution: accuracy with the seed minus accuracy without it when it was kept, mean")
-    return "blueprints", lines
+    return "blueprints", [*lines, *([f"and {more} more blueprints"] if more > 0 else []), *meaning]
 
 
 def policy(view: RunView) -> Section:
     """The last update of the agent."""
-    update = view.last(PolicyUpdated)
+    update = view.last(events.PolicyUpdated)
     if update is None:
         return "policy", []
     heads = ", ".join(f"{name} {number(value)}" for name, value in update.head_entropies.items())
@@ -164,7 +155,7 @@ def warnings(view: RunView) -> Section:
 
 def time(view: RunView) -> Section:
     """The duration of the last round and the share of each phase, largest first."""
-    last = view.last(RoundCompleted)
+    last = view.last(events.RoundCompleted)
     if last is None:
         return "time", []
     phases = phase_seconds(last)
@@ -176,7 +167,7 @@ def time(view: RunView) -> Section:
 
 def memory(view: RunView) -> Section:
     """Bytes in use at the end of the last round, a line for each GPU and for CPU memory."""
-    last = view.last(RoundCompleted)
+    last = view.last(events.RoundCompleted)
     return "memory", memory_words(last.memory) if last else []
 
 
@@ -188,22 +179,17 @@ def last_events(view: RunView) -> Section:
 def incident(event: Event) -> tuple[str, str, str]:
     """Describes an event of one host: place, what happened, details."""
     match event:
-        case GovernorRollback():
-            what = "rollback"
-            why = (
-                f"{event.reason} ({number(event.value, 4)}, limit {number(event.threshold, 4)}), "
-                f"back to epoch {event.restored_epoch}"
-            )
-        case SeedCut():
+        case events.GovernorRollback():
+            limits = f"{number(event.value, 4)}, limit {number(event.threshold, 4)}"
+            what, why = "rollback", f"{event.reason} ({limits}), back to epoch {event.restored_epoch}"
+        case events.SeedCut():
             what, why = "seed cut", f"{event.blueprint} in {event.slot} became non-finite"
-        case ActionTaken():
+        case events.ActionTaken():
             what = " ".join(filter(None, (event.op, event.blueprint, event.slot)))
             why = "" if event.accepted else f"refused: {event.reason}"
-        case MicroBatchHalved():
-            why = (
-                f"batch {event.batch} ({event.reason}); from this epoch on, each batch is split into "
-                f"{event.micro_batches} micro-batches"
-            )
+        case events.MicroBatchHalved():
+            split = f"from this epoch on, each batch is split into {event.micro_batches} micro-batches"
+            why = f"batch {event.batch} ({event.reason}); {split}"
             return f"host {event.env}, epoch {event.epoch}", "out of memory", why
         case _:
             raise TypeError(f"{type(event).__name__} is not an event of one host")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
+
+TYPES = ("cuda", "cpu", "mps")
 
 
 class CUDATimer:
@@ -32,75 +32,39 @@ class CUDATimer:
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)
-        kinds: dict[str, Callable[[], _Clock | _Events]] = {
-            "cuda": lambda: _Events(self.device),
-            "cpu": lambda: _Clock(wait=_nothing),
-            "mps": lambda: _Clock(wait=torch.mps.synchronize),
-        }
-        if self.device.type not in kinds:
-            raise ValueError(f"a CUDATimer measures work on {', '.join(kinds)}; not on {self.device}")
-        self._make = kinds[self.device.type]
-        self._running: _Clock | _Events | None = None
-        self._ended: _Clock | _Events | None = None
+        if self.device.type not in TYPES:
+            raise ValueError(f"a CUDATimer measures work on {', '.join(TYPES)}; not on {self.device}")
+        self._running = False
+        self._times: list[Any] = []
+        """The beginning and the end of the last block, as far as it has come."""
 
     def __enter__(self) -> Self:
-        if self._running is not None:
+        if self._running:
             raise RuntimeError("this timer is already running; use a separate timer for a nested block")
-        self._ended, self._running = None, self._make()
-        self._running.start()
+        self._running, self._times = True, [self._now()]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._running is not None
-        self._running.stop()
-        self._ended, self._running = self._running, None
+    def __exit__(self, *error: object) -> None:
+        self._times.append(self._now())
+        self._running = False
 
     @property
     def seconds(self) -> float:
         """Seconds of the last block; on CUDA the first read waits for its end."""
-        if self._ended is None:
+        if len(self._times) < 2:
             raise RuntimeError("nothing to read: no block has ended since the timer was created or last entered")
-        return self._ended.seconds()
+        begin, end = self._times
+        if self.device.type != "cuda":
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
 
-
-class _Clock:
-    """The CPU's clock, read when ``wait`` has returned."""
-
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
-
-    def start(self) -> None:
-        self.wait()
-        self.began = perf_counter()
-
-    def stop(self) -> None:
-        self.wait()
-        self.ended = perf_counter()
-
-    def seconds(self) -> float:
-        return self.ended - self.began
-
-
-class _Events:
-    """A pair of CUDA events, new for every block, because recording an event again discards its unread time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self.ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-    def start(self) -> None:
-        self.began.record(torch.cuda.current_stream(self.device))
-
-    def stop(self) -> None:
-        self.ended.record(torch.cuda.current_stream(self.device))
-
-    def seconds(self) -> float:
-        self.ended.synchronize()
-        return float(self.began.elapsed_time(self.ended)) / 1000
-
-
-def _nothing() -> None:
-    """On the CPU, work is complete when the call returns."""
+    def _now(self) -> float | torch.cuda.Event:
+        """Returns the time, or an event for it: a new one, because recording an event again discards its time."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.device))
+            return event
+        if self.device.type == "mps":
+            torch.mps.synchronize()
+        return perf_counter()

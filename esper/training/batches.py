@@ -1,4 +1,4 @@
-"""An env's batches from data in memory, in a new order each epoch, in buffers that every batch reuses."""
+"""A host's batches from data in memory, in a new order each epoch, in buffers that every batch reuses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from torch import Tensor
 
 from esper.data.task import Augmentation, Split
 from esper.ops import stage_images, stage_tokens
-from esper.training.upload import upload
 
 EPOCH_BITS = 32
 """Number of bits of the epoch in the operator's epoch number, which is episode << EPOCH_BITS | epoch."""
 
 
+def upload(values: Tensor, into: Tensor) -> None:
+    """Copies ``values`` from pageable CPU memory to the device, on the current stream, without waiting.
+
+    The caller may free or change ``values`` afterwards: CUDA has read pageable memory when the call returns.
+    """
+    into.copy_(values, non_blocking=into.device.type == "cuda")
+
+
 class BatchLoader:
-    """The training batches of one env, with buffers and a cursor at fixed addresses for captured steps.
+    """The training batches of one host, with buffers and a cursor at fixed addresses for captured steps.
 
     Args:
         split: the training samples.
@@ -47,7 +54,7 @@ class BatchLoader:
         """
         self.seed, self.episode = seed >> 1, episode  # operators take 63 bits
 
-    def begin(self, epoch: int, generator: torch.Generator) -> None:
+    def shuffle(self, epoch: int, generator: torch.Generator) -> None:
         """Draws the order of an epoch from ``generator``, a CPU generator."""
         self.epoch = self.episode << EPOCH_BITS | epoch
         upload(torch.randperm(len(self.split), generator=generator)[: len(self.order)], self.order)
@@ -60,35 +67,30 @@ class BatchLoader:
         With ``by_cursor``, it is always the next batch.
         """
         first = number * self.batch_size
+        cursor = self.cursor if self.by_cursor else None
         if self.split.table is not None:
-            self._stage_images(self.split.table, first)
+            stage_images(
+                self.split.x,
+                self.order,
+                self.split.table,
+                seed=self.seed,
+                epoch=self.epoch,
+                first=first,
+                cursor=cursor,
+                padding=self.augmentation.crop,
+                flip=self.augmentation.flip,
+                targets=self.split.y,
+                out=self.x,
+                targets_out=self.y,
+            )
         elif self.rows is not None:
-            cursor = self.cursor if self.by_cursor else None
             stage_tokens(self.rows, self.order, first=first, cursor=cursor, out=self.x, targets_out=self.y)
         else:
-            rows = self._rows_at_cursor() if self.by_cursor else self.order[first : first + self.batch_size]
+            rows = self.order[first : first + self.batch_size]
+            if self.by_cursor:
+                rows = self.order.index_select(0, self.cursor[1] + torch.arange(self.batch_size, device=self.device))
             torch.index_select(self.split.x, 0, rows, out=self.x)
             torch.index_select(self.split.y, 0, rows, out=self.y)
         if self.by_cursor:
             self.cursor[1].add_(self.batch_size)
         return self.x, self.y
-
-    def _stage_images(self, table: Tensor, first: int) -> None:
-        stage_images(
-            self.split.x,
-            self.order,
-            table,
-            seed=self.seed,
-            epoch=0 if self.by_cursor else self.epoch,
-            first=0 if self.by_cursor else first,
-            cursor=self.cursor if self.by_cursor else None,
-            padding=self.augmentation.crop,
-            flip=self.augmentation.flip,
-            targets=self.split.y,
-            out=self.x,
-            targets_out=self.y,
-        )
-
-    def _rows_at_cursor(self) -> Tensor:
-        places = self.cursor[1] + torch.arange(self.batch_size, device=self.device)
-        return self.order.index_select(0, places)

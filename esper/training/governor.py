@@ -34,12 +34,12 @@ class Governor:
 
     Args:
         config: thresholds.
-        durations: epochs between snapshots, and losses remembered.
-        classes: of the task; a loss of ln(classes) is chance.
-        pinned: the copies that lie in pinned CPU memory where the host is on a GPU. Restored bits do not depend on it.
+        durations: epochs between snapshots, and number of losses remembered.
+        classes: number of classes of the task; a loss of ln(classes) is chance.
+        pinned: copies that lie in pinned CPU memory if the host is on a GPU; restored bits do not depend on it.
 
     Raises:
-        ValueError: the newest snapshot is to be pinned and the older one is not.
+        ValueError: the newest snapshot is pinned, but not the older one.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Governor:
         self.durations = durations
         self.chance = math.log(classes)
         self._pins_newest = HostCopy.NEWEST in pinned
-        # Newest first. Storage stays where it is; what is in it moves.
+        # Newest first. Memory stays where it is; its contents move.
         self._generations = [Snapshot(self._pins_newest), Snapshot(HostCopy.OLDER in pinned)]
         self.reset()
 
     def reset(self) -> None:
-        """Starts an episode; the storage of snapshots is kept."""
+        """Starts an episode; the memory of snapshots is kept."""
         self.losses: deque[float] = deque(maxlen=self.durations.governor_window)
         self.anomalies = 0
         """Number of consecutive anomalous checks."""
         self.rollbacks = 0
         self._rolled_back_at: int | None = None
-        self._captured = 0
+        self._saved = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns histories and snapshots of the episode, as plain values and CPU tensors."""
@@ -71,7 +71,7 @@ class Governor:
             "anomalies": self.anomalies,
             "rollbacks": self.rollbacks,
             "rolled_back_at": self._rolled_back_at,
-            "snapshots": [snapshot.state_dict() for snapshot in self._generations[: self._captured]],
+            "snapshots": [snapshot.state_dict() for snapshot in self._generations[: self._saved]],
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
@@ -80,15 +80,15 @@ class Governor:
         self.losses.extend(state["losses"])
         self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
         self._rolled_back_at = state["rolled_back_at"]
-        self._captured = len(state["snapshots"])
+        self._saved = len(state["snapshots"])
         for snapshot, saved in zip(self._generations, state["snapshots"], strict=False):
             snapshot.load_state_dict(saved, device)
 
     def start_from(self, loss: float) -> None:
-        """Starts the history of losses with that of the untrained host, or of the restored one.
+        """Restarts the history of losses with that of the untrained or restored host.
 
         Otherwise an explosion in the first epoch would become the normal loss, and a restored host, which has lost its
-        living seeds, would be compared with the losses that it had with them.
+        living seeds, would be compared with its losses with them.
         """
         self.losses.clear()
         self.losses.append(loss)
@@ -96,10 +96,6 @@ class Governor:
     @property
     def anomaly_pending(self) -> bool:
         return self.anomalies > 0
-
-    @property
-    def ends_episode(self) -> bool:
-        return self.rollbacks >= self.config.max_rollbacks
 
     def check(self, loss: float, not_finite: float) -> Panic | None:
         """Checks one epoch by its validation loss and the number of non-finite values in losses, host and fossils."""
@@ -135,46 +131,46 @@ class Governor:
         measured: Mapping[str, Mapping[str, float]],
         fossilized: bool,
     ) -> bool:
-        """After a check without an anomaly: takes a snapshot if one is due or a seed has just fossilized.
+        """Takes a snapshot if the check found no anomaly, and one is due or a seed has just fossilized.
 
         ``measured`` are the measurements of each fossil, which the snapshot keeps.
         """
         age = training.epoch - self._generations[0].epoch
-        due = fossilized or self._captured == 0 or age >= self.durations.snapshot_every
+        due = fossilized or self._saved == 0 or age >= self.durations.snapshot_every
         if self.anomaly_pending or not due:
             return False
         self._make_room()
-        self._generations[0].capture(training, record, measured)
-        self._captured = min(2, self._captured + 1)
+        self._generations[0].save(training, record, measured)
+        self._saved = min(2, self._saved + 1)
         return True
 
     def _make_room(self) -> None:
-        """Makes the newest snapshot the older one, whose storage is used for the next one.
+        """Makes the newest snapshot the older one, whose memory the next one uses.
 
-        Where both lie in the same kind of memory, they change places. An older one in pinned memory is written over
-        with the newest, before the storage of that one on the device is filled again.
+        If both lie in the same kind of memory, they change places. An older one in pinned memory is overwritten with
+        the newest, before the newest one's memory on the device is filled again.
         """
         newest, older = self._generations
-        if older.pinned == self._pins_newest:
+        if older.copies.pinned == self._pins_newest:
             self._generations.reverse()
-        elif self._captured:
+        elif self._saved:
             older.take_over(newest)
 
     def held(self) -> Counter[str]:
-        """Bytes of the snapshots by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+        """Returns the bytes of the snapshots by place: ``cpu``, ``cuda:0``, ... or ``pinned``."""
         total: Counter[str] = Counter()
         for snapshot in self._generations:
-            total[snapshot.place] += snapshot.bytes
+            total[snapshot.copies.place] += snapshot.copies.bytes
         return total
 
     def roll_back(self, training: HostTraining) -> Snapshot:
         """Restores the newest snapshot, or the older one if the last rollback was less than ``snapshot_every`` ago."""
         last = self._rolled_back_at
         recent = last is not None and training.epoch - last <= self.durations.snapshot_every
-        if recent and self._captured == 2:
-            # What was restored last led straight to this panic: it is not trusted again.
+        if recent and self._saved == 2:
+            # The state that was restored last led straight to this panic, so it is not trusted again.
             self._generations.reverse()
-            self._captured = 1
+            self._saved = 1
         snapshot = self._generations[0]
         snapshot.restore(training)
         self.rollbacks += 1

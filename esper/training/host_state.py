@@ -1,23 +1,89 @@
-"""Saving and loading a training host between two epochs, as plain values, for checkpoints.
+"""What belongs to a host in training, by stable names; copies of it for checkpoints and for repeated epochs.
 
-Loading copies into the existing tensors, because captured steps refer to their storage.
+Restoring copies into the existing tensors, because captured steps refer to their memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blueprints import BlueprintRegistry
-from esper.training.contents import all_generators, all_tensors, fill, network_tensors
 from esper.training.host_training import HostTraining
 
 State = dict[str, Any]
 """Nested dicts and lists of CPU tensors, numbers, strings and None."""
 
 
-def host_state(training: HostTraining) -> State:
-    """Returns a copy of the state needed to resume the episode; roles and alphas of sites are the caller's."""
+def network_tensors(training: HostTraining, sites: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yields every parameter and buffer of the host and of the seeds at ``sites``, with the optimizers' momentum."""
+    seeds = [(training.site_by_name[name].seed, training.seed_groups[name]) for name in sites]
+    for module, group in ((training.host, training.host_group), *seeds):
+        assert module is not None
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+            yield f"{group.name}.{name}", tensor
+        for index, parameter in enumerate(group.parameters):
+            momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                yield f"{group.name}.momentum.{index}", momentum
+
+
+def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:
+    """Yields all that training writes and later epochs read: networks, flags of finite seeds, buffers of shadows."""
+    yield from network_tensors(training, (site.name for site in training.sites if site.seed is not None))
+    for site in training.sites:
+        if site.finite is not None:
+            yield f"{site.name} is finite", site.finite
+    for name, shadow in training.shadows.items():
+        for index, buffer in enumerate(shadow.tensors()):
+            yield f"{name}.shadow.{index}", buffer
+
+
+def generators_of(training: HostTraining) -> dict[str, torch.Generator]:
+    """Returns the generators that are drawn from again; that of a removed seed is not."""
+    return {"order": training.order, "dropout": training.dropout} | {
+        f"{name}.shadow": generator
+        for name, generator in training.shadow_dropout.items()
+        if training.site_by_name[name].seed is not None
+    }
+
+
+def fill(live: Iterable[tuple[str, Tensor]], saved: Mapping[str, Tensor]) -> None:
+    """Copies ``saved`` into the tensors of the same names, in the order of the current stream, without waiting for a
+    GPU. Raises KeyError for a name that was not saved."""
+    with torch.no_grad():
+        for name, tensor in live:
+            tensor.copy_(saved[name], non_blocking=tensor.is_cuda)
+
+
+def memory_like(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
+    """Returns memory with the shape, dtype and strides of ``tensor`` for a copy of a tensor on ``device``: there, or
+    with ``pinned`` in pinned CPU memory if it is a GPU."""
+    if pinned and device.type == "cuda":
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return torch.empty_like(tensor, device=device)
+
+
+def cpu_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def pinned_copy(tensor: Tensor) -> Tensor:
+    """Returns a copy of a GPU's tensor in pinned CPU memory, made in the order of the current stream; it is to be read
+    on that stream. The copy of a tensor on a CPU lies in ordinary memory."""
+    return memory_like(tensor, tensor.device, pinned=True).copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+
+
+def host_state(training: HostTraining, copy: Callable[[Tensor], Tensor] = cpu_copy) -> State:
+    """Returns what is needed to resume the episode, with tensors copied by ``copy``.
+
+    Roles and alphas of sites are the caller's.
+    """
     styles = {style: name for name, style in STYLES.items()}
     return {
         "run_seed": training.run_seed,
@@ -30,10 +96,24 @@ def host_state(training: HostTraining) -> State:
             if site.blueprint is not None and site.style is not None
         },
         "shadows": list(training.shadows),
-        "tensors": {name: tensor.detach().cpu().clone() for name, tensor in all_tensors(training)},
+        "tensors": {name: copy(tensor) for name, tensor in all_tensors(training)},
         "scale": training.arithmetic.state_dict(),
-        "generators": {name: generator.get_state() for name, generator in all_generators(training).items()},
+        "generators": {name: generator.get_state() for name, generator in generators_of(training).items()},
     }
+
+
+def restore_host_state(training: HostTraining, state: State) -> None:
+    """Restores, bit for bit, a host that has the seeds of ``state``; drops its gradients and later shadow buffers."""
+    training.epoch, training.germinations = state["epoch"], state["germinations"]
+    training.batch, training.part = 0, 0
+    for group in (training.host_group, *training.seed_groups.values()):
+        group.drop_gradients()
+    for name in training.shadows.keys() - set(state["shadows"]):
+        del training.shadows[name]
+    training.arithmetic.load_state_dict(state["scale"])
+    for name, generator in generators_of(training).items():
+        generator.set_state(state["generators"][name])
+    fill(all_tensors(training), state["tensors"])
 
 
 def load_host_state(training: HostTraining, state: State, blueprints: BlueprintRegistry) -> None:
@@ -48,13 +128,9 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
         if site.name in state["seeds"]:
             blueprint, style = state["seeds"][site.name]
             training.germinate(site, blueprints.get(training.host.topology, blueprint), STYLES[style])
-    training.epoch, training.germinations = state["epoch"], state["germinations"]
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])
-    live = dict(all_tensors(training))
-    if live.keys() != state["tensors"].keys():
+    live = {name for name, _ in all_tensors(training)}
+    if live != state["tensors"].keys():
         raise ValueError(f"env {training.index}: its tensors are {sorted(live)}; saved are {sorted(state['tensors'])}")
-    fill(live.items(), state["tensors"])
-    training.arithmetic.load_state_dict(state["scale"])
-    for name, generator in all_generators(training).items():
-        generator.set_state(state["generators"][name])
+    restore_host_state(training, state)

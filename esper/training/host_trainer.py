@@ -1,13 +1,16 @@
-"""Trains the hosts of a run, epoch by epoch."""
+"""Trains the hosts of a run, epoch by epoch, and repeats what runs out of memory."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from esper.data.task import Task
 from esper.training.execution.lanes import Env, Lanes
+from esper.training.host_state import State, host_state, pinned_copy, restore_host_state
 from esper.training.host_training import HostTraining
-from esper.training.micro_batching import MicroBatchPolicy, OutOfMemoryRetry
+from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.streamed import shared_batches, train_in_step
 
 
@@ -29,28 +32,68 @@ class HostTrainer:
         self.policy = policy or MicroBatchPolicy(hosts[0].config)
         self.batches = shared_batches(task, self.hosts)
         """Reads streamed data; None for data in memory."""
-        self._retry = OutOfMemoryRetry(self.policy, self.hosts, lanes)
+        self._train = lanes.train if self.batches is None else partial(train_in_step, self.batches, self.hosts, lanes)
+        self._first_epoch = True
         lanes.adopt(self.hosts)
 
     def epoch(self, active: Sequence[HostTraining]) -> None:
         """Trains the hosts in ``active`` for one epoch.
 
+        If memory runs out, the epoch is repeated from its start, and the result is bit for bit that of a run that split
+        its batches further from this epoch on. The state at its start is copied only if memory may run out, since the
+        copies take time and are rarely needed.
+
         Raises LaneError with env, epoch and batch; OutOfMemory if memory runs out and the epoch cannot be repeated; and
         SharedBatchError for data that cannot be read or used.
         """
-        for attempt in self._retry.epoch(active):
-            with attempt:
-                if self.batches is None:
-                    self.lanes.train(active)
-                else:
-                    train_in_step(self.batches, self.hosts, active, self.lanes)
+        copies = self.policy.needs_start({training.device for training in active}, self._first_epoch)
+        orders = [training.order.get_state() for training in self.hosts] if copies else []  # streams draw from all
+        starts: dict[int, State] = {}
+
+        def save(training: HostTraining) -> None:
+            starts[training.index] = host_state(training, pinned_copy)
+
+        def restore(training: HostTraining) -> None:
+            if training.index in starts:  # else copying failed, and the host has not trained since
+                restore_host_state(training, starts[training.index])
+
+        self._apply_policy()
+        with self.policy.splitting(repeatable=copies):
+            if copies:
+                self.lanes.run(save, active)
+            self._train(active)
+        if self._apply_policy():
+            for training, order in zip(self.hosts, orders, strict=True):
+                training.order.set_state(order)
+            with self.policy.splitting(repeatable=False):
+                self.lanes.run(restore, active)
+                self._train(active)
+        self._first_epoch = False
 
     def repeatable(self, work: Callable[[Env], None], envs: Sequence[Env]) -> None:
-        """Runs ``work``, such as a validation, for every env, and once more if memory runs out; raises as
-        :meth:`epoch` does."""
-        for attempt in self._retry.repeatable():
-            with attempt:
+        """Runs ``work`` that changes no host, such as a validation, for every env; once more if memory runs out.
+
+        Raises the errors of :meth:`epoch`.
+        """
+        self._apply_policy()
+        with self.policy.splitting(repeatable=True):
+            self.lanes.run(work, envs)
+        if self._apply_policy():
+            with self.policy.splitting(repeatable=False):
                 self.lanes.run(work, envs)
+
+    def _apply_policy(self) -> bool:
+        """Gives hosts the policy's sizes and drops work that was captured with others; returns True if any changed."""
+        changed = [training for training in self.hosts if training.micro_batches != self.policy.count]
+        if not changed:
+            return False
+        gc.collect()  # frees tensors that the frames of an error referred to
+        self.lanes.release(changed)
+        for training in changed:
+            training.micro_batches = self.policy.count
+            training.evaluation_batch = self.policy.evaluation_batch(training.task.evaluation_batch)
+        self.lanes.adopt(changed)
+        return True
 
     def close(self) -> None:
         """Drops what lanes captured of the hosts and ends the workers; a second call does nothing."""

@@ -1,9 +1,9 @@
-"""The training state of one env: its host, sites of seeds, optimizers, generators and clocks."""
+"""One host in training: the network, sites of seeds, optimizers, generators and clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.site import Role, Site
 from esper.training.batches import BatchLoader
-from esper.training.execution.torch_faults import guard_group_norm
-from esper.training.gradient_stats import SeedGradientCollector
-from esper.training.metrics import EpochMetrics
-from esper.training.precision import Arithmetic, concrete
+from esper.training.metrics import EpochMetrics, SeedGradientCollector
+from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
@@ -31,9 +29,9 @@ MAX_CONFIGURATIONS = 256
 
 
 class HostTraining:
-    """Everything that belongs to one env. Only its lane uses it during an epoch; between epochs, only the env's owner.
+    """A host and all that belongs to it. Only its lane uses it during an epoch; between epochs, only its owner.
 
-    Storage is allocated once; :meth:`reset` refills it in place.
+    Memory is allocated once; :meth:`reset` refills it in place.
     """
 
     def __init__(self, index: int, task: Task, config: HostTrainingConfig, totals: EpochMetrics) -> None:
@@ -44,8 +42,8 @@ class HostTraining:
         self.durations = config.durations
         self.device = task.device
         self.totals = totals
-        """Sums of this env's passes."""
-        self.arithmetic = Arithmetic(concrete(config.task.precision or task.precision, self.device), self.device)
+        """Sums of this host's passes."""
+        self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
         """Learning rate of host and seeds, a float64 scalar that their steps read on the device."""
         with seeded(0):  # overwritten by reset
@@ -81,7 +79,10 @@ class HostTraining:
         self.shadow_dropout: dict[str, torch.Generator] = {}
         self.collector = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()
-        self.feed = _make_feed(task, config, self.arithmetic.image_dtype)
+        batch, samples, dtype = config.task.batch_size, config.task.samples_per_epoch, self.arithmetic.image_dtype
+        self.feed = (
+            BatchLoader(task.train, batch, samples, task.augmentation, dtype) if isinstance(task.train, Split) else None
+        )
         """Batches of data in memory; None for streamed data."""
         self.episode = -1
         self.micro_batches = config.task.micro_batches
@@ -95,7 +96,7 @@ class HostTraining:
         self.host_parameters = self.host.parameter_count
 
     def reset(self, run_seed: int, episode: int) -> None:
-        """Makes a new host for ``episode`` in the storage of the last one."""
+        """Makes a new host for ``episode`` in the memory of the last one."""
         self.run_seed, self.episode, self.epoch, self.germinations = run_seed, episode, 0, 0
         with seeded(self._seed(RngStream.HOST)):
             _copy_fresh_host(self)
@@ -109,13 +110,13 @@ class HostTraining:
             self.feed.restart(derive_seed(run_seed, self.index, 0, RngStream.AUGMENTATION), episode)
         self.dropout.manual_seed(self._seed(RngStream.DROPOUT))
         self.totals.zero_training()
+        self.collector.restart(())
+        for site in self.sites:
+            site.remove()
         self.seed_groups.clear()
         self.shadows.clear()
         self.shadow_dropout.clear()
         self.global_seeds.clear()
-        for site in self.sites:
-            site.remove()
-        self.collector.begin(())
 
     def germinate(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
         """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
@@ -142,7 +143,7 @@ class HostTraining:
         self.seed_groups[site.name] = self._group_of(site, site.seed)
 
     def remove(self, site: Site) -> None:
-        """Drops the seed with its optimizer, so that the next one starts with its own (trap 15), and its buffers."""
+        """Drops the seed with its shadow buffers and its optimizer, so that the next one starts with its own."""
         site.remove()
         del self.seed_groups[site.name]
         self.global_seeds.discard(site.name)
@@ -175,7 +176,7 @@ class HostTraining:
         return self.shadows[site.name]
 
     @contextmanager
-    def apart(self, site: Site) -> Iterator[None]:
+    def shadow_pass(self, site: Site) -> Iterator[None]:
         """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's."""
         with self.shadow_of(site).in_place(), self.draws_of(site):
             yield
@@ -183,36 +184,26 @@ class HostTraining:
     @contextmanager
     def draws_of(self, site: Site) -> Iterator[None]:
         """Runs a block with the random numbers of ``site``'s incubating seed."""
-        with ExitStack() as kept:
-            kept.enter_context(self.draws.using(self.shadow_dropout[site.name]))
-            if self.draws_globally:
-                place = self.sites.index(site)
-                kept.enter_context(
-                    seeded(
-                        self._seed(RngStream.GLOBAL, self.epoch, self.batch, 1 + place, self.part), device=self.device
-                    )
-                )
-            yield
+        self.draws.generator = self.shadow_dropout[site.name]
+        try:
+            with self.global_draws(1 + self.sites.index(site)):
+                yield
+        finally:
+            self.draws.generator = self.dropout
 
-    @contextmanager
-    def own_randomness(self) -> Iterator[None]:
-        """Runs the host's training pass; if it draws from the process's generators, these are seeded and locked."""
-        if not self.draws_globally:
-            yield
-            return
-        with seeded(self._seed(RngStream.GLOBAL, self.epoch, self.batch, 0, self.part), device=self.device):
-            yield
+    def global_draws(self, place: int = 0) -> AbstractContextManager[None]:
+        """Seeds and locks the process's generators for a pass, if this host's passes draw from them.
 
-    @property
-    def draws_globally(self) -> bool:
-        """True if a training pass draws from the process's generators."""
-        return self.host_draws_globally or bool(self.global_seeds)
+        ``place`` is 0 for the host's own pass, and 1 + s for the incubating seed at site s.
+        """
+        if not (self.host_draws_globally or self.global_seeds):
+            return nullcontext()
+        return seeded(self._seed(RngStream.GLOBAL, self.epoch, self.batch, place, self.part), device=self.device)
 
     def learning_groups(self) -> list[ParameterGroup]:
         """Returns the groups that this epoch's steps update: the host, then seeds in the order of their sites.
 
-        The order does not depend on when seeds were planted, so that a captured step finds their statistics in the same
-        rows.
+        So a captured step finds their statistics in the same rows, whenever the seeds were planted.
         """
         for group in self.seed_groups.values():
             for parameter in group.parameters:  # excludes those frozen by the blueprint
@@ -237,7 +228,7 @@ def do(_key: Hashable, work: Callable[[], None]) -> None:
 
 
 def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
-    """Returns the features of inputs ``x`` at ``site``, in eval mode so that no buffer of the host changes."""
+    """Returns the features of inputs ``x`` at ``site``, in eval mode, so that no buffer of the host changes."""
     host, place, found = training.host, training.sites.index(site), list[Tensor]()
 
     def keep(reached: int, h: Tensor) -> Tensor:
@@ -253,17 +244,30 @@ def _features_at(training: HostTraining, site: Site, x: Tensor) -> Tensor:
     return found[0]
 
 
-def _make_feed(task: Task, config: HostTrainingConfig, dtype: torch.dtype) -> BatchLoader | None:
-    if not isinstance(task.train, Split):
-        return None
-    batch, samples = config.task.batch_size, config.task.samples_per_epoch
-    return BatchLoader(task.train, batch, samples, task.augmentation, dtype)
-
-
 def _copy_fresh_host(training: HostTraining) -> None:
-    """Overwrites the host with a new one, in its own storage."""
+    """Overwrites the host with a new one, in its own memory."""
     fresh = training.task.build_host().to(training.device)
     fresh.probe(training.sample)  # lazy layers get their weights here
     training.host.load_state_dict(fresh.state_dict())
     for own, first in zip(training.host.buffers(), fresh.buffers(), strict=True):
         own.copy_(first)  # including non-persistent buffers
+
+
+def guard_group_norm(module: nn.Module) -> None:
+    """Makes inputs of the GroupNorm layers of ``module`` contiguous in training passes if they require no gradient.
+
+    torch's CPU kernel (2.13) crashes the process in the backward pass for channels_last inputs that require no
+    gradient, such as the features of an incubating seed.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_pre_hook(_contiguous_input, with_kwargs=True)
+
+
+def _contiguous_input(
+    _layer: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]
+) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+    h = positional[0] if positional else named["input"]
+    if h.device.type == "cpu" and torch.is_grad_enabled() and not h.requires_grad:
+        h = h.contiguous()
+    return (h,), {}

@@ -1,4 +1,4 @@
-"""The memory in which copies of hosts lie: beside the hosts on a GPU, or pinned CPU memory."""
+"""The memory of snapshots: beside the hosts on a GPU, or pinned CPU memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from enum import Enum
 
 from esper.config import RunConfig
-from esper.training.contents import network_tensors
+from esper.training.host_state import network_tensors
 from esper.training.host_training import HostTraining
 
 MIB = 2**20
 
 
 class HostCopy(Enum):
-    """A copy that is kept of each host, in the order in which copies move to pinned memory."""
+    """The copies kept of each host, in the order in which they move to pinned memory."""
 
     OLDER = "older snapshots"
     NEWEST = "newest snapshots"
@@ -24,8 +24,8 @@ def copies_to_pin(run: RunConfig, hosts: Sequence[HostTraining], seed_parameters
     """Returns the copies that move to pinned memory, so that the others of any one GPU fit
     ``run.max_device_copies_mib``; none on a CPU.
 
-    A copy is estimated as the size of the host with its buffers and momentum, and of ``seed_parameters`` float32
-    parameters of seeds with theirs. Of several devices the one with most hosts decides for all.
+    The estimated size of a copy is that of the host with its buffers and momentum, and of ``seed_parameters`` float32
+    parameters of seeds with theirs. The device with the most hosts decides for all.
     """
     if run.max_device_copies_mib is None or hosts[0].device.type != "cuda":
         return ()

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper._runtime import cpu_features
 from esper.config import ConfigError, Precision
@@ -18,7 +18,7 @@ HAS_AUTOCAST = ("cpu", "cuda")
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """True if the device has bfloat16 instructions; without them, bfloat16 is slower than float32."""
+    """Returns True if the device has bfloat16 instructions; without them, bfloat16 is slower than float32."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= AMPERE
     return device.type == "cpu" and cpu_features().get("avx512bf16", False)
@@ -39,32 +39,16 @@ def concrete(precision: Precision, device: torch.device) -> Precision:
     return precision
 
 
-def image_dtype(precision: Precision) -> torch.dtype:
-    """Returns the dtype to which images stored as bytes are converted for passes in a concrete ``precision``."""
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32
-
-
-def casting(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Returns the autocast context of passes in a concrete ``precision``.
-
-    Autocast's weight cache is disabled: it is process-wide and each lane clears it at the end of its pass, so the
-    rounding of the gradient of a layer that runs twice would depend on other lanes.
-    """
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, getattr(torch, precision), cache_enabled=False)
-
-
 class Arithmetic:
-    """One env's number format and, for float16, its loss scale.
+    """The number format of one host's passes, with ``auto`` resolved, and, for float16, its loss scale.
 
     Gradients in float16 underflow below 6e-8, so the loss is scaled up as far as possible without overflow
-    (Micikevicius et al. 2018, "Mixed Precision Training"). The scale belongs to the env and changes only on its lane.
+    (Micikevicius et al. 2018, "Mixed Precision Training"). The scale belongs to the host and changes only on its lane.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.precision, self.device = precision, device
-        self._scaler = torch.amp.GradScaler(device.type) if precision == "float16" else None
+        self.precision, self.device = concrete(precision, device), device
+        self._scaler = torch.amp.GradScaler(device.type) if self.precision == "float16" else None
         self._at_first = {} if self._scaler is None else self._scaler.state_dict()
         self._one = torch.ones((), device=device)
         self._unscaled = False
@@ -89,12 +73,12 @@ class Arithmetic:
 
     @property
     def image_dtype(self) -> torch.dtype:
-        """See :func:`image_dtype`."""
-        return image_dtype(self.precision)
+        """The dtype to which images stored as bytes are converted."""
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     @property
     def overflows(self) -> bool:
-        """True if the loss is scaled, so that gradients overflow now and then."""
+        """True if the loss is scaled, so that gradients may overflow."""
         return self._scaler is not None
 
     def excuses(self, finite: Tensor) -> Tensor | None:
@@ -106,8 +90,14 @@ class Arithmetic:
         return None if self._scaler is None else ~finite & (self._scaler.scale(self._one) > 1)
 
     def casting(self) -> AbstractContextManager[object]:
-        """See :func:`casting`."""
-        return casting(self.precision, self.device)
+        """Returns the autocast context of passes.
+
+        Autocast's weight cache is disabled: it is process-wide and each lane clears it at the end of its pass, so the
+        rounding of the gradient of a layer that runs twice would depend on other lanes.
+        """
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.precision), cache_enabled=False)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Returns the loss to differentiate, multiplied by the scale if there is one."""
@@ -116,7 +106,7 @@ class Arithmetic:
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Divides gradients by the scale; those that overflowed stay non-finite."""
         for optimizer in optimizers:
-            if self._scaler is not None and any(_has_gradient(p) for p in optimizer.param_groups[0]["params"]):
+            if self._scaler is not None and any(p.grad is not None for p in optimizer.param_groups[0]["params"]):
                 self._scaler.unscale_(optimizer)
                 self._unscaled = True
 
@@ -125,7 +115,3 @@ class Arithmetic:
         if self._scaler is not None and self._unscaled:
             self._scaler.update()
             self._unscaled = False
-
-
-def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None

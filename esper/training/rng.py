@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -20,7 +21,6 @@ class RngStream(IntEnum):
     HOST = 1
     DATA = 2
     SEED = 3
-    POLICY = 4
     DROPOUT = 5
     NOISE = 6
     GLOBAL = 7
@@ -37,8 +37,8 @@ def derive_seed(run_seed: int, env: int, episode: int, purpose: RngStream, *coun
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seeds torch's global generators (the CPU's and ``device``'s) for a block and restores them afterwards.
 
-    Modules draw their initial values from these, so that seeding makes a draw belong to its env. The generators are
-    process-wide, so a lock serialises runs in several threads. Lanes use it only for networks that require it.
+    Modules draw their initial values from these. The generators are process-wide, so a lock serialises blocks in
+    several threads. Lanes use it only for networks that draw from them.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
@@ -50,19 +50,11 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
+@dataclass
 class RngHandle:
-    """The generator for the dropout of one network, which a pass that must not advance it can replace."""
+    """Holds the generator of one network's dropout; a pass that must not advance it replaces it for a while."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    @contextmanager
-    def using(self, generator: torch.Generator) -> Iterator[None]:
-        own, self.generator = self.generator, generator
-        try:
-            yield
-        finally:
-            self.generator = own
+    generator: torch.Generator
 
 
 class OwnedDropout(nn.Module):
@@ -93,7 +85,7 @@ _DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Drop
 def own_dropout(module: nn.Module, draws: RngHandle) -> None:
     """Replaces the dropout layers below ``module``, so that concurrent lanes do not share random numbers.
 
-    A frozen layer (in eval mode inside a module in train mode) is kept and drops nothing.
+    A frozen layer (in eval mode inside a module in train mode) stays and drops nothing.
     """
     for name, child in module.named_children():
         if type(child) in _DROPOUTS and (child.training or not module.training):
@@ -103,9 +95,9 @@ def own_dropout(module: nn.Module, draws: RngHandle) -> None:
 
 
 def draws_globally(module: nn.Module, x: Tensor) -> bool:
-    """Returns whether a training pass of ``module`` draws from the process's generators, as ``F.dropout`` does.
+    """Tries whether a training pass on inputs ``x`` draws from the process's generators, as ``F.dropout`` does.
 
-    It tries a pass on inputs ``x``; buffers and the mode do not change.
+    Buffers and the mode do not change.
     """
 
     def state() -> list[Tensor]:

@@ -29,9 +29,13 @@ class ParameterGroup:
     optimizer: SGD
     site: Site | None
 
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
 
 class SeedPool:
-    """One env's pool of seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each site."""
+    """One host's seeds of the last ``most`` kinds with their optimizers, and shadow buffers for each site."""
 
     def __init__(self, most: int = 32) -> None:
         self.most = most
@@ -47,9 +51,12 @@ class SeedPool:
         """
         kept = self._seeds.pop(kind, None)
         if kept is None or _layout(kept) != _layout(seed):
-            self._keep(kind, seed)
+            kept = seed
+        self._seeds[kind] = kept
+        if len(self._seeds) > self.most:
+            self._seeds.popitem(last=False)
+        if kept is seed:
             return seed
-        self._keep(kind, kept)
         with torch.no_grad():
             for old, new in zip(_tensors(kept), _tensors(seed), strict=True):
                 old.copy_(new)
@@ -58,17 +65,12 @@ class SeedPool:
             parameter.grad = None
         return kept
 
-    def _keep(self, kind: Hashable, seed: Seed) -> None:
-        self._seeds[kind] = seed
-        while len(self._seeds) > self.most:
-            self._seeds.popitem(last=False)
-
 
 def _tensors(seed: Seed) -> list[Tensor]:
     return list(chain(seed.parameters(), seed.buffers()))
 
 
 def _layout(seed: Seed) -> list[object]:
-    """Returns what must be equal for one seed to replace another: the repr of its modules, and its tensors' layouts."""
+    """Returns what must be equal for one seed to replace another: its modules, and its tensors' layouts."""
     tensors = chain(seed.named_parameters(), seed.named_buffers())
     return [repr(seed), *((name, t.shape, t.stride(), t.dtype, t.device) for name, t in tensors)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from esper.training.contents import TensorSnapshot, network_tensors
+from esper.training.host_state import cpu_copy, fill, memory_like, network_tensors
 from esper.training.host_training import HostTraining
 
 
@@ -22,38 +23,93 @@ class ValidationRecord:
     all_off_loss: float
 
 
+class TensorCopies:
+    """Copies of tensors by name, in memory that is filled again.
+
+    Args:
+        pinned: whether copies of a GPU's tensors lie in pinned CPU memory instead of beside the tensors. Copies of
+            tensors on a CPU lie in ordinary memory either way.
+    """
+
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
+        self.tensors: dict[str, Tensor] = {}
+        self._written: torch.cuda.Event | None = None
+        """Recorded after the last copy from a GPU into pinned memory, which the CPU must not read earlier."""
+
+    def save(self, live: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies all of ``live``, in the order of the current stream; nothing waits for a GPU."""
+        found = dict(live)
+        for name in self.tensors.keys() - found.keys():
+            del self.tensors[name]
+        with torch.no_grad():
+            for name, tensor in found.items():
+                kept = self.tensors.get(name)
+                if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+                    kept = self.tensors[name] = memory_like(tensor, tensor.device, self.pinned)
+                kept.copy_(tensor, non_blocking=self.pinned)
+        device = next((tensor.device for tensor in found.values() if tensor.is_cuda), None) if self.pinned else None
+        if device is not None:
+            self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._written.record(torch.cuda.current_stream(device))
+
+    def restore(self, live: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies them back, in the order of the current stream; nothing waits. Raises KeyError for an unsaved name."""
+        fill(live, self.tensors)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns copies on the CPU; waits until they are there."""
+        if self._written is not None:
+            self._written.synchronize()
+        return {name: cpu_copy(tensor) for name, tensor in self.tensors.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Takes over ``state``, CPU tensors by name, as copies of tensors on ``device``."""
+        self._written = None
+        self.tensors = {name: memory_like(saved, device, self.pinned).copy_(saved) for name, saved in state.items()}
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def place(self) -> str:
+        """``cpu``, ``cuda:0``, ... or ``pinned``."""
+        first = next(iter(self.tensors.values()), None)
+        if first is None:
+            return "cpu"
+        return "pinned" if first.device.type == "cpu" and first.is_pinned() else str(first.device)
+
+
 class Snapshot:
-    """Copies of host, buffers, fossils and their momentum, in storage that the next capture fills again.
+    """Copies of host, buffers, fossils and their momentum.
 
     Every tensor is copied every time: momentum, and everything in a captured step, is written without raising
     ``_version``, so nothing tells cheaply which tensors have changed, and in training hosts all of them do.
 
     Args:
-        pinned: whether copies of a host on a GPU lie in pinned CPU memory.
+        pinned: as for TensorCopies.
     """
 
     def __init__(self, pinned: bool = False) -> None:
+        self.copies = TensorCopies(pinned)
         self.epoch = -1
         self.measured: dict[str, dict[str, float]] = {}
         """Measurements of each fossil by name, kept for the caller."""
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
-        self._copies = TensorSnapshot(pinned)
 
-    def capture(
+    def save(
         self, training: HostTraining, record: ValidationRecord, measured: Mapping[str, Mapping[str, float]]
     ) -> None:
-        """Copies the present state of the host and of the fossils that ``measured`` names.
-
-        Tensors of an earlier capture are overwritten in place.
-        """
+        """Copies the present state of the host and of the fossils that ``measured`` names, over the earlier one."""
         self.epoch, self.record = training.epoch, record
         self.measured = {name: dict(values) for name, values in measured.items()}
-        self._copies.capture(network_tensors(training, self.measured))
+        self.copies.save(network_tensors(training, self.measured))
 
     def take_over(self, other: Snapshot) -> None:
         """Becomes a copy of ``other``, which may then be overwritten."""
         self.epoch, self.record, self.measured = other.epoch, other.record, other.measured
-        self._copies.capture(other._copies.tensors.items())
+        self.copies.save(other.copies.tensors.items())
 
     def restore(self, training: HostTraining) -> None:
         """Restores host and fossils bit for bit, and removes every other seed.
@@ -65,35 +121,20 @@ class Snapshot:
                 training.remove(site)
         training.arithmetic.reset()
         for group in (training.host_group, *training.seed_groups.values()):
-            group.optimizer.zero_grad(set_to_none=True)
-        self._copies.restore(network_tensors(training, self.measured))
+            group.drop_gradients()
+        self.copies.restore(network_tensors(training, self.measured))
 
     def state_dict(self) -> dict[str, Any]:
-        """The snapshot as plain values and CPU tensors; copies."""
+        """Returns the snapshot as plain values and CPU tensors; copies."""
         return {
             "epoch": self.epoch,
             "record": asdict(self.record),
             "measured": {name: dict(values) for name, values in self.measured.items()},
-            "copies": self._copies.state_dict(),
+            "copies": self.copies.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Become the snapshot that ``state`` was taken from, for an env on ``device``."""
+        """Becomes the snapshot of ``state``, for a host on ``device``."""
         self.epoch, self.measured = state["epoch"], {name: dict(v) for name, v in state["measured"].items()}
         self.record = ValidationRecord(**state["record"])
-        self._copies.load_state_dict(state["copies"], device)
-
-    @property
-    def bytes(self) -> int:
-        """Memory held by the copies."""
-        return self._copies.bytes
-
-    @property
-    def place(self) -> str:
-        """Where the copies lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
-        return self._copies.place
-
-    @property
-    def pinned(self) -> bool:
-        """Whether copies of a host on a GPU lie in pinned CPU memory."""
-        return self._copies.pinned
+        self.copies.load_state_dict(state["copies"], device)

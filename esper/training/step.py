@@ -1,8 +1,8 @@
 """Training steps and epochs of one host with its seeds.
 
-The host trains on its own loss. A seed in TRAINING is incubated: it sees detached features of the host and trains on
-its shadow loss, the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own
-pass (``env.incubation``). The host's output, gradients and buffers are bit-identical to those without the seed.
+The host trains on its own loss. An incubating seed sees detached features of the host and trains on its shadow loss,
+the loss of the rest of the host run on h + alpha_target · d(h), or straight through the host's own pass
+(``env.incubation``). The host's output, gradients and buffers are bit-identical to those without the seed.
 """
 
 from __future__ import annotations
@@ -14,35 +14,33 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from esper.data.task import PAD
 from esper.hosts.host import At
-from esper.ops import GradStats, grad_stats, sgd_step
+from esper.ops import GradStats, cross_entropy, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.site import Role, Site
+from esper.training.batches import upload
 from esper.training.execution.lanes import Cancelled
 from esper.training.host_training import HostTraining
-from esper.training.loss import count_of, measured_loss
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
-from esper.training.upload import upload
 
 EXPLODING = 10.0
 """A gradient tensor with a norm above this multiple of the clip norm counts as exploding."""
 
 
 def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """Runs floor(samples / batch) steps over the env's permutation of the training set; results stay on the device.
+    """Runs floor(samples / batch) steps over a permutation of the training set; results stay on the device.
 
     Raises Cancelled between two steps once ``cancelled()`` is True.
     """
     assert training.feed is not None
     groups = begin_epoch(training)
-    training.feed.begin(training.epoch, training.order)
     for number in range(training.feed.batches):
         if cancelled():
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")
         training.batch = number
-        x, y = training.feed.batch(number)
-        train_step(training, groups, x, y)
+        train_step(training, groups, *training.feed.batch(number))
     training.epoch += 1
 
 
@@ -50,6 +48,8 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
     """Prepares the first step of an epoch and returns the parameter groups that its steps update."""
     training.host.train()
     training.totals.zero_training()
+    if training.feed is not None:
+        training.feed.shuffle(training.epoch, training.order)
     training.rate.fill_(learning_rate(training))
     alphas = [[site.alpha for site in training.sites], [site.target for site in training.sites]]
     upload(torch.tensor(alphas), training.alphas)
@@ -59,7 +59,7 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
         if site.incubating:
             training.shadow_of(site)
     groups = training.learning_groups()
-    training.collector.begin(tuple(group.name for group in groups))
+    training.collector.restart(tuple(group.name for group in groups))
     return groups
 
 
@@ -73,12 +73,12 @@ def learning_rate(training: HostTraining) -> float:
 
 def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
     """Trains one batch, x [B, ...] and y [B] or [B, T]: forward, backward, shadow losses, statistics, clipped step."""
-    for parameter in (parameter for group in groups for parameter in group.parameters):
-        parameter.grad = None
+    for group in groups:
+        group.drop_gradients()
     parts = training.micro_batches
-    whole = count_of(y) if parts > 1 else None
+    whole = _targets(y) if parts > 1 else None
     for training.part, (part_x, part_y) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)):
-        add_gradients(training, part_x, part_y, None if whole is None else count_of(part_y) / whole)
+        add_gradients(training, part_x, part_y, None if whole is None else _targets(part_y) / whole)
     training.arithmetic.unscale(group.optimizer for group in groups)
     stats = grad_stats(
         ([p.grad for p in group.parameters] for group in groups),
@@ -92,29 +92,33 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
     training.arithmetic.update()
 
 
+def _targets(y: Tensor) -> Tensor:
+    """Returns the number of targets that are not padding, an int64 scalar on the device of ``y``."""
+    return (y != PAD).sum()
+
+
 def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | None) -> None:
     """Adds the gradients of the loss and the shadow losses of one part of a batch.
 
     ``share`` is the part's fraction of the batch's targets, by which its mean loss is weighted; None for a whole batch.
     """
     features: dict[int, Tensor] = {}
-    with training.own_randomness(), training.arithmetic.casting():
+    with training.global_draws(), training.arithmetic.casting():
         logits = training.host.walk(x, blending(training, features), training.vacant)
-    measured = measured_loss(logits, y)
-    training.totals.add_training(measured.stats)
-    loss = measured.loss if share is None else measured.loss * share
+    result = cross_entropy(logits, y, ignore_index=PAD)
+    training.totals.add_training(result.stats)
+    loss = result.loss if share is None else result.loss * share
     if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
         training.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
     for site, h in features.items():
         shadow_gradients(training, site, x, h, y, share)
 
 
-def blending(training: HostTraining, features: dict[int, Tensor] | None = None, judge: bool = True) -> At:
+def blending(training: HostTraining, features: dict[int, Tensor] | None = None, track_finite: bool = True) -> At:
     """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
-    The identity path stays open, so no stage cuts the gradient of the host. If ``features`` is given, an incubating
-    seed runs straight through (``ste``), or its detached input is stored in ``features`` by site number. ``judge`` is
-    as for :func:`delta_of`.
+    If ``features`` is given, an incubating seed runs straight through (``ste``), or its detached input is stored in
+    ``features`` by site number. ``track_finite`` is as for :func:`delta_of`.
     """
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -124,7 +128,7 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
                 return straight_through(seed, h, training.draws_of(seed))
             features[site] = training.host.kept(h.detach())
         elif seed.blended:
-            return blend(h, delta_of(seed, h, judge, training.arithmetic), training.alphas[0, site])
+            return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[0, site])
         return h
 
     return at
@@ -150,14 +154,14 @@ def straight_through(site: Site, h: Tensor, randomness: AbstractContextManager[N
     return h + (d - d.detach()).to(h.dtype)
 
 
-def delta_of(site: Site, h: Tensor, judge: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
+def delta_of(site: Site, h: Tensor, track_finite: bool = True, arithmetic: Arithmetic | None = None) -> Tensor:
     """Returns d(h), in the shape [B, ...] of h; zero for a living seed once it has been non-finite.
 
     The cut is made on the device, forward and backward, without a sync, and with ``where``, because 0 · NaN is NaN. A
     fossil is part of the host and is left to the governor.
 
-    ``judge``: whether non-finite values mark the seed. It is False after an incubating seed, which may have caused
-    them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
+    ``track_finite``: whether non-finite values mark the seed. It is False after an incubating seed, which may have
+    caused them; a seed that the host's own pass has marked is still absent. ``arithmetic`` may have scaled the loss.
     """
     assert site.seed is not None
     assert site.finite is not None
@@ -169,7 +173,7 @@ def delta_of(site: Site, h: Tensor, judge: bool = True, arithmetic: Arithmetic |
 
         def cut(gradient: Tensor) -> Tensor:
             # The flag already includes this delta; add the gradient that flows back through the seed.
-            if judge:
+            if track_finite:
                 found = _all_finite(gradient)
                 excused = None if arithmetic is None else arithmetic.excuses(found)
                 finite.logical_and_(found if excused is None else found | excused)
@@ -177,13 +181,13 @@ def delta_of(site: Site, h: Tensor, judge: bool = True, arithmetic: Arithmetic |
 
         entry.register_hook(cut)  # type: ignore[no-untyped-call]
     delta = site.seed(entry).to(h.dtype)  # h may have less range than the seed's output
-    if judge:
+    if track_finite:
         finite.logical_and_(_all_finite(delta.detach()))
     return torch.where(finite, delta, 0.0)
 
 
 def _all_finite(values: Tensor) -> Tensor:
-    """Returns a bool scalar: whether the sum of ``values``, in float32 or wider, and so all of them are finite."""
+    """Returns a bool scalar on the device: True if all ``values``, and so their sum in float32 or wider, are finite."""
     return torch.isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)))
 
 
@@ -195,22 +199,20 @@ def shadow_gradients(
     ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
     """
     incubating = training.sites[site]
-    assert incubating.seed is not None
-    parameters = [parameter for parameter in incubating.seed.parameters() if parameter.requires_grad]
-    with training.apart(incubating), training.arithmetic.casting():
+    parameters = [p for p in training.seed_groups[incubating.name].parameters if p.requires_grad]
+    with training.shadow_pass(incubating), training.arithmetic.casting():
         grown = blend(h, delta_of(incubating, h), training.alphas[1, site])
-        logits = training.host.forward_from(x, site, grown, blending(training, judge=False), training.vacant)
-    loss = measured_loss(logits, y).loss
+        logits = training.host.forward_from(x, site, grown, blending(training, track_finite=False), training.vacant)
+    loss = cross_entropy(logits, y, ignore_index=PAD).loss
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
 
 
 def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor | None) -> None:
-    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked.
+    """Clips and steps every group, except those with a non-finite gradient, whose seeds are marked unless ``excused``.
 
-    Seeds of groups that are ``excused`` (bool [G]) are not marked. The optimizers multiply gradients by the clip
-    coefficient, which is 0 if they are not finite, and read it from device memory, so that clipping needs neither a
-    pass of its own nor a sync.
+    The optimizers multiply gradients by the clip coefficient, which is 0 if they are not finite, and read it from
+    device memory, so that clipping needs neither a pass of its own nor a sync. ``excused`` is bool [G].
     """
     sgd_step([group.optimizer for group in groups], stats.clip_coef)
     sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]

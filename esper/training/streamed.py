@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from esper.data.shared_batches import (
-    Batch,
-    Expected,
-    Permutations,
-    SharedBatchError,
-    SharedBatchIterator,
-    worker_died,
-)
+from esper.data.shared_batches import Batch, Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
 from esper.data.task import Split, Task
 from esper.training.execution.lanes import Lanes
 from esper.training.host_training import HostTraining
@@ -40,7 +33,7 @@ def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIter
 
 
 def train_in_step(
-    shared: SharedBatchIterator, hosts: Sequence[HostTraining], active: Sequence[HostTraining], lanes: Lanes
+    shared: SharedBatchIterator, hosts: Sequence[HostTraining], lanes: Lanes, active: Sequence[HostTraining]
 ) -> None:
     """Trains the hosts in ``active`` for one epoch on the batches of ``shared``, which reads for all ``hosts``.
 

@@ -20,11 +20,11 @@ from esper.data.task import PAD, Split
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.site import Site
+from esper.training.batches import upload
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.shadow import ShadowBuffers
 from esper.training.step import delta_of
-from esper.training.upload import upload
 
 Configuration = tuple[float, ...]
 
@@ -58,12 +58,12 @@ def evaluate(
     calibrate: Tensor | None = None,
     totals: EpochMetrics | None = None,
 ) -> Evaluation:
-    """Evaluates the env's host on ``split`` in each distinct configuration, sharing common prefixes.
+    """Evaluates the host on ``split`` in each distinct configuration, sharing common prefixes; no site is changed.
 
-    Alphas are arguments of this pass; no site is changed. BatchNorm's statistics were gathered with the seeds on, which
-    overstates a seed's contribution when it is switched off. With inputs ``calibrate`` [n, ...], they are estimated on
-    these for each configuration separately, and nothing is shared. Results are written into ``totals``, which must have
-    room for these configurations and samples; None allocates new ones.
+    BatchNorm's statistics were gathered with the seeds on, which overstates a seed's contribution when it is switched
+    off. With inputs ``calibrate`` [n, ...], they are estimated on these for each configuration separately, and nothing
+    is shared. Results are written into ``totals``, which must have room for these configurations and samples; None
+    allocates new ones.
     """
     count = len(configurations)
     own = totals or make_metrics(1, training.device, count, len(split), language=split.y.dim() == 2)[0]
@@ -72,17 +72,17 @@ def evaluate(
     if calibrate is None:
         apart = training.config.env.incubation == "shadow"
 
-        def measure() -> None:
-            _measure(training, split, configurations, own, 0, apart)
+        def work() -> None:
+            _evaluate_into(training, split, configurations, own, 0, apart)
 
         if totals is None:
-            measure()
+            work()
         else:  # into the same memory each time
-            training.repeat(("validation", id(split), training.evaluation_batch, _branching(configurations)), measure)
+            training.repeat(("validation", id(split), training.evaluation_batch, _branching(configurations)), work)
     else:
         for number, configuration in enumerate(configurations):
             with _calibrated(training, configuration, number, calibrate):
-                _measure(training, split, [configuration], own, number, trials_apart=False)
+                _evaluate_into(training, split, [configuration], own, number, trials_apart=False)
     return Evaluation(own.stats(count), own.correct(count))
 
 
@@ -92,7 +92,7 @@ def _branching(configurations: list[Configuration]) -> tuple[tuple[int, ...], ..
     return tuple(tuple(column.index(alpha) if alpha else -1 for alpha in column) for column in columns)
 
 
-def _measure(
+def _evaluate_into(
     training: HostTraining,
     split: Split,
     configurations: list[Configuration],
@@ -100,7 +100,7 @@ def _measure(
     first: int,
     trials_apart: bool,
 ) -> None:
-    """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``env.tried``."""
+    """Evaluates into the rows of ``totals`` from ``first`` on, with the alphas in the same rows of ``tried``."""
     alphas = training.tried[first : first + len(configurations)]  # [K, S]
     with _evaluating(training), training.arithmetic.casting():
         for start in range(0, len(split), training.evaluation_batch):
@@ -114,7 +114,7 @@ def _measure(
 def _calibrated(training: HostTraining, configuration: Configuration, number: int, x: Tensor) -> Iterator[None]:
     """Sets the host's BatchNorm statistics to those of inputs ``x`` in this configuration; restores them afterwards.
 
-    The configuration's alphas are in row ``number`` of ``env.tried``.
+    The configuration's alphas are in row ``number`` of ``tried``.
     """
     layers = [module for module in training.host.modules() if isinstance(module, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
@@ -143,20 +143,20 @@ def _walk_tree(
     results: dict[int, Tensor] = {}
     vacant = [site for site in range(len(training.sites)) if not any(one[site] for one in configurations)]
 
-    def follow(members: list[int], site: int, h: Tensor, judge: bool) -> None:
+    def follow(members: list[int], site: int, h: Tensor, track_finite: bool) -> None:
         """Continues all ``members`` from features ``h`` after ``site`` (-1: the inputs).
 
         It runs the first one to the end, and then those that diverge on the way, each group from its branching point.
-        ``judge``: whether a non-finite delta marks its seed.
+        ``track_finite`` is as for :func:`delta_of`.
         """
         branches: list[tuple[list[int], int, Tensor, bool]] = []
         with ExitStack() as trial:
 
             def on_trial(site: Site) -> None:
                 """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
-                nonlocal judge
+                nonlocal track_finite
                 if site.incubating:
-                    judge = False
+                    track_finite = False
                     if trials_apart:
                         trial.enter_context(training.shadow_of(site).in_place())
 
@@ -166,11 +166,11 @@ def _walk_tree(
                 by_alpha: dict[float, list[int]] = {}
                 for member in members:
                     by_alpha.setdefault(configurations[member][reached], []).append(member)
-                delta = delta_of(seed, arriving, judge) if any(by_alpha) else None  # any alpha but 0
+                delta = delta_of(seed, arriving, track_finite) if any(by_alpha) else None  # any alpha but 0
                 first, *others = by_alpha.items()
                 for alpha, branch in others:
                     out = arriving if delta is None or not alpha else blend(arriving, delta, alphas[branch[0], reached])
-                    branches.append((branch, reached, training.host.kept(out), judge))
+                    branches.append((branch, reached, training.host.kept(out), track_finite))
                 alpha, members = first
                 if delta is None or not alpha:
                     return arriving
@@ -192,7 +192,7 @@ def _walk_tree(
 
 @contextmanager
 def _evaluating(training: HostTraining) -> Iterator[None]:
-    """Sets host and seeds to eval mode, without gradients, and restores their modes afterwards."""
+    """Runs a block with host and seeds in eval mode, without gradients."""
     modules = [training.host, *(site.seed for site in training.sites if site.seed is not None)]
     before = [module.training for module in modules]
     for module in modules:
@@ -206,5 +206,5 @@ def _evaluating(training: HostTraining) -> Iterator[None]:
 
 
 def committed_configuration(training: HostTraining) -> Configuration:
-    """Returns the configuration with fossils only: the network that would be kept if the episode ended now."""
+    """Returns the configuration with fossils only: the network that remains if the episode ends now."""
     return tuple(site.alpha if site.fossil else 0.0 for site in training.sites)

@@ -1,4 +1,4 @@
-"""Counterfactuals: which configurations, paired statistics by hand, and the tree against one pass each."""
+"""Counterfactuals: the configurations of a plan, paired statistics, and one shared pass against separate passes."""
 
 from itertools import zip_longest
 from typing import Any
@@ -197,7 +197,7 @@ def one_pass(training: Any, configuration: Configuration) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "LINEAR_MULTIPLY", "GATED_GATE"])
-def test_the_tree_gives_what_each_configuration_gives_by_itself(style: str) -> None:
+def test_one_pass_gives_the_results_of_a_pass_per_configuration(style: str) -> None:
     training = make_training()
     plant(training, "r0c0", stage=S.FOSSILIZED, style=style)
     plant(training, "r1c0", stage=S.BLENDING, target=0.7, style=style)
@@ -241,13 +241,13 @@ def test_contribution_in_the_env_is_with_minus_without_on_the_same_images() -> N
 
 
 @given(stages=st.lists(st.sampled_from([S.DORMANT, S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED]), max_size=6))
-def test_no_plan_is_longer_than_what_room_is_made_for(stages: list[SeedStage]) -> None:
-    """All envs' totals lie in one block that is made once; a plan that did not fit would end the run."""
+def test_no_plan_is_longer_than_its_buffers(stages: list[SeedStage]) -> None:
+    """The totals of all envs share one block that is allocated once; a plan that did not fit would end the run."""
     made = sites(*((stage, 0.5 + 0.05 * number) for number, stage in enumerate(stages)))
     assert len(CounterfactualHelper().plan(made, costly=True)) <= max_configurations(len(made))
 
 
 def test_the_largest_plan_fills_the_room() -> None:
-    """But for the configuration without seeds, which is the committed one as well where nothing is a fossil."""
+    """Except for the configuration without seeds, which is also the committed one if there are no fossils."""
     plan = CounterfactualHelper().plan(sites(*((S.BLENDING, 0.7) for _ in range(4))), costly=True)
     assert len(plan) == max_configurations(4) - 1

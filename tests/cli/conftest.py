@@ -21,6 +21,29 @@ class Finished:
 
 Esper = Callable[..., Finished]
 
+TINY = (
+    "--controller",
+    "schedule",
+    "--envs",
+    "2",
+    "--episode-length",
+    "3",
+    "--set",
+    "task.samples_per_epoch=128",
+    "--set",
+    "env.baseline_episodes=1",
+)
+MINE = """
+from dataclasses import replace
+from esper.data.tasks import load_task
+
+
+def make_task():
+    open("executed", "a").write("x")
+    return replace(load_task("digits"), learning_rate=0.01)
+"""
+TASK = "mine.py:make_task"
+
 
 @pytest.fixture
 def esper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Esper:
@@ -39,3 +62,11 @@ def esper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         return Finished(code, printed.out, printed.err)
 
     return call
+
+
+def executed() -> int:
+    """How often the user's function was called since the last look."""
+    file = Path("executed")
+    count = len(file.read_text()) if file.exists() else 0
+    file.unlink(missing_ok=True)
+    return count

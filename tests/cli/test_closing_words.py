@@ -1,4 +1,4 @@
-"""The last lines of a run: honest about what was found, with commands that can be typed."""
+"""The closing words of a run: its verdicts, and commands that can be typed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ended(*differences: list[float], controller: str = "ppo", **changes: Any) ->
     return replace(summary, **changes)
 
 
-def test_each_baseline_has_a_line_with_the_word_for_what_was_found() -> None:
+def test_each_baseline_has_a_line_with_its_verdict() -> None:
     spread = [1.0 + 0.1 * i for i in range(10)]
     summary = ended(spread, [-d for d in spread], [0.5, -0.5] * 5)
     lines = result_lines(summary)
@@ -64,13 +64,13 @@ def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> Non
 
 @pytest.mark.finding("M14")
 def test_the_word_follows_the_corrected_p_value() -> None:
-    """Alone it is a win, p = 0.016; beside four others it is none."""
+    """Alone it is a win, p = 0.016; among five comparisons it is not."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
     assert result_lines(ended(weak))[2].endswith(": better")
     assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[2:7])
 
 
-def test_an_agent_that_was_interrupted_claims_nothing_and_says_how_to_go_on() -> None:
+def test_an_interrupted_agent_claims_nothing_and_prints_the_resume_command() -> None:
     words = closing_words(ended(interrupted=True), "digits").splitlines()
     assert words[1] == "Nothing was compared: the agent is still learning."
     assert words[2] == "3 rounds in 61 s; run folder: runs/a"
@@ -85,7 +85,7 @@ def test_a_comparison_that_was_interrupted_is_said_to_be_missing() -> None:
     assert words[1] == "All rounds are done, but the comparison is not: resume the run to complete it."
 
 
-def test_a_whole_run_is_not_told_how_to_go_on() -> None:
+def test_a_finished_run_prints_no_resume_command() -> None:
     words = closing_words(ended([1.0] * 10), "digits")
     assert "--resume" not in words
     assert "nterrupted" not in words

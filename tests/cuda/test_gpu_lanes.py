@@ -60,7 +60,7 @@ def lanes_of(made: Growing) -> StreamLanes:
 
 
 def captured(made: Growing) -> int:
-    return sum(len(cache) for cache in lanes_of(made).captured.caches.values())
+    return sum(len(graphs) for graphs in lanes_of(made).graphs.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,7 +231,7 @@ def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need
         expected = plain.episodes(3, 6)
     with growing("text") as made:
         for env in made.envs:
-            lanes_of(made).captured.cache(env).limit = 2
+            lanes_of(made).graphs[env.index].limit = 2
         assert_same(made.episodes(3, 6), expected)
         assert lanes_of(made).reasons() == {}
 
@@ -240,7 +240,7 @@ def test_work_that_is_dropped_all_at_once_leaves_nothing_behind_that_others_need
 def test_memory_is_flat_over_topologies() -> None:
     dice, allocated, reserved = random.Random(0), list[int](), list[int]()
     with growing("float images", n=1) as made:
-        lanes_of(made).captured.cache(made.envs[0]).limit = 6
+        lanes_of(made).graphs[made.envs[0].index].limit = 6
         for epoch in range(1, 97):
             made.act(dice)
             made.epoch()

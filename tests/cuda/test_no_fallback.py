@@ -47,6 +47,6 @@ def test_a_channels_last_host_is_captured_without_a_fallback(monkeypatch: pytest
 
         calls = calls_of(work)
         assert lanes.reasons() == {}
-        assert len(lanes.captured.caches[env.index]) == 2  # the step and the validation
+        assert len(lanes.graphs[env.index]) == 2  # the step and the validation
         trainer.close()
     assert_nothing_falls_back(env, calls, "cuda")

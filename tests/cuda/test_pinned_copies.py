@@ -8,11 +8,10 @@ import torch
 from esper.config import Durations, TrainingConfig
 from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
-from esper.training.contents import TensorSnapshot
-from esper.training.epoch_start import EpochStart
 from esper.training.governor import Governor
+from esper.training.host_state import host_state, pinned_copy, restore_host_state
 from esper.training.placement import HostCopy
-from esper.training.snapshot import ValidationRecord
+from esper.training.snapshot import TensorCopies, ValidationRecord
 from esper.training.step import train_epoch
 from tests.core_helpers import same_bits, tensors_of, unmeasured_fossils, wait_actions
 from tests.training.kernels_used import channels_last_env
@@ -32,14 +31,14 @@ def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() ->
     images = torch.randn(4, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
     count = torch.arange(5, device="cuda")
     live, expected = [("images", images), ("count", count)], images.cpu()
-    copies = TensorSnapshot(pinned=True)
-    copies.capture(live)  # the memory is there from now on
+    copies = TensorCopies(pinned=True)
+    copies.save(live)  # the memory is there from now on
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         images.add_(1.0)
         busy()
-        copies.capture(live)
+        copies.save(live)
         images.zero_()
         count.zero_()
         copies.restore(live)
@@ -56,12 +55,12 @@ def test_a_pinned_copy_is_taken_and_put_back_in_stream_order_without_a_wait() ->
 
 def test_what_is_saved_of_a_pinned_copy_waits_until_it_is_there() -> None:
     numbers = torch.zeros(1_000_000, device="cuda")
-    copies = TensorSnapshot(pinned=True)
-    copies.capture([("numbers", numbers)])
+    copies = TensorCopies(pinned=True)
+    copies.save([("numbers", numbers)])
     torch.cuda.synchronize()
     busy()
     numbers.fill_(7.0)
-    copies.capture([("numbers", numbers)])
+    copies.save([("numbers", numbers)])
     assert bool((copies.state_dict()["numbers"] == 7.0).all())
 
 
@@ -84,7 +83,7 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]
         take()
     saved = governor.state_dict()
     places = ["pinned" if copy in pinned else "cuda:0" for copy in (HostCopy.NEWEST, HostCopy.OLDER)]
-    assert [snapshot.place for snapshot in governor._generations] == places
+    assert [snapshot.copies.place for snapshot in governor._generations] == places
     for expected in (states[3], states[2]):
         governor.roll_back(env)
         same_bits(tensors_of(env), expected)
@@ -104,13 +103,13 @@ def test_the_start_of_an_epoch_comes_back_from_pinned_memory() -> None:
     train_epoch(env)
     for _ in range(2):
         busy()
-        start = EpochStart(env)
+        start = host_state(env, pinned_copy)
         before = tensors_of(env, ("r0c0", "r1c1"))
         train_epoch(env)
-        start.restore(env)
+        restore_host_state(env, start)
         same_bits(tensors_of(env, ("r0c0", "r1c1")), before)
         train_epoch(env)
-        assert start._copies.place == "pinned"
+        assert all(copy.is_pinned() for copy in start["tensors"].values())
 
 
 def test_an_env_keeps_to_the_limit() -> None:

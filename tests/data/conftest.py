@@ -1,4 +1,4 @@
-"""Every test here runs with one intra-op thread, and never finds data that happens to lie on the machine."""
+"""Every test here runs with one intra-op thread, and finds no data of the machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small data sets in the true file formats of their authors."""
+"""Small data sets in the file formats of their authors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAIN, HELD_OUT, VALIDATION, TEST = 50, 10, 5, 8
 
 
 def pixels(count: int, *shape: int, seed: int = 0) -> NDArray[np.uint8]:
-    """uint8 [count, *shape]; the first pixels of an image spell its number, so that every image is known by sight."""
+    """uint8 [count, *shape]; its first two pixels are the number of an image and the seed."""
     x = np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
     flat = x.reshape(count, -1)
     flat[:, 0], flat[:, 1] = np.arange(count), seed
@@ -38,7 +38,7 @@ def small(source: ImageSource, dataset: Any) -> ImageSource:
 
 
 def write_cifar10(folder: Path) -> ImageSource:
-    """Five training batches and a test batch of 10 labels, as they lie in the archive when it is unpacked."""
+    """Five training batches and a test batch of 10 labels, as in the unpacked archive."""
     x, y = pixels(TRAIN, 3072), np.arange(TRAIN) % 10
     size = TRAIN // 5
     files: dict[str, Any] = {

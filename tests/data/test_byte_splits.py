@@ -1,4 +1,4 @@
-"""Images that lie in memory as bytes: what networks see of them, how they are augmented, and runs on them."""
+"""Images stored in memory as bytes: lookup, augmentation, and runs on them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_networks_see_each_pixel_through_the_table_of_its_channel() -> None:
     torch.testing.assert_close(split.inputs(0, 1)[0, :, 0, 0], values.float())
 
 
-def test_inputs_that_are_no_bytes_are_given_as_they_are() -> None:
+def test_inputs_other_than_bytes_are_returned_unchanged() -> None:
     x = torch.randn(5, 3)
     split = Split(x, torch.zeros(5, dtype=torch.int64))
     assert torch.equal(split.inputs(1, 9, torch.bfloat16), x[1:])
@@ -117,7 +117,7 @@ def test_an_impossible_crop_is_refused(augmentation: Augmentation, words: str) -
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """What networks see of the byte digits, as a dataset that could lie on a disk."""
+    """What networks see of the byte digits, as a dataset to stream."""
 
     def __init__(self) -> None:
         split = byte_digits().train
@@ -131,7 +131,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return self.x[row], self.y[row]
 
 
-def test_augmentation_of_what_is_no_bytes_is_refused() -> None:
+def test_augmentation_is_refused_unless_images_are_bytes() -> None:
     base = byte_digits()
     rows = Rows()
     for train in (Split(rows.x, rows.y), rows):
@@ -150,7 +150,7 @@ def feed_of(split: Split, batch: int, augmentation: Augmentation, seed: int = 5,
 
 def batches_of(feed: BatchLoader, epoch: int, order: int = 1) -> dict[int, Tensor]:
     """The image of each sample of an epoch, by its row in the split."""
-    feed.begin(epoch, torch.Generator().manual_seed(order))
+    feed.shuffle(epoch, torch.Generator().manual_seed(order))
     found: dict[int, Tensor] = {}
     for number in range(feed.batches):
         x, y = feed.batch(number)
@@ -176,7 +176,7 @@ def same_images(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
     return all(torch.equal(first[row], second[row]) for row in both)
 
 
-def test_what_is_drawn_depends_on_seed_episode_epoch_and_sample_only() -> None:
+def test_draws_depend_only_on_seed_episode_epoch_and_sample() -> None:
     both, split = Augmentation(crop=2, flip=True), colours()
     wanted = batches_of(feed_of(split, 12, both), 3)
     assert same_images(wanted, batches_of(feed_of(split, 4, both), 3))  # not on the size of a batch
@@ -261,7 +261,7 @@ def make_task():
 
 
 @pytest.mark.trap(30)
-def test_a_run_on_bytes_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+def test_a_run_on_bytes_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FILE)
     name = f"{tmp_path / 'mine.py'}:make_task"
     config = TrainingConfig.parse(

@@ -1,4 +1,4 @@
-"""`chars`: what it is made of, and that nothing of one split is in another."""
+"""`chars`: its sizes and vocabulary, and disjoint splits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from esper.data.chars import LENGTH, UNKNOWN, Characters, build_host, load, read_parts, read_text
-from esper.data.registry import DataOptions
-from esper.data.task import PAD, Augmentation, Split, Task
+from esper.data.chars import LENGTH, UNKNOWN, build_host, encode, load, read_parts, read_text, vocabulary
+from esper.data.task import PAD, Augmentation, DataOptions, Split, Task
 from esper.data.tasks import load_task
-from esper.data.text import cut_by_position, evenly_spaced, windows
 from esper.training.batches import BatchLoader
 
 
 @cache
 def chars() -> Task:
     return load_task("chars")
+
+
+def decode(tokens: torch.Tensor) -> str:
+    """The text of tokens of the training part's vocabulary."""
+    characters = sorted(set(read_parts()[0]))
+    return "".join(characters[token - 1] if token else "\ufffd" for token in tokens.tolist())
 
 
 def test_sizes() -> None:
@@ -51,19 +55,18 @@ def test_the_parts_are_disjoint_by_position_and_together_they_are_the_text() -> 
     assert [len(part) / total for part in parts] == [pytest.approx(share, abs=0.001) for share in (0.8, 0.1, 0.1)]
 
 
-def test_the_vocabulary_is_what_occurs_in_training_and_one_for_the_unknown() -> None:
+def test_the_vocabulary_is_the_training_characters_and_one_unknown() -> None:
     train = read_parts()[0]
-    characters = Characters.of(train)
-    assert chars().classes == len(characters) == len(set(train)) + 1
-    assert UNKNOWN not in characters.encode(train)
-    assert sorted(set(characters.encode(train).tolist())) == list(range(1, len(characters)))
-    assert Characters.of("hello").encode("oh no").tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
-    assert Characters.of("hello").decode(torch.tensor([2, 1, UNKNOWN])) == "he\ufffd"
+    tokens = vocabulary(train)
+    assert chars().classes == len(tokens) + 1 == len(set(train)) + 1
+    assert UNKNOWN not in encode(train, tokens)
+    assert sorted(set(encode(train, tokens).tolist())) == list(range(1, len(tokens) + 1))
+    assert encode("oh no", vocabulary("hello")).tolist() == [4, 2, UNKNOWN, UNKNOWN, 4]
 
 
 @pytest.mark.parametrize("by_cursor", [False, True])
 def test_batches_are_the_windows_in_the_order_drawn(by_cursor: bool) -> None:
-    split = windows(torch.arange(100, 131), 3).to(torch.device("cpu"))
+    split = Split.of_text(torch.arange(100, 131), 3).to(torch.device("cpu"))
     assert split.text is not None
     loader = BatchLoader(split, 4, 8, Augmentation(), torch.float32)
     loader.by_cursor = by_cursor  # as on a GPU
@@ -78,54 +81,45 @@ def test_batches_are_the_windows_in_the_order_drawn(by_cursor: bool) -> None:
 
 def test_windows_spell_the_text_and_none_crosses_a_border() -> None:
     parts = read_parts()
-    characters = Characters.of(parts[0])
     for part, split in zip(parts, (chars().train, None, chars().test), strict=True):
         if split is None:
             continue
-        spelled = characters.decode(split.x.flatten())
+        spelled = decode(split.x.flatten())
         assert spelled == part[: len(spelled)]
         assert len(part) - len(spelled) <= LENGTH
-        assert characters.decode(split.y.flatten()) == part[1 : len(spelled) + 1]
+        assert decode(split.y.flatten()) == part[1 : len(spelled) + 1]
     text = parts[1]
     for x, y in zip(chars().validation.x, chars().validation.y, strict=True):
-        assert characters.decode(x) + characters.decode(y[-1:]) in text
+        assert decode(x) + decode(y[-1:]) in text
 
 
 def test_validation_is_always_the_same_and_spread_over_its_part() -> None:
     again = load()
     assert torch.equal(chars().validation.x, again.validation.x)
     assert torch.equal(chars().validation.y, again.validation.y)
-    characters = Characters.of(read_parts()[0])
     text = read_parts()[1]
-    places = [text.index(characters.decode(x)) for x in chars().validation.x[[0, 128, -1]]]
+    places = [text.index(decode(x)) for x in chars().validation.x[[0, 128, -1]]]
     assert places[0] == 0
     assert 0.4 < places[1] / len(text) < 0.6
     assert places[2] / len(text) > 0.99
 
 
-def test_targets_are_what_follows() -> None:
-    split = windows(torch.arange(10), 3)
+def test_targets_are_the_next_tokens() -> None:
+    split = Split.of_text(torch.arange(10), 3)
     assert split.x.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert split.y.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert len(windows(torch.arange(9), 3)) == 2  # the last window would want a tenth token
+    assert len(Split.of_text(torch.arange(9), 3)) == 2  # the last window would want a tenth token
     with pytest.raises(ValueError, match="3 tokens make no sequence of 3"):
-        windows(torch.arange(3), 3)
+        Split.of_text(torch.arange(3), 3)
 
 
 def test_evenly_spaced_rows() -> None:
     rows = torch.arange(11).unsqueeze(1)
-    assert evenly_spaced(Split(x=rows, y=rows), 3).x.flatten().tolist() == [0, 5, 10]
-    assert evenly_spaced(Split(x=rows, y=rows), 20).x.flatten().tolist() == list(range(11))
+    assert Split(x=rows, y=rows).evenly_spaced(3).x.flatten().tolist() == [0, 5, 10]
+    assert Split(x=rows, y=rows).evenly_spaced(20).x.flatten().tolist() == list(range(11))
 
 
-@pytest.mark.parametrize("total", [10, 11, 999])
-def test_slices_meet_and_cover(total: int) -> None:
-    parts = cut_by_position(total, (0.5, 0.3, 0.2))
-    assert [i for part in parts for i in range(total)[part]] == list(range(total))
-    assert parts[0].stop == total // 2
-
-
-def test_padding_is_what_cross_entropy_ignores() -> None:
+def test_cross_entropy_ignores_padding() -> None:
     logits = torch.randn(4, 3)
     y = torch.tensor([0, PAD, 2, PAD])
     torch.testing.assert_close(F.cross_entropy(logits, y), F.cross_entropy(logits[[0, 2]], y[[0, 2]]))
@@ -137,7 +131,7 @@ def test_no_data_folder_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_host_learns_from_it() -> None:
-    """A few steps bring the loss below that of knowing no more than how often each character occurs."""
+    """A few steps bring the loss below the entropy of the character frequencies."""
     torch.manual_seed(0)
     task = chars()
     host = task.build_host()

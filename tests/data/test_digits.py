@@ -1,4 +1,4 @@
-"""The embedded task: three disjoint splits, always the same, and sizes that are checked before a run."""
+"""The embedded task: three disjoint, reproducible splits, and sizes that are checked before a run."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_splits_are_disjoint_and_together_they_are_the_whole_set() -> None:
 
 
 def _scale(raw: np.ndarray, x: np.ndarray) -> tuple[float, float]:
-    """Mean and deviation that turn raw pixels 0 to 16 into ``x``: from the extremes."""
+    """Mean and standard deviation by which raw pixels 0 to 16 were normalised to ``x``, from the extremes."""
     std = (raw.max() - raw.min()) / (x.max() - x.min())
     return float(raw.min() - x.min() * std), float(std)
 
@@ -78,7 +78,7 @@ def test_an_unknown_task_lists_the_known_ones() -> None:
         load_task("digit")
 
 
-def test_numbers_of_the_task_fill_what_the_config_leaves_open() -> None:
+def test_the_task_provides_the_sizes_that_the_config_leaves_open() -> None:
     config = resolve(TrainingConfig(), digits())
     assert (config.task.batch_size, config.task.samples_per_epoch, config.task.learning_rate) == (64, 997, 0.05)
     assert (config.env.n_envs, config.env.episode_length) == (8, 30)

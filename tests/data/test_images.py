@@ -1,4 +1,4 @@
-"""Image tasks, read from small files in the true formats; and what is said when files are not as they must be."""
+"""Image tasks, read from small files in the real formats, and the messages for missing and corrupt files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ import torch
 from esper.config import ConfigError, TrainingConfig
 from esper.data.image_files import ImageSource, read_images
 from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
-from esper.data.registry import DataOptions
-from esper.data.task import Split, resolve
+from esper.data.task import DataOptions, Split, resolve
 from esper.data.tasks import TASKS, build_host, load_task
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import wait_actions
@@ -110,7 +109,7 @@ def test_a_data_set_is_read_and_normalised(kind: str, tmp_path: Path) -> None:
 
 
 def test_images_stand_upright_with_their_labels(tmp_path: Path) -> None:
-    """Pixels of CIFAR are red rows, green rows, blue rows."""
+    """CIFAR stores all red rows of an image, then green, then blue."""
     train, test = read_images(write_cifar10(tmp_path), DataOptions(tmp_path))
     np.testing.assert_array_equal(planes(train.x), pixels(TRAIN, 3072).reshape(-1, 3, 32, 32))
     np.testing.assert_array_equal(planes(test.x), pixels(TEST, 3072, seed=1).reshape(-1, 3, 32, 32))
@@ -196,7 +195,7 @@ def refused(source: ImageSource, folder: Path, download: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in PRESETS])
-def test_missing_data_is_one_message_with_what_to_do(name: str, tmp_path: Path) -> None:
+def test_missing_data_is_one_message_with_instructions(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_task(name, DataOptions(tmp_path / "nowhere"))
     text = str(caught.value)
@@ -220,7 +219,7 @@ def test_every_missing_and_every_corrupt_file_is_named(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """A pickle of it makes a folder when it is read."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -240,11 +239,11 @@ def test_a_pickle_with_another_checksum_is_never_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"no pickle", pickle.dumps({"labels": [1]}), pickle.dumps([1, 2])])
-def test_a_file_that_is_no_batch_is_named(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_batch_is_refused(content: bytes, tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     file = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     file.write_bytes(content)
-    assert f"{file} cannot be read as CIFAR-10" in refused(cifar10_as_it_lies(tmp_path), tmp_path)
+    assert f"{tmp_path} cannot be read as CIFAR-10" in refused(cifar10_as_it_lies(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(("sizes", "message"), [({"train": 49}, "training images"), ({"test": 9}, "test images")])
@@ -254,7 +253,7 @@ def test_another_number_of_images_is_refused(sizes: dict[str, int], message: str
     assert "not torch.uint8 [" in text
 
 
-def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     assert "labels from 0 to 8" in refused(replace(write_cifar10(tmp_path), classes=9), tmp_path)
 
 
@@ -276,7 +275,7 @@ def test_a_corrupt_idx_file_is_named(unpacked: bool, tmp_path: Path) -> None:
 
 
 def test_an_idx_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """The right number of bytes, and another head."""
+    """The right number of bytes with an invalid header."""
     source = write_fashion_mnist(tmp_path, unpacked=True)
     file = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(b"\xff" * file.stat().st_size)
@@ -290,7 +289,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where the files in ``tmp_path`` are served; nothing leaves the machine."""
+    """Address of a local server of the files in ``tmp_path``."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -306,7 +305,7 @@ def from_there(source: ImageSource, address: str) -> ImageSource:
     return replace(source, dataset=lambda: type(dataset.__name__, (dataset,), {"mirrors": [address]}))
 
 
-def test_what_is_missing_is_downloaded_when_that_is_wished(address: str, tmp_path: Path) -> None:
+def test_missing_files_are_downloaded_on_request(address: str, tmp_path: Path) -> None:
     source = from_there(write_fashion_mnist(tmp_path / "there"), f"{address}there/FashionMNIST/raw/")
     assert "missing" in refused(source, tmp_path / "here")
     train, _ = read_images(source, DataOptions(tmp_path / "here", download=True))

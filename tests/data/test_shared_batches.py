@@ -1,4 +1,4 @@
-"""Batches for all envs out of one loader: whose rows they are, which workers read them, and what is not accepted."""
+"""Batches for all envs from one loader: rows of each env, workers, and the errors for invalid data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esper.data.shared_batches import Batch, IndexStream, Permutations, SharedBatchError, SharedBatchIterator
-from esper.data.token_file import TokenFile, TokenWindows
+from esper.data.shared_batches import Batch, Permutations, SharedBatchError, SharedBatchIterator
+from esper.data.token_file import TokenWindows
 from esper.telemetry.span import Spans
 
 ROWS, BATCH, STEPS = 40, 3, 4
@@ -43,7 +43,7 @@ class Numbers(Dataset[Batch]):
         return x, torch.tensor(row)
 
 
-class Given:
+class Given(Permutations):
     """A stream that gives the same rows every epoch."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -58,8 +58,10 @@ def permutations(*seeds: int) -> list[Permutations]:
 
 
 @contextmanager
-def batches(dataset: Dataset[Batch], streams: Sequence[IndexStream], workers: int = 0) -> Iterator[SharedBatchIterator]:
-    with SharedBatchIterator(dataset, streams, BATCH, STEPS, workers) as made:
+def batches(
+    dataset: Dataset[Batch], streams: Sequence[Permutations], workers: int = 0
+) -> Iterator[SharedBatchIterator]:
+    with closing(SharedBatchIterator(dataset, streams, BATCH, STEPS, workers)) as made:
         yield made
 
 
@@ -88,14 +90,14 @@ def test_each_env_gets_the_rows_of_its_own_stream() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_an_env_gets_does_not_depend_on_workers(workers: int) -> None:
+def test_batches_of_an_env_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     with batches(Numbers(), permutations(5, 6)) as made:
         alone = rows_of(made)
     with batches(Numbers(), permutations(5, 6), workers) as made:
         assert rows_of(made) == alone
 
 
-def test_what_an_env_gets_does_not_depend_on_other_envs() -> None:
+def test_batches_of_an_env_do_not_depend_on_other_envs() -> None:
     with batches(Numbers(), permutations(5)) as made:
         alone = rows_of(made)
     with batches(Numbers(), permutations(7, 5, 8)) as made:
@@ -105,7 +107,7 @@ def test_what_an_env_gets_does_not_depend_on_other_envs() -> None:
 @pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_may_be_written_over_by_its_env(workers: int) -> None:
-    """All envs see the same row at the same time; it is neither one another's nor the data's."""
+    """All envs get the same row at once; their tensors share no memory with each other or with the data."""
     rows = torch.arange(BATCH * STEPS)
     table = torch.arange(2.0 * ROWS).view(ROWS, 2)
     data = torch.utils.data.TensorDataset(table, torch.arange(ROWS))
@@ -148,7 +150,7 @@ def test_without_workers_this_process_reads() -> None:
 
 
 def test_waiting_for_data_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that only reading moves: 3 seconds a row."""
+    """The clock advances by 3 seconds for each row read."""
     now = [0.0]
     monkeypatch.setattr("esper.telemetry.span.perf_counter", lambda: now[0])
 
@@ -242,8 +244,8 @@ def test_a_step_without_one_equal_batch_an_env_raises(spoil: str, monkeypatch: p
     }
     read = shared_batches._Steps.__getitem__
 
-    def spoiled(self: shared_batches._Steps, rows: list[list[int]]) -> shared_batches._Step:
-        step = read(self, rows)
+    def spoiled(self: shared_batches._Steps, requests: list[shared_batches.Request]) -> shared_batches._Step:
+        step = read(self, requests)
         return shared_batches._Step(step.pid, changes[spoil](step.batches))
 
     monkeypatch.setattr(shared_batches._Steps, "__getitem__", spoiled)
@@ -302,13 +304,13 @@ def test_impossible_numbers_are_refused(arguments: tuple[list[Permutations], int
 @pytest.mark.finding("G1")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this side of the workers, each once; here a marked copy stands in for page-locked memory."""
+    """Each batch once, in this process; a marked copy stands in for page-locked memory."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
     monkeypatch.setattr("torch.accelerator.set_device_index", lambda _index: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1000)
-    with SharedBatchIterator(Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True) as made:
+    with closing(SharedBatchIterator(Numbers(), permutations(1, 2), BATCH, STEPS, workers, pinned=True)) as made:
         for step in made.epoch():
             for x, y in step:
                 assert bool(((x[:, 0] >= 1000) & (x[:, 0] < 1000 + ROWS)).all())
@@ -333,10 +335,10 @@ def test_a_program_that_forgets_to_close_ends() -> None:
 
 def test_a_memory_mapped_file_serves_all_envs(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(np.arange(401, dtype="<u2").tobytes())
-    data = TokenWindows(TokenFile(tmp_path / "train.bin", 401), 10)
+    data = TokenWindows(tmp_path / "train.bin", 401, 10)
     streams = [Permutations(len(data), torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     seen: list[set[int]] = [set(), set()]
-    with SharedBatchIterator(data, streams, 8, 5, 2) as made:
+    with closing(SharedBatchIterator(data, streams, 8, 5, 2)) as made:
         for step in made.epoch():
             for env, (x, y) in enumerate(step):
                 assert x.shape == (8, 10)
@@ -353,8 +355,8 @@ class Noise(Numbers):
         return torch.tensor(drawn), torch.tensor(row)
 
 
-def test_what_rows_draw_depends_neither_on_workers_nor_on_what_was_read_before() -> None:
-    """As augmentation does: a run that is resumed, or reads an epoch again, sees the same images."""
+def test_random_draws_depend_neither_on_workers_nor_on_earlier_reads() -> None:
+    """So a run that is resumed, or repeats an epoch, sees the same augmented images."""
 
     def read(workers: int, seeds: tuple[int, ...], skipped: int = 0) -> list[Tensor]:
         """What the env of seed 1 gets in its second epoch."""

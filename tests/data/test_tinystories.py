@@ -1,4 +1,4 @@
-"""`tinystories`: from texts with a tokenizer, from token files, and what is said when neither is usable."""
+"""`tinystories`: from texts with a tokenizer, from token files, and the messages when neither is usable."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import pytest
 import torch
 
 from esper.config import ConfigError
-from esper.data.registry import DataOptions
-from esper.data.story_tokens import END, write_tokens
-from esper.data.task import Task
+from esper.data.task import DataOptions, Task
 from esper.data.tasks import TASKS, load_task
-from esper.data.tinystories import LENGTH, MEASURED, VOCABULARY, token_files
-from esper.data.token_file import TokenFile, TokenWindows
+from esper.data.tinystories import END, LENGTH, MEASURED, VOCABULARY, token_files, write_tokens
+from esper.data.token_file import TokenWindows
 
 WORDS = ("once", "upon", "a", "time", "there", "was", "cat", "dog", ".")
 
 
 def write_tokenizer(folder: Path, *more: str, end: str = END) -> Path:
-    """A tokenizer.json of whole words: token 0 is the end of a story, 1 what is unknown, then WORDS and ``more``."""
+    """A tokenizer.json of whole words: token 0 is the end of a story, 1 an unknown word, then WORDS and ``more``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     known = {word: i for i, word in enumerate((end, "?", *WORDS, *more))}
@@ -73,10 +71,10 @@ def sequences(task: Task) -> TokenWindows:
     return task.train
 
 
-def test_token_files_are_read_where_they_lie(tmp_path: Path) -> None:
+def test_token_files_are_memory_mapped(tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories", tokens=VOCABULARY + 5_000)
     train = sequences(load_task("tinystories", DataOptions(tmp_path)))
-    assert isinstance(train.file.tokens, np.memmap)
+    assert isinstance(train.tokens, np.memmap)
     assert len(train) == (VOCABULARY + 5_000 - 1) // LENGTH
     for row in (0, 3, len(train) - 1):
         x, y = train[row]
@@ -86,10 +84,10 @@ def test_token_files_are_read_where_they_lie(tmp_path: Path) -> None:
         assert torch.equal(y, (x + 1) % VOCABULARY)
 
 
-def test_token_numbers_above_half_of_uint16_stay_what_they_are(tmp_path: Path) -> None:
+def test_tokens_above_half_of_uint16_stay_positive(tmp_path: Path) -> None:
     tokens = np.full(LENGTH + 1, VOCABULARY - 1, dtype="<u2")
     tokens.tofile(tmp_path / "train.bin")
-    x, y = TokenWindows(TokenFile(tmp_path / "train.bin", VOCABULARY), LENGTH)[0]
+    x, y = TokenWindows(tmp_path / "train.bin", VOCABULARY, LENGTH)[0]
     assert x.tolist() == y.tolist() == [50_256] * LENGTH
 
 
@@ -116,7 +114,7 @@ def test_validation_is_small_and_always_the_same(tmp_path: Path) -> None:
 
 def test_windows_travel_to_another_process_by_their_path(tmp_path: Path) -> None:
     write_bins(tmp_path, tokens=100_000)
-    windows = TokenWindows(TokenFile(tmp_path / "train.bin", VOCABULARY), LENGTH)
+    windows = TokenWindows(tmp_path / "train.bin", VOCABULARY, LENGTH)
     sent = pickle.dumps(windows)
     assert len(sent) < 1_000
     there = pickle.loads(sent)
@@ -136,7 +134,7 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_missing_files_are_one_message_with_what_to_do(tmp_path: Path) -> None:
+def test_missing_files_are_one_message_with_instructions(tmp_path: Path) -> None:
     text = refused(tmp_path)
     folder = tmp_path / "tinystories"
     for name in ("train.txt", "validation.txt", "tokenizer.json"):
@@ -145,7 +143,7 @@ def test_missing_files_are_one_message_with_what_to_do(tmp_path: Path) -> None:
         assert word in text
 
 
-def test_only_what_is_needed_is_missed(tmp_path: Path) -> None:
+def test_only_needed_files_are_reported_missing(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
     write_bins(folder)
     (folder / "validation.bin").unlink()
@@ -165,7 +163,7 @@ def test_only_what_is_needed_is_missed(tmp_path: Path) -> None:
         (b"\xff\xff" * 2 * LENGTH, "token 65535; the host's vocabulary has 0 to 50256"),
     ],
 )
-def test_a_token_file_that_is_none_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_invalid_token_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
     write_bins(tmp_path / "tinystories")
     (tmp_path / "tinystories" / "train.bin").write_bytes(content)
     text = refused(tmp_path)
@@ -179,7 +177,7 @@ def test_too_few_validation_tokens_are_refused(tmp_path: Path) -> None:
     assert f"{2 * LENGTH + 2} or more are needed" in refused(tmp_path)
 
 
-def test_a_text_that_is_newer_than_its_tokens_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_text_newer_than_its_tokens_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "tinystories"
     write_bins(folder)
     write_texts(folder)
@@ -188,7 +186,7 @@ def test_a_text_that_is_newer_than_its_tokens_is_not_passed_over(tmp_path: Path)
     assert "train.txt is newer than" in refused(tmp_path)
     os.utime(folder / "train.txt", (1e8, 1e8))
     os.utime(folder / "validation.txt", (1e8, 1e8))
-    assert len(token_files(folder)[0]) == 5_000
+    assert len(token_files(folder)[0].tokens) == 5_000
 
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
@@ -221,7 +219,7 @@ def test_stories_are_whole_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: py
     tokenizer = write_tokenizer(tmp_path)
     (tmp_path / "t.txt").write_text(f"once upon{END}{END} \n {END}a time .{END}was", encoding="utf-8")
     for size in (1, 2, 5, 1_000):
-        monkeypatch.setattr("esper.data.story_tokens.READ", size)
+        monkeypatch.setattr("esper.data.tinystories.READ", size)
         write_tokens(tmp_path / "t.txt", tokenizer, tmp_path / "t.bin", VOCABULARY)
         assert np.fromfile(tmp_path / "t.bin", dtype="<u2").tolist() == [2, 3, 0, 4, 5, 10, 0, 7, 0], size
 

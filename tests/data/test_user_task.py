@@ -1,4 +1,4 @@
-"""A task in a Python file of the user: loaded when the user names it, never because a run folder does."""
+"""A task in a user's Python file is loaded only if the user names it, never because a run folder does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_one_error(name: str, file: Path) -> None:
+def test_each_mistake_is_one_error(name: str, file: Path) -> None:
     folder = file.parent
     (folder / "raises.py").write_text("import os\n{}['x']\n")
     (folder / "leaves.py").write_text("raise SystemExit(0)\n")
@@ -114,11 +114,11 @@ def test_untrusted_code_is_not_run(tmp_path: Path) -> None:
     ("name", "wanted"),
     [("digits", False), ("cifar10_wide", False), ("planted", False), ("x.py:f", True), ("a/b.py", True), ("x:f", True)],
 )
-def test_names_of_files_are_told_from_names_of_tasks(name: str, wanted: bool) -> None:
+def test_names_of_files_are_distinguished_from_names_of_tasks(name: str, wanted: bool) -> None:
     assert is_user_task(name) is wanted
 
 
-def test_a_run_of_a_file_goes_on_when_its_task_is_named_again() -> None:
+def test_a_run_of_a_user_task_resumes_when_the_task_is_named_again() -> None:
     assert confirmed_task("a.py:f", "a.py:f", "runs/x") == "a.py:f"
     assert confirmed_task("a.py:f", "elsewhere/a.py:f", "runs/x") == "elsewhere/a.py:f"
     assert confirmed_task("digits", None, "runs/x") == "digits"

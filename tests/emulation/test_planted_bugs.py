@@ -23,7 +23,8 @@ class Bug:
     @property
     def unit(self) -> str:
         """The source to compile again."""
-        return {"cuda/reduce.cuh": "grad_stats"}.get(self.edit.file, self.edit.file[5:].split(".")[0])
+        shared = {"cuda/reduce.cuh": "grad_stats", "stage_batch_arguments.h": "stage_batch"}
+        return shared.get(self.edit.file) or self.edit.file[5:].split(".")[0]
 
 
 def grad_stats_of_some_chunks(device: KernelDevice) -> None:
@@ -75,9 +76,9 @@ BUGS = {
     ),
     "stale_epoch_in_the_kernel_arguments": Bug(
         Edit(
-            "cuda/stage_batch.cu",
-            "selection.cursor != nullptr ? selection.cursor[0] : selection.epoch;",
-            "selection.epoch;",
+            "stage_batch_arguments.h",
+            "return cursor != nullptr ? cursor[0] : epoch;",
+            "return epoch;",
         ),
         lambda device: test_stage_batch.test_a_captured_call_moves_on_by_its_cursor(device),
     ),

@@ -13,7 +13,7 @@ import torch
 
 from esper.data.tasks import load_task
 from esper.files.grown_host import accuracy, load_host
-from esper.telemetry.sinks.jsonl import read_events
+from tests.telemetry.sample_events import read_events
 
 ESPER = Path(sysconfig.get_path("scripts")) / "esper"
 

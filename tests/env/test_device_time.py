@@ -60,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def steps(clock: Clock, spans: Spans, devices: list[torch.device], queue: float, wait: float, count: int = 1) -> None:
     time = TrainingTime(spans, devices)
     for _ in range(count):
-        with spans("train"), time:
+        with spans("train"), time.queueing():
             clock.now += queue
         with spans("validate"):
             clock.now += wait
@@ -115,7 +115,7 @@ def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(clock: Clo
     StandIn.stated[FIRST] = 6.0
     spans = Spans()
     time = TrainingTime(spans, [FIRST])
-    with spans("train"), time:
+    with spans("train"), time.queueing():
         clock.now += 1.0
         with spans("stage"):
             clock.now += 3.0

@@ -50,12 +50,12 @@ def test_a_panic_cuts_the_episode_short_after_its_rollback() -> None:
         assert world.truncated.tolist() == [False, True]
         assert world.rewards[1] == 0
         assert np.array_equal(world.observation[1], last)
-        assert world.env.grown().epochs.tolist() == [3, 2]
+        assert world.env.state.epoch.tolist() == [3, 2]
         world.reset(options={"reset_mask": np.array([False, True])})
         assert world.info["idle"].tolist() == [False, False]
         world.step()
         assert world.truncated.tolist() == [False, False]
-        assert world.env.grown().epochs.tolist() == [4, 1]
+        assert world.env.state.epoch.tolist() == [4, 1]
 
 
 @pytest.mark.finding("L1")
@@ -126,7 +126,7 @@ def test_a_plateau_is_seen_by_the_best_so_far(margin: float, epochs: int | None)
     while not env.done.all():
         _, _, terminated, truncated, _ = env.step(wait_actions(1))
     assert (terminated.tolist(), truncated.tolist()) == ([epochs is None], [epochs is not None])
-    assert env.grown().epochs.tolist() == [epochs or 6]
+    assert env.state.epoch.tolist() == [epochs or 6]
     assert env.state.best_accuracy == max(law.curve[: (epochs or 6) + 1])  # type: ignore[index]
 
 
@@ -181,7 +181,7 @@ def test_potentials_of_an_episode_that_is_cut_short_telescope_to_what_is_still_o
     )
     steps = play(env, 5)
     truncated = steps[-1]["truncated"]
-    lengths = env.grown().epochs.astype(int)
+    lengths = env.state.epoch.astype(int)
     assert truncated.any()
     assert set(lengths[~truncated]) <= {30}
     assert len(set(lengths[truncated])) > 1, "they stopped at different times"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from esper.env.flat_action import FlatAction, FlatActionVector
 from esper.env.slot_env import SlotVectorEnv
-from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
-from esper.spaces.flat import joint_actions, legal_joint_actions
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op, joint_actions
+from esper.spaces.mask import legal_joint_actions
 from tests.core_helpers import rig
 
 PLANTED = ActionSpec(("r0c0", "r1c0", "r2c0"), ("fern", "moss", "oak", "vine"))

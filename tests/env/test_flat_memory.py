@@ -104,7 +104,7 @@ class Changing:
             observation, info = self.env.reset()
             self.player.begin()
             while not info["idle"].all():
-                if self.env.episode_numbers[0] % 2:  # else so many are pruned that hardly one becomes a fossil
+                if self.env.state.episode[0] % 2:  # else so many are pruned that hardly one becomes a fossil
                     info["action_mask"]["op"][:, Op.PRUNE] = False
                 actions = self.player.act(observation, info["action_mask"])
                 observation, _, terminated, truncated, info = self.env.step(actions)

@@ -26,7 +26,8 @@ from esper.env.flat_action import FlatActionVector
 from esper.env.planted import PlantedVectorEnv
 from esper.env.sb3 import SB3VecEnv
 from esper.rollout.rollout import play_round
-from esper.spaces.flat import joint_actions, legal_joint_actions
+from esper.spaces.action import joint_actions
+from esper.spaces.mask import legal_joint_actions
 
 HELD_OUT = 999
 N_ENVS = 64

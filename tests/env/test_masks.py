@@ -47,8 +47,8 @@ def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool
     if op is Op.FOSSILIZE:
         return slot.stage is S.HOLDING
     if op is Op.PRUNE:
-        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.holding
-    return slot.stage in (S.BLENDING, S.HOLDING) and slot.holding
+        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.steady
+    return slot.stage in (S.BLENDING, S.HOLDING) and slot.steady
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
             state, actions = world.env.state, wait_actions(2)
             actions[index] = row
             with undone(world, index):
-                world.env.loop._act(actions, np.arange(2) == index)
+                world.env.loop._apply(actions, np.arange(2) == index)
                 assert state.last_op[index] == op
                 assert state.succeeded[index] or op in (Op.ADVANCE, Op.FOSSILIZE)
     for op in Op:

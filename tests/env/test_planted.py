@@ -250,12 +250,12 @@ def test_neighbours_of_positive_worth_help_each_other() -> None:
     law = replace(QUIET, synergy=2.0)
     env = planted(1, law=law)
     env.reset(seed=0)
-    seeds, growth = env.state.slots, env.simulated.growth
+    seeds, hosts = env.state.slots, env.hosts
     seeds.stage[0] = [SeedStage.FOSSILIZED] * 3
     seeds.blueprint[0] = [1, 2, 2]  # 8, 9 and −5 pp
     seeds.alpha[0] = [1.0, 0.5, 1.0]
-    growth.experience[:] = 1e9
-    true = growth.measure(seeds, np.array([50]))
+    hosts.experience[:] = 1e9
+    true = hosts.true_accuracies(seeds, np.array([50]))
     host = law.host_accuracy(np.array([50]), 50)
     np.testing.assert_allclose(true.interaction, [[1.0, 1.0, 0.0]])  # 2 · 1 · 0.5
     np.testing.assert_allclose(true.contribution, [[9.0, 5.5, -5.0]])

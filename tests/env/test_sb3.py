@@ -112,7 +112,7 @@ def test_an_episode_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert env.layout.read(infos[0]["terminal_observation"], "epoch") == pytest.approx(1 / env.horizon)
     assert env.layout.read(observation[0], "epoch") == 0
     assert "terminal_observation" not in infos[1]
-    assert env.episode_numbers.tolist() == [1, 0]  # only the first was reset
+    assert env.state.episode.tolist() == [1, 0]  # only the first was reset
 
 
 def test_a_rollback_that_ends_the_episode_is_no_time_limit() -> None:

@@ -114,7 +114,7 @@ class Course:
 
     def begin(self, episode: int) -> None:
         self.env.run_seed, self.step_number = 11, 0
-        self.env.episode_numbers[:] = episode - 1
+        self.env.state.episode[:] = episode - 1
         self.chance.episode[:] = episode - 1
         self.observation, self.info = self.env.reset()
         self.chance.begin()

@@ -267,7 +267,7 @@ class Lives(RuleBasedStateMachine):
         manual = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}
         for place, (slot, stage) in enumerate(zip(self.slots, stages, strict=True)):
             affordable = bool(self.mask["slot_blueprint"][place].any())
-            steady = slot.holding
+            steady = slot.steady
             assert table[Op.GERMINATE, place] == (stage is S.DORMANT and room and affordable)
             automatic = manual.get(stage) in self.env.config.env.auto_advance
             assert table[Op.ADVANCE, place] == (stage in manual and not automatic)

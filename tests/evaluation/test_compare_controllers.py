@@ -10,7 +10,8 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.env.no_growth import measure_baseline
-from esper.evaluation.comparison import ArmResult, against_reference, compare_controllers
+from esper.evaluation.analysis import ArmComparison, corrected
+from esper.evaluation.comparison import ArmResult, compare_controllers
 from esper.evaluation.statistics import compare_pairs, holm_adjusted
 from esper.telemetry.event import ArmPlayed
 
@@ -46,7 +47,7 @@ def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
     arms, _ = compare(["none", name], 4)
     assert arms[name].accuracy.tolist() == arms["none"].accuracy.tolist()
     assert len(set(arms["none"].accuracy.tolist())) > 1  # four different hosts, not one four times
-    (found,) = against_reference([arms[name], arms["none"]], "none")
+    (found,) = against(arms["none"], arms[name])
     assert (found.pair.ties, found.pair.difference, found.adjusted_p) == (4, 0.0, 1.0)
 
 
@@ -109,6 +110,10 @@ def test_an_untrained_agent_is_refused() -> None:
         compare(["none", "ppo"], 2)
 
 
+def against(reference: ArmResult, *others: ArmResult) -> list[ArmComparison]:
+    return corrected([other.against(reference) for other in others])
+
+
 def arm(name: str, *accuracies: float) -> ArmResult:
     values = np.array(accuracies)
     return ArmResult(name, values, np.full(len(values), 277.0), np.zeros(len(values)))
@@ -121,7 +126,7 @@ BASE = [80.0 + i for i in range(10)]
 def test_p_values_are_corrected_for_all_comparisons() -> None:
     """Ten pairs that all differ by the same sign: exact p = 2 / 2^10. Holm over two comparisons: times 2, then 1."""
     better, same = arm("better", *(value + 1 for value in BASE)), arm("same", *BASE)
-    found = {c.pair.name_a: c for c in against_reference([better, arm("none", *BASE), same], "none")}
+    found = {c.pair.name_a: c for c in against(arm("none", *BASE), better, same)}
     assert list(found) == ["better", "same"]
     assert found["better"].pair.p_value == 2 / 1024
     assert found["better"].adjusted_p == 2 * 2 / 1024
@@ -135,7 +140,7 @@ def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
     weak = [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 1.0, -9.0]
     arms = [arm(f"arm{i}", *(b + w for b, w in zip(BASE, weak, strict=True))) for i in range(5)]
     alone = compare_pairs(arms[0].accuracy, np.array(BASE))
-    found = against_reference([*arms, arm("none", *BASE)], "none")
+    found = against(arm("none", *BASE), *arms)
     assert [c.adjusted_p for c in found] == holm_adjusted([alone.p_value] * 5)
     assert found[0].adjusted_p == pytest.approx(min(1.0, 5 * alone.p_value))
     assert all(c.verdict == "no evidence of a difference" for c in found)
@@ -143,11 +148,11 @@ def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
 
 @pytest.mark.finding("M14")
 def test_nine_pairs_name_no_winner() -> None:
-    (found,) = against_reference([arm("better", *(v + 5 for v in BASE[:9])), arm("none", *BASE[:9])], "none")
+    (found,) = against(arm("none", *BASE[:9]), arm("better", *(v + 5 for v in BASE[:9])))
     assert found.pair.wins == 9
     assert found.verdict == "inconclusive: fewer than 10 pairs"
 
 
 def test_a_worse_arm_is_reported_as_worse() -> None:
-    (found,) = against_reference([arm("worse", *(v - 2 for v in BASE)), arm("none", *BASE)], "none")
+    (found,) = against(arm("none", *BASE), arm("worse", *(v - 2 for v in BASE)))
     assert found.verdict.startswith("none is better by 2.00")

@@ -160,4 +160,4 @@ def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) ->
     play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
     assert lanes.flops > 0
     assert sum(meter.flops(i) for i in range(2)) == pytest.approx(lanes.flops, rel=1e-9)
-    assert len(meter._epochs[0]) > 2  # more than one kind of epoch
+    assert len(set(meter._epochs[0][1:])) > 2  # more than one kind of epoch

@@ -93,9 +93,9 @@ def test_if_nothing_was_grown_static_and_bigger_equal_the_host_alone(tmp_path: P
 def test_static_starts_from_the_initial_weights_of_the_host() -> None:
     maker = EnvMaker.of(read_arms(["random", "none"], BASE)[0].config)
     runner = StaticRunner(maker, "grown", 0)
-    made, _ = runner.make(grown().hosts["grown"][0])
+    task, _, _ = runner.make(grown().hosts["grown"][0])
     with seeded(5):
-        ours = made.task.build_host()
+        ours = task.build_host()
     with seeded(5):
         alone = load_task("digits").build_host()
     weights = ours.state_dict()

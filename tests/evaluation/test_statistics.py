@@ -302,12 +302,6 @@ def test_holm_lies_between_no_correction_and_bonferroni(ps: list[float]) -> None
         assert p <= adjusted <= min(1.0, len(ps) * p)
 
 
-@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
-def test_holm_refuses_what_is_no_p(bad: float) -> None:
-    with pytest.raises(ValueError, match=r"p_values\[1\]"):
-        holm_adjusted([0.5, bad])
-
-
 # --- refused input
 
 
@@ -338,16 +332,3 @@ def test_empty_input_is_refused() -> None:
 def test_two_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match="one dimension"):
         sign_flip_test(np.zeros((3, 2)))
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, 95.0, math.nan])
-def test_a_level_outside_zero_to_one_is_refused(level: float) -> None:
-    with pytest.raises(ValueError, match="level"):
-        bootstrap_interval([1.0, 2.0], level=level)
-
-
-def test_no_resamples_are_refused() -> None:
-    with pytest.raises(ValueError, match="resamples"):
-        bootstrap_interval([1.0, 2.0], resamples=0)
-    with pytest.raises(ValueError, match="resamples"):
-        sign_flip_test([1.0, 2.0], resamples=0)

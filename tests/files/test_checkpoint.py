@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there, no code in them is ever run, and what is wrong with one is said."""
+"""Checkpoint files are intact or absent, execute no code, and are refused with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RunResumed
@@ -40,7 +40,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chance(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that learned nothing."""
+    """The folder of a run whose controller does not learn."""
     summary, _ = play(learning("planted", n_envs=4, rounds=1, controller="random"), tmp_path_factory.mktemp("r") / "c")
     return summary.folder
 
@@ -91,7 +91,7 @@ def test_encoded_state_comes_back_as_it_was(tmp_path: Path, agent: Path) -> None
 
 
 class Payload:
-    """Makes a folder when it is unpickled by a reader that runs what it reads."""
+    """Creates a folder when a reader that executes code unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -117,7 +117,7 @@ def test_no_code_in_a_checkpoint_is_run(way: str, agent: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
         Experiment.resume(folder)
     with pytest.raises(ConfigError, match=r"checkpoint\.pt is not a checkpoint"):
-        make_player(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
+        controller_for(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
     assert not mark.exists()
     if way == "pickle":  # the payload is a live one
         pickle.loads((folder / checkpoint.NAME).read_bytes())
@@ -134,7 +134,7 @@ def saved(value: Any) -> bytes:
 
 
 def sealed(value: Any) -> bytes:
-    """As a checkpoint file has it, with a checksum that is right."""
+    """The content of a checkpoint file with a valid checksum."""
     return checkpoint.encode(value)
 
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours
         with contextlib.suppress(ConfigError):
             Experiment.resume(folder).run()
         with contextlib.suppress(ConfigError):
-            make_player(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
+            controller_for(f"checkpoint:{folder}", TrainingConfig(), planted(), 0)
 
 
 def torn(folder: Path) -> str:
@@ -255,7 +255,7 @@ def gone(folder: Path) -> str:
 
 
 def foreign(folder: Path) -> str:
-    """That of another run, whole."""
+    """An intact checkpoint of another run."""
     file = folder / checkpoint.NAME
     file.write_bytes(checkpoint.encode({**checkpoint.read_file(file), "config": "0" * 64}))
     return "was written by a run with a different configuration"
@@ -304,7 +304,7 @@ def test_a_configuration_that_was_edited_is_not_gone_on_with(agent: Path, tmp_pa
         Experiment.resume(tmp_path / "r")
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "gone", tmp_path):
         with pytest.raises(ConfigError, match="no checkpoint at") as found:
             checkpoint.read(path)
@@ -316,7 +316,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_run_that_learned_nothing_has_no_policy_to_play(chance: Path) -> None:
     with pytest.raises(ConfigError, match="contains no policy: its controller random does not learn") as found:
-        make_player(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
+        controller_for(f"checkpoint:{chance}", TrainingConfig(), planted(), 0)
     assert str(chance) in str(found.value)
 
 
@@ -335,7 +335,7 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
     returns = []
     for _ in range(2):
         env = planted(8, episode_length=6, **OTHER_HOSTS[case])
-        played = play_round(env, make_player(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5)
+        played = play_round(env, controller_for(f"checkpoint:{agent}", TrainingConfig(), env, 0), seed=5)
         assert played.illegal_actions.sum() == 0
         returns.append(played.returns)
     np.testing.assert_array_equal(*returns)
@@ -343,10 +343,10 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
 
 
 def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(agent: Path) -> None:
-    """The message has what it knows and what is here."""
+    """The message lists the known blueprints and those of the host."""
     strange = planted(blueprints=("a", "b", "c", "d"))
     with pytest.raises(ConfigError, match="blueprints moss, fern, oak, ivy; this host has a, b, c, d") as found:
-        make_player(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
+        controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
     assert str(agent) in str(found.value)
 
 
@@ -356,7 +356,7 @@ def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> 
     returns = []
     for name, seed in names:
         env = planted(8)
-        returns.append(play_round(env, make_player(name, TrainingConfig(), env, seed), seed=5).returns)
+        returns.append(play_round(env, controller_for(name, TrainingConfig(), env, seed), seed=5).returns)
     assert len(set(returns[0].tolist())) > 1
     for other in returns[1:]:
         np.testing.assert_array_equal(returns[0], other)
@@ -365,7 +365,7 @@ def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> 
 def test_a_policy_plays_as_its_agent_does(agent: Path) -> None:
     """What was learned is in it, with the statistics that observations are normalised by."""
     state = checkpoint.read(agent)
-    player: Any = make_player(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
+    player: Any = controller_for(f"checkpoint:{agent}", TrainingConfig(), planted(), 0)
     assert flat(player.network.state_dict()) == flat(state["agent"]["ppo"]["network"])
     assert player.observations.updates == 2
     assert player.config.width == 16
@@ -384,11 +384,11 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
-def test_a_checkpoint_without_a_path_is_no_controller(name: str) -> None:
+def test_a_checkpoint_without_a_path_is_not_a_controller(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, pretrained"):
-        make_player(name, TrainingConfig(), planted(), 0)
+        controller_for(name, TrainingConfig(), planted(), 0)
 
 
 def test_ppo_is_not_played_before_it_learned() -> None:
     with pytest.raises(ConfigError, match="ppo must be trained before it can be compared"):
-        make_player("ppo", TrainingConfig(), planted(), 0)
+        controller_for("ppo", TrainingConfig(), planted(), 0)

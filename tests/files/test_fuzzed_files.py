@@ -1,4 +1,4 @@
-"""Whatever a file or an option says, it is taken, refused with a ConfigError, or read with a warning."""
+"""Any file or option is accepted, refused with a ConfigError, or read with a warning."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ configs = st.lists(known, max_size=3).map(dict) | st.dictionaries(st.sampled_fro
 
 
 def refusal(work: Callable[[], Any]) -> str:
-    """What a ConfigError says, empty where there is none; another error fails the test."""
+    """The text of a ConfigError, empty if there is none; any other error fails the test."""
     try:
         work()
     except ConfigError as error:
@@ -186,7 +186,7 @@ def edits(draw: st.DrawFn) -> Edit:
 
 
 def shown(folder: Path) -> None:
-    """What `esper show` and `esper report` make of a folder."""
+    """The output of `esper show` and `esper report` for a folder."""
     found = open_run(folder)
     assert short_form(found, 80)
     page = report_html([found])
@@ -202,7 +202,7 @@ def copied(run: Path, there: Path) -> Path:
 
 @slow
 @given(edit=edits())
-def test_a_log_that_was_changed_is_shown_with_what_is_left_of_it(edit: Edit, run: Path, tmp_path: Path) -> None:
+def test_a_damaged_log_is_shown_as_far_as_it_is_readable(edit: Edit, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     edit(lines)

@@ -1,4 +1,4 @@
-"""A grown host in its two files: what was saved is what is loaded, and what is no host is refused by name."""
+"""A grown host in its two files: it is loaded as it was saved, and invalid files are refused by name."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def refused(stem: Path, *wanted: str) -> str:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_topology_that_is_none_is_refused(case: str, grown: Path, tmp_path: Path) -> None:
+def test_an_invalid_topology_is_refused(case: str, grown: Path, tmp_path: Path) -> None:
     stem = copy(grown, tmp_path)
     stem.with_suffix(".json").write_text(json.dumps(BROKEN[case](facts_of(stem))))
     refused(stem)

@@ -28,7 +28,7 @@ SCRIPT = "<script>alert('{mark}')</script><img src=x onerror=\"fetch('{mark}')\"
 
 
 class Trap:
-    """Makes a folder when it is unpickled by a reader that runs what it reads."""
+    """Creates a folder when a reader that executes code unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -92,7 +92,7 @@ def command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_the_traps_are_live(hostile: Path, mark: Path) -> None:
-    """What follows would see them, if anything sprang one."""
+    """The tests below would notice an executed trap."""
     pickle.loads((hostile / checkpoint.NAME).read_bytes())
     assert mark.is_dir()
     mark.rmdir()
@@ -114,7 +114,7 @@ def test_the_traps_are_live(hostile: Path, mark: Path) -> None:
         ("compare --resume r", 2),
     ],
 )
-def test_no_command_runs_what_a_folder_holds(
+def test_no_command_runs_code_from_a_folder(
     line: str,
     code: int,
     hostile: Path,

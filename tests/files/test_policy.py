@@ -14,12 +14,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from esper.cli.options import build_config
+from esper.cli.options import build_tables
 from esper.config import ConfigError, TrainingConfig
 from esper.env.make import make_env
 from esper.files import checkpoint
 from esper.files.policy import HEADER, PRETRAINED, Facts, command_of, digest, find_policy, save_policy
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.run.grow import grow
@@ -53,7 +53,7 @@ def rewritten(
     change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any],
     honest: bool = True,
 ) -> Path:
-    """The file with a changed content, under a digest that fits it where it is ``honest``."""
+    """The file with a changed content, with a matching digest if ``honest``."""
     facts, tensors = header(file), safetensors.torch.load_file(file)
     change(facts, tensors)
     if honest:
@@ -80,7 +80,7 @@ def test_it_plays_as_its_run_does(run: Path, saved: Path) -> None:
     returns = []
     for name in (f"checkpoint:{run}", f"checkpoint:{run / checkpoint.NAME}", f"checkpoint:{saved}"):
         env = make_env(config)
-        returns.append(play_round(env, make_player(name, config, env, 5), seed=5).returns)
+        returns.append(play_round(env, controller_for(name, config, env, 5), seed=5).returns)
         env.close()
     assert len(set(returns[0])) > 1
     np.testing.assert_array_equal(returns[0], returns[1])
@@ -94,10 +94,10 @@ def test_the_command_in_it_has_the_config_of_the_run(run: Path, saved: Path) -> 
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
     config = find_policy(str(run)).config
     assert config is not None
-    assert build_config(None, tuple(words[3::2]), flags, {}) == config
+    assert TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {})) == config
 
 
-def test_the_command_is_that_of_the_run_also_where_practice_changed_what_the_agent_explores(tmp_path: Path) -> None:
+def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration(tmp_path: Path) -> None:
     """After practice the policy's own settings explore less; they, given to a run, would change its practice."""
     folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
@@ -114,10 +114,10 @@ def test_lists_and_words_survive_the_shell() -> None:
     )
     words = shlex.split(command_of(config))
     flags = dict.fromkeys(("task", "envs", "episode_length", "seed", "device"))
-    assert build_config(None, tuple(words[3::2]), flags, {}) == config
+    assert TrainingConfig.parse(build_tables(None, tuple(words[3::2]), flags, {})) == config
 
 
-def test_what_is_of_one_machine_is_left_out(run: Path, tmp_path: Path) -> None:
+def test_machine_specific_values_are_left_out(run: Path, tmp_path: Path) -> None:
     config = find_policy(str(run)).config
     assert config is not None
     config = config.with_values(run={"device": "cuda:3", "lanes": 7}, task={"data": "/my/data", "download": True})
@@ -163,7 +163,7 @@ def test_a_foreign_file_is_refused_by_its_name(case: str, tmp_path: Path) -> Non
     assert len(str(found.value).splitlines()) == 1
 
 
-def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no policy at .*gone\.safetensors"):
         find_policy(str(tmp_path / "gone.safetensors"))
     (tmp_path / "folder.safetensors").mkdir()
@@ -234,13 +234,13 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
         (words_for_rounds, "rounds: Input should be a valid integer"),
     ],
 )
-def test_what_no_network_of_this_esper_has_is_refused(
+def test_tensors_of_another_network_are_refused(
     change: Callable[..., None], message: str, saved: Path, tmp_path: Path
 ) -> None:
     """Under an honest digest, as a writer of another version would leave it."""
     file = rewritten(saved, tmp_path / "a.safetensors", change)
     with pytest.raises(ConfigError, match=message) as found:
-        make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+        controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
     assert str(found.value).startswith(f"{file} is not a usable policy: ")
 
 
@@ -250,7 +250,7 @@ def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(saved: Path, tm
 
     file = rewritten(saved, tmp_path / "a.safetensors", renamed)
     with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints other_"):
-        make_player(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+        controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
 
 
 def test_only_the_run_that_learned_is_saved(run: Path, saved: Path, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_only_the_run_that_learned_is_saved(run: Path, saved: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
-def test_a_run_that_does_not_say_what_made_it_is_not_saved(content: str | None, run: Path, tmp_path: Path) -> None:
+def test_a_run_without_package_versions_is_not_saved(content: str | None, run: Path, tmp_path: Path) -> None:
     for name in ("config.toml", checkpoint.NAME):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     if content is not None:
@@ -283,7 +283,7 @@ def test_a_name_that_cannot_be_is_refused(name: str, run: Path, tmp_path: Path) 
     assert (tmp_path / "there.safetensors").read_text() == "dear diary"
 
 
-def test_the_controller_that_ships_can_be_played_and_says_what_made_it() -> None:
+def test_the_shipped_agent_can_be_played_and_names_its_origin() -> None:
     """And an update of Esper that can no longer read it is caught here."""
     found = find_policy("pretrained")
     assert found.config is not None
@@ -328,7 +328,7 @@ def test_the_controller_that_ships_grows_a_network_of_ones_own() -> None:
 
 
 def test_a_run_of_it_resumes_with_the_policy_that_it_began_with(saved: Path, tmp_path: Path) -> None:
-    """Whatever has become of the file meanwhile."""
+    """Even if the file has changed since."""
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(saved.read_bytes())
     config = learning("planted", n_envs=4, rounds=3, controller=f"checkpoint:{moved}")

@@ -160,3 +160,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether tensors of the same names have the same bits."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def stages(loop: Loop, slot: str = "r0c0") -> list[str]:
+    return [step.slots[slot].stage for step in loop.steps]

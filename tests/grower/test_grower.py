@@ -1,4 +1,4 @@
-"""A Grower in loops as users write them: what grows, what stays, and what is refused."""
+"""A Grower in loops as users write them: what grows, and what stays as it was."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import copy
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from esper.config import ConfigError
-from esper.grower.grower import Grower
 from esper.lifecycle.stage import SeedStage
-from tests.grower.loops import GROW, SITES, Loop, Net, X, Y, net, plain, plant, same, scores, script, weights
-
-
-def stages(loop: Loop, slot: str = "r0c0") -> list[str]:
-    return [step.slots[slot].stage for step in loop.steps]
+from tests.grower.loops import GROW, Loop, Net, X, Y, net, plain, plant, same, scores, script, stages, weights
 
 
 def test_a_seed_goes_through_its_life_in_a_loop_of_ones_own() -> None:
@@ -108,112 +103,6 @@ def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
     assert numbers == [1, 1, 2, 2, 2, 2, 2, 2, 2]
 
 
-def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
-    from esper.spaces.action import Op
-
-    actions = {**GROW, 9: (Op.PRUNE, {"slot": "r0c0", "alpha_speed": 0})}
-    loop = Loop(lambda p: torch.optim.Adam(p, 0.01), controller=script(actions), lr_factor=0.5, weight_decay=0.125)
-    host = set(loop.model.parameters())
-    loop.run(9)
-    optimizer = loop.optimizer
-    first, seed = optimizer.param_groups
-    assert seed["lr"] == 0.5 * first["lr"]
-    assert (seed["weight_decay"], first["weight_decay"]) == (0.125, 0)
-    assert set(optimizer.state) == host | set(seed["params"])
-    before = {p: copy.deepcopy(optimizer.state[p]) for p in host}
-    loop.run(1)
-    assert len(optimizer.param_groups) == 1
-    assert set(optimizer.state) == host
-    assert stages(loop)[-1] in ("PRUNED", "EMBARGOED")
-    assert before.keys() == host
-
-
-SCHEDULERS = {
-    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, 14 * 4),
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14 * 4),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o,
-        [
-            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=8),
-            torch.optim.lr_scheduler.CosineAnnealingLR(o, 40),
-        ],
-        milestones=[8],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedules_go_on_for_the_host_and_seeds_follow(name: str) -> None:
-    rates: list[tuple[float, float]] = []
-
-    def step(loop: Loop, x: Tensor, y: Tensor) -> None:
-        plain(loop, x, y)
-        groups = loop.optimizer.param_groups
-        rates.append((groups[0]["lr"], groups[1]["lr"] if len(groups) > 1 else math.nan))
-
-    Loop(make_scheduler=SCHEDULERS[name], step=step, lr_factor=0.25).run()
-    grown = [host for host, _ in rates]
-    assert [seed for _, seed in rates[4:]] == [0.25 * host for host in grown[4:]]
-    rates.clear()
-    Loop(make_scheduler=SCHEDULERS[name], step=step, controller=None).run()
-    assert [host for host, _ in rates] == grown
-
-
-def test_a_scheduler_that_was_not_named_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="pass it as scheduler="):
-        Loop(make_scheduler=SCHEDULERS["cosine"], scheduler=())
-
-
-def test_a_scheduler_gets_its_optimizer_back() -> None:
-    loop = Loop(make_scheduler=SCHEDULERS["sequence"]).run()
-    assert loop.grower is not None
-    loop.grower.finish()
-    assert loop.scheduler.optimizer is loop.optimizer
-
-
-def accumulated(loop: Loop, x: Tensor, y: Tensor) -> None:
-    """Two halves, clipping of the model's gradients, one step."""
-    loop.optimizer.zero_grad()
-    for part_x, part_y in zip(x.chunk(2), y.chunk(2), strict=True):
-        (nn.functional.cross_entropy(loop.model(part_x), part_y) / 2).backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.5)
-    loop.optimizer.step()
-
-
-def test_accumulation_and_clipping_act_on_the_host_as_before() -> None:
-    grown = Loop(step=accumulated).run(4)
-    alone = Loop(step=accumulated, controller=None).run(4)
-    assert same(weights(grown.model), weights(alone.model))
-    assert grown.run().grower.kept  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_gradient_scaler_scales_seeds_too(fused: bool) -> None:
-    """Bits of the seed equal those of a loop without a scaler: a power of two loses nothing."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
-        loop.optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()
-        scaler.step(loop.optimizer)
-        scaler.update()
-
-    def adam(p: Any) -> torch.optim.Optimizer:
-        return torch.optim.Adam(p, 0.01, fused=fused)
-
-    one, other = Loop(adam, step=scaled), Loop(adam)
-    for loop in (one, other):
-        loop.run(6)
-        assert loop.grower is not None
-    mine, plain_ones = (
-        [p.detach() for p in loop.grower.groups.groups["r0c0"]["params"]]  # type: ignore[union-attr]
-        for loop in (one, other)
-    )
-    for p, q in zip(mine, plain_ones, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
-
-
 def shadowed(loop: Loop, x: Tensor, y: Tensor) -> None:
     loop.optimizer.zero_grad()
     nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -263,31 +152,6 @@ def test_a_shadow_loss_that_is_never_given_is_missed() -> None:
         Loop(step=shadowed).run(1)
 
 
-def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
-    whole = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run()
-    for cut in (1, 2, 4, 6, 9, 11):
-        first = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run(cut)
-        assert first.grower is not None
-        saved = copy.deepcopy(
-            {
-                "model": first.model.state_dict(),
-                "grower": first.grower.state_dict(),
-                "optimizer": first.optimizer.state_dict(),
-                "scheduler": first.scheduler.state_dict(),
-            }
-        )
-        second = Loop(lambda p: torch.optim.AdamW(p, 0.01), model=net(seed=5), make_scheduler=SCHEDULERS["one cycle"])
-        assert second.grower is not None
-        second.model.load_state_dict(saved["model"])
-        second.grower.load_state_dict(saved["grower"])
-        second.optimizer.load_state_dict(saved["optimizer"])
-        second.scheduler.load_state_dict(saved["scheduler"])
-        second.epoch = cut
-        second.run()
-        assert same(weights(second.model), weights(whole.model)), f"cut after {cut} epochs"
-        assert second.steps[-1].slots == whole.steps[-1].slots
-
-
 def test_finish_returns_the_model_with_ordinary_submodules() -> None:
     loop = Loop(controller=script({**GROW, 10: plant("r0c1")})).run()
     expected = scores(loop.model)
@@ -325,8 +189,6 @@ def test_a_site_that_returns_a_tuple_grows_on_its_first_tensor() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_trains_the_same_network(reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     class Checkpointed(Net):
         def forward(self, x: Tensor) -> Tensor:
             h = checkpoint(self.body[:3], x.clone().requires_grad_(), use_reentrant=reentrant)
@@ -351,110 +213,6 @@ def test_a_seed_that_becomes_non_finite_is_cut_and_the_model_survives() -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_a_step_without_training_and_one_too_many_say_so() -> None:
-    loop = Loop(epochs=3)
-    assert loop.grower is not None
-    with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
-        loop.grower.step(scores)
-    loop.run(1)
-    with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
-        loop.grower.step(scores)
-    loop.run()
-    loop.train()
-    with pytest.raises(RuntimeError, match="all 3 epochs are over"):
-        loop.grower.step(scores)
-
-
-def test_a_grower_that_was_never_stepped_says_so() -> None:
-    loop = Loop()
-    loop.train()
-    assert loop.grower is not None
-    with pytest.raises(RuntimeError, match="never called"):
-        loop.grower.finish()
-
-
-@pytest.mark.parametrize(
-    ("result", "error", "words"),
-    [
-        (math.nan, ValueError, "epoch 1: evaluate returned a score that is not finite"),
-        (torch.tensor([1.0, math.inf]), ValueError, "not finite"),
-        (93.5, ValueError, "points="),
-        (torch.ones(3, 3), TypeError, r"shape \[3, 3\]"),
-        (torch.ones(1), TypeError, "n >= 2"),
-        ((1.0, 2.0, 3.0), TypeError, "tuple of 3"),
-        ("good", TypeError, "returned str"),
-        (None, TypeError, "returned NoneType"),
-    ],
-)
-def test_a_score_that_is_none_says_what_it_should_be(result: object, error: type[Exception], words: str) -> None:
-    loop = Loop()
-    loop.train()
-    assert loop.grower is not None
-    with pytest.raises(error, match=words):
-        loop.grower.step(lambda _model: result)
-
-
-@pytest.mark.parametrize(
-    "result", [0.5, np.float32(0.5), torch.tensor(0.5), (0.5, 1.0), ([0.0, 1.0], torch.tensor(1.0))]
-)
-def test_scores_come_in_many_forms(result: object) -> None:
-    loop = Loop()
-    loop.train()
-    assert loop.grower is not None
-    assert loop.grower.step(lambda _model: result).score == 0.5
-
-
-def test_what_cannot_work_is_refused_before_training() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def refused(words: str, **changed: Any) -> None:
-        arguments: dict[str, Any] = {
-            "model": model,
-            "sites": SITES,
-            "optimizer": optimizer,
-            "horizon": 5,
-            "topology": "mlp",
-            **changed,
-        }
-        with pytest.raises(ConfigError, match=words):
-            Grower(**arguments)
-        assert not any(module._forward_hooks for module in model.modules())
-        assert len(optimizer.param_groups) == 1
-
-    refused("no submodule 'bod'", sites={"r0c0": "bod"})
-    refused("not of the form r0c0", sites={"one": "body"})
-    refused("unknown topology 'rnn'; known: cnn", topology="rnn")
-    refused("horizon is 1", horizon=1)
-    refused("points is 0", points=0)
-    refused("lr_factor is nan", lr_factor=math.nan)
-    refused("unknown controller 'huristic'; known", controller="huristic")
-    refused("not a torch.optim.Optimizer", optimizer=model)
-    refused("one after each of the 5 epochs", baseline=[0.1, 0.2])
-    refused("'ste' or 'shadow'", incubation="own")
-    refused("the model is compiled", model=torch.compile(model))
-    refused("use DistributedDataParallel", model=nn.DataParallel(model))
-
-
-def test_features_that_no_seed_fits_are_refused_in_the_first_batch() -> None:
-    loop = Loop(topology="cnn")
-    with pytest.raises(ConfigError, match="cnn seeds need floating-point features with 4 dimensions"):
-        loop.train()
-
-
-def test_a_submodule_that_never_runs_is_named() -> None:
-    class Idle(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.idle = nn.Linear(3, 3)
-
-    loop = Loop(model=Idle(), sites={"r0c0": "body.0", "r0c1": "idle"})
-    loop.train()
-    assert loop.grower is not None
-    with pytest.raises(ConfigError, match=r"slot r0c1 \(idle\)"):
-        loop.grower.step(scores)
-
-
 def test_stages_are_the_lifecycles() -> None:
     """Names in reports are those of the lifecycle."""
     loop = Loop().run()
@@ -470,8 +228,6 @@ def test_the_named_controllers_play() -> None:
 
 def test_two_ranks_grow_the_same_network(tmp_path: Any) -> None:
     """Decisions are those of rank 0, whatever the others measure."""
-    import torch.multiprocessing as mp
-
     mp.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one["stages"] == other["stages"]

@@ -47,7 +47,7 @@ def test_slots_sit_before_and_after_each_pool() -> None:
 
 
 def test_a_last_block_that_does_not_pool_has_one_slot() -> None:
-    """What a seed there adds is seen at 4×4 by the global average."""
+    """The global average sees the output of a seed there at 4×4."""
     host = build_host()
     assert [site.name for site in host.sites] == ["r0c0", "r1c0", "r0c1"]
     assert host.slot_names == ("r0c0", "r0c1", "r1c0")

@@ -146,7 +146,7 @@ def test_vacant_sites_are_not_called_and_their_pools_are_fused() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_host_that_is_resumed_goes_on_to_the_same_bits(shape: str, dtype: str) -> None:
+def test_forward_from_a_site_ends_with_the_same_bits(shape: str, dtype: str) -> None:
     host = made(shape).eval()
     x, features = images(), dict[int, Tensor]()
 
@@ -270,7 +270,7 @@ def test_a_snapshot_puts_a_fused_host_back_in_its_own_storage() -> None:
     env = grown_env()
     before, places = tensors_of(env, ("r0c0", "r1c1")), [p.data_ptr() for p in env.host.parameters()]
     snapshot = Snapshot()
-    snapshot.capture(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
+    snapshot.save(env, ValidationRecord(0.0, 0.0, 0.0, 0.0), unmeasured_fossils(env))
     train(env)
     assert not torch.equal(before["host.parameter.0"], tensors_of(env)["host.parameter.0"])
     snapshot.restore(env)

@@ -1,4 +1,4 @@
-"""Grafted hosts: slots on the outputs of a user's own submodules, with everything that a host of ours has."""
+"""Grafted hosts: slots on the outputs of a user's own submodules, with all features of Esper's own hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITES = {"r0c0": "first.1", "r0c1": "second"}
 
 
 class Small(nn.Module):
-    """Two blocks, the first of which is followed by a layer that writes over its input."""
+    """Two blocks; the layer after the first one overwrites its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def test_nothing_is_added_to_the_model() -> None:
     assert {id(p) for p in twin.parameters()}.isdisjoint({id(p) for p in host.parameters()})
 
 
-def test_resuming_at_a_site_goes_on_from_given_features() -> None:
+def test_forward_from_a_site_continues_from_given_features() -> None:
     host = graft(small(), SITES, example=X).eval()
     kept: dict[int, Tensor] = {}
 
@@ -92,7 +92,7 @@ def test_resuming_at_a_site_goes_on_from_given_features() -> None:
         assert not torch.equal(other, logits)
 
 
-def test_resuming_gives_no_gradient_to_what_comes_before() -> None:
+def test_forward_from_gives_no_gradient_to_earlier_layers() -> None:
     host = graft(small(), SITES, example=X)
     h = torch.randn(4, 3, 8, 8, requires_grad=True)
     host.forward_from(X, 0, h * 1, lambda _site, features: features).sum().backward()
@@ -149,7 +149,7 @@ class Pair(nn.Module):
         ({}, "cnn", "one or more slots"),
     ],
 )
-def test_what_cannot_hold_a_slot_is_refused(sites: dict[str, str], topology: str, words: str) -> None:
+def test_a_site_that_cannot_hold_a_slot_is_refused(sites: dict[str, str], topology: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         graft(Twice(), sites, topology, example=X)
 

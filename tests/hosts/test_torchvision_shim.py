@@ -1,4 +1,4 @@
-"""torchvision beside any torch: what it lacks is declared before it is imported."""
+"""torchvision with any torch: operators that it lacks are declared before it is imported."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None
     assert (found.returncode, found.stdout) == (0, "(2, 10) True\n"), found.stderr
 
 
-def test_its_compiled_operators_are_used_where_they_load() -> None:
-    """Beside the torch that it was built for nothing is declared in their place."""
+def test_its_compiled_operators_are_used_if_they_load() -> None:
+    """With the torch that it was built for, nothing is declared in their place."""
     import torch
 
     torchvision = import_torchvision()
@@ -40,7 +40,7 @@ def test_its_compiled_operators_are_used_where_they_load() -> None:
             torchvision.ops.nms(boxes, scores, 0.5)
 
 
-def test_where_it_is_not_installed_the_message_names_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_torchvision_names_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install torch==2\.13\.0 torchvision==0\.28\.0"):
         import_torchvision()

@@ -76,7 +76,7 @@ def test_a_sequence_longer_than_the_block_is_refused() -> None:
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_no_token_sees_what_comes_after_it(place: int) -> None:
+def test_no_token_sees_later_tokens(place: int) -> None:
     host = small()
     with torch.no_grad():  # larger than the start, so that what leaks would be seen
         for parameter in host.parameters():

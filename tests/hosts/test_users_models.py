@@ -1,4 +1,4 @@
-"""Models as users have them: each is grown like any other, or refused by name before any work is done."""
+"""Typical models of users: each is grown, or refused with the reason before any work is done."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tied(Plain):
 
 
 class Normalises(Plain):
-    """Writes over its inputs."""
+    """Overwrites its inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         x -= x.mean()
@@ -115,7 +115,7 @@ def test_it_grows_and_comes_back_from_its_files(
     assert esper.accuracy(loaded, task.test.x, task.test.y) == grown.accuracy
 
 
-def test_refused_seeds_are_told(tmp_path: Path) -> None:
+def test_refused_seeds_are_reported(tmp_path: Path) -> None:
     """Squeeze-and-excite for images, planted where features are plain: there is no such blueprint, but wrong shapes."""
     images = torch.randn(96, 1, 4, 4, generator=GENERATOR)
 
@@ -236,7 +236,7 @@ class Nothing(nn.Module):
         (double, "cannot run on inputs torch.float32 of shape"),
     ],
 )
-def test_what_cannot_be_grown_is_refused_with_the_reason(make: Callable[[], nn.Module], words: str) -> None:
+def test_a_network_that_cannot_be_grown_is_refused_with_the_reason(make: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(esper.ConfigError, match=words):
         check_hosts(task_of(make, "first"))
 

@@ -36,7 +36,7 @@ def test_a_resnet18_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "convnext_tiny", "densenet121"])
-def test_known_sites_are_where_slots_can_sit(name: str) -> None:
+def test_known_sites_can_hold_slots(name: str) -> None:
     host = torchvision_host(name, 10, SITES[name])
     host.probe(torch.randn(2, 3, 64, 64))
     assert [site.name for site in host.sites] == ["r0c0", "r0c1", "r0c2", "r0c3"]

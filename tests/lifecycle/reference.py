@@ -54,28 +54,28 @@ class Ramp:
     alpha_at_tick: float = 0.0
 
     @property
-    def holding(self) -> bool:
+    def steady(self) -> bool:
         return self.done == self.steps
 
     @property
     def lowering(self) -> bool:
-        return not self.holding and self.target < self.start
+        return not self.steady and self.target < self.start
 
     def begin(self, target: float, steps: int, curve: str) -> None:
         """Starts a ramp and takes its first step; 0 steps jump."""
-        assert self.holding, "a ramp starts only when alpha holds"
+        assert self.steady, "a ramp starts only when alpha holds"
         self.start, self.target, self.steps, self.done, self.curve = self.alpha, target, steps, 0, curve
         if steps == 0:
             self.alpha = target
         self.step()
 
     def step(self) -> None:
-        if self.holding:
+        if self.steady:
             return
         self.done += 1
         value = self.start + (self.target - self.start) * progress(self.curve, self.done / self.steps)
         low, high = sorted((self.start, self.target))
-        self.alpha = self.target if self.holding else min(max(value, low), high)
+        self.alpha = self.target if self.steady else min(max(value, low), high)
 
     def tick(self) -> None:
         self.step()
@@ -152,7 +152,7 @@ class Slot:
         elif self.stage is not S.DORMANT:
             self.age += 1
             self.ramp.tick()
-            if self.fading and self.ramp.holding:
+            if self.fading and self.ramp.steady:
                 self.cut()
 
     def checks(self, config: GateConfig, durations: Durations) -> list[bool]:
@@ -171,7 +171,7 @@ class Slot:
             ]
             return [*held, self.at_least("gradient_ratio", config.min_gradient_ratio)] if strict else held
         if self.stage is S.BLENDING:
-            held = [ramp.target >= 1, ramp.holding]
+            held = [ramp.target >= 1, ramp.steady]
             return [*held, epochs >= durations.min_blending_epochs] if strict else held
         if self.stage is S.HOLDING:
             error = self.measured.get("contribution_error")
@@ -210,5 +210,5 @@ def legal(op: Op, slot: Slot, slots: Sequence[Slot], config: EnvConfig, duration
     if op is Op.FOSSILIZE:
         return slot.stage is S.HOLDING
     if op is Op.PRUNE:
-        return slot.living and slot.age >= durations.min_prune_age and slot.ramp.holding
-    return slot.stage in (S.BLENDING, S.HOLDING) and slot.ramp.holding
+        return slot.living and slot.age >= durations.min_prune_age and slot.ramp.steady
+    return slot.stage in (S.BLENDING, S.HOLDING) and slot.ramp.steady

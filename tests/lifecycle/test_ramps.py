@@ -31,7 +31,7 @@ def ramp(slots: Slots, target: float, steps: int, curve: AlphaCurve) -> list[flo
     """Alpha in every epoch of a new ramp; entering it takes the first step."""
     set_target(slots, target, steps, CURVES.index(curve))
     values = [slots.alpha.item()] if steps else []
-    while not slots.holding.all():
+    while not slots.steady.all():
         tick(slots)
         values.append(slots.alpha.item())
     return values
@@ -78,7 +78,7 @@ def test_a_ramp_starts_from_the_present_alpha() -> None:
     assert slots.alpha == pytest.approx(0.75)
     tick(slots)
     assert slots.alpha == 0.5
-    assert slots.holding
+    assert slots.steady
     assert not slots.lowering
 
 
@@ -102,7 +102,7 @@ def test_zero_steps_jump(target: float) -> None:
     slots = blending()
     set_target(slots, target, 0, CURVES.index(AlphaCurve.COSINE))
     assert slots.alpha == target
-    assert slots.holding
+    assert slots.steady
     tick(slots)
     assert slots.alpha == target
 
@@ -146,4 +146,4 @@ def test_ramps_side_by_side_do_not_touch_each_other() -> None:
         transitions.tick(slots, ticked, 5)
         for each in alone:
             tick(each)
-    assert slots.holding.all()
+    assert slots.steady.all()

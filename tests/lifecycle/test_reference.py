@@ -14,8 +14,9 @@ from esper.env.planted import PlantedVectorEnv
 from esper.lifecycle import transitions
 from esper.lifecycle.slots import MEASUREMENTS, Slots
 from esper.lifecycle.stage import SeedStage
-from esper.spaces.action import HEADS, RELEVANT, Action, Op
+from esper.spaces.action import HEADS, RELEVANT, Op
 from tests.lifecycle.reference import Slot, automatic_gate, legal
+from tests.spaces.spaces_helpers import Action
 
 S = SeedStage
 EPISODES, EPOCHS = 8, 50
@@ -50,7 +51,7 @@ class Twin:
     def __init__(self, env: PlantedVectorEnv) -> None:
         self.env, self.config = env, env.config.env
         assert env.rules is not None
-        self.durations = env.rules.durations
+        self.durations = env.loop.durations
         self.slots = [Slot() for _ in env.law.slots]
         self.refused = 0
 
@@ -106,7 +107,7 @@ class Twin:
             "alpha_velocity": ramp.velocity,
             "incubation_target": slot.incubation_target,
             "fading": slot.fading,
-            "holding": ramp.holding,
+            "steady": ramp.steady,
             "learning": slot.learning,
             "gate_score": sum(checks) / len(checks) if checks else 0.0,
             "gate_passed": bool(checks) and all(checks),

@@ -45,7 +45,7 @@ def test_a_tick_moves_age_stage_clock_and_alpha_by_one() -> None:
     assert slots.alpha == pytest.approx(2 / 3)
     tick(slots)
     assert slots.alpha == 1.0
-    assert slots.holding
+    assert slots.steady
     assert (slots.age.item(), slots.epochs_in_stage.item()) == (4, 2)
 
 

@@ -97,7 +97,7 @@ def test_impossible_sizes(sizes: tuple[int, int, int]) -> None:
         (0, 0, -1, r"samples -1\.\.8 are outside a row of 12"),
     ],
 )
-def test_a_row_that_is_not_there(env: int, configuration: int, first: int, message: str) -> None:
+def test_a_row_outside_the_accumulators_is_refused(env: int, configuration: int, first: int, message: str) -> None:
     accumulators = Accumulators(envs=2, configurations=3, samples=12)
     with pytest.raises(RuntimeError, match=message):
         cross_entropy_into(*sample(10, 4), accumulators, env, configuration, first)
@@ -107,18 +107,18 @@ def test_a_row_that_is_not_there(env: int, configuration: int, first: int, messa
             accumulate_(accumulators, env, cross_entropy(*sample(10, 4)).stats, configuration)
 
 
-def test_accumulators_of_the_other_kind() -> None:
+def test_accumulators_for_other_logits_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"correct must be contiguous int16 .counts per sequence"):
         cross_entropy_into(*sample(2, 3, 4), Accumulators(1, samples=9), 0, first=0)
     with pytest.raises(RuntimeError, match=r"correct must be contiguous uint8 .for logits \[B, C\]"):
         cross_entropy_into(*sample(2, 3), Accumulators(1, samples=9, language=True), 0, first=0)
     with pytest.raises(RuntimeError, match="a sequence of 32768 tokens is too long for an int16 count"):
         cross_entropy_into(*sample(1, 32_768, 2), Accumulators(1, samples=9, language=True), 0, first=0)
-    # Where samples are not asked for, their kind does not matter.
+    # Without samples, their dtype does not matter.
     cross_entropy_into(*sample(2, 3, 4), Accumulators(1, samples=9), 0)
 
 
-def test_a_block_of_another_kind() -> None:
+def test_a_block_of_another_dtype_or_shape_is_refused() -> None:
     operator = torch.ops.esper.accumulate_
     stats = torch.zeros(5, dtype=torch.float64)
     for block in (torch.zeros(2, 1, 5), torch.zeros(2, 1, 4).double(), torch.zeros(2, 5).double()):

@@ -99,7 +99,7 @@ def test_a_vocabulary_of_50257(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("classes", [3, 10, 33, 2500])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_extremes_ties_and_what_is_not_finite(dtype: torch.dtype, classes: int, label_smoothing: float) -> None:
+def test_extremes_ties_and_non_finite_values(dtype: torch.dtype, classes: int, label_smoothing: float) -> None:
     rows = difficult_rows(classes).to(dtype)
     for target in (0, classes // 2, classes - 1):
         for row in rows:
@@ -130,7 +130,7 @@ def test_not_finite_losses_are_counted() -> None:
     assert cross_entropy(logits, torch.tensor([0, -100, -100, 2])).stats.isfinite().all()
 
 
-def test_an_ignored_row_has_no_gradient_whatever_is_in_it() -> None:
+def test_an_ignored_row_has_no_gradient() -> None:
     logits = torch.randn(3, 40)
     logits[1] = float("nan")
     logits.requires_grad_()
@@ -267,7 +267,7 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", [(70_001, 10), (301, 2000), (3, 100, 5000)])
-def test_same_bits_whatever_the_thread_count(shape: tuple[int, ...]) -> None:
+def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...]) -> None:
     logits, targets = sample(*shape)
 
     def run() -> tuple[Tensor, ...]:

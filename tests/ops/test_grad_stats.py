@@ -172,7 +172,7 @@ def test_any_groups_equal_the_twin(data: st.DataObject) -> None:
     assert_equals_twin(groups, max_norm, exploding)
 
 
-def test_same_bits_whatever_the_thread_count() -> None:
+def test_same_bits_for_any_number_of_threads() -> None:
     # 1.3M elements: well above where the kernel goes parallel.
     groups = [[gradient(300_001, seed=1), gradient(7, seed=2)], [gradient(1000, 1000, seed=3)]]
     before = torch.get_num_threads()
@@ -215,7 +215,7 @@ def test_out_is_overwritten_in_place() -> None:
 
 
 @pytest.mark.finding("M7")
-def test_the_clip_coefficient_is_what_torch_clips_with() -> None:
+def test_the_clip_coefficient_equals_torchs() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(50)) for _ in range(3)]
     for i, parameter in enumerate(parameters):
         parameter.grad = gradient(50, seed=i)
@@ -294,7 +294,7 @@ def test_works_under_torch_compile() -> None:
     torch.testing.assert_close(scaled(a, b), a * grad_stats([[a, b]]).clip_coef[0])
 
 
-def test_without_gradients_the_result_is_made_where_it_is_wanted() -> None:
+def test_without_gradients_the_result_is_on_the_given_device() -> None:
     assert grad_stats([[None], []]).fields.device.type == "cpu"
     stats = grad_stats([[None], []], device="meta")
     assert (stats.fields.device.type, stats.fields.shape) == ("meta", (2, len(FIELDS)))

@@ -1,4 +1,4 @@
-"""Loading the compiled modules: what is reported, and what a missing one says."""
+"""Loading the compiled modules, and the messages about missing ones."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from esper.ops import _native
 MISSING = _native.ModuleReport("esper._C_cuda", None, "not built: no toolkit")
 
 
-def test_cpu_and_host_modules_are_loaded() -> None:
+def test_cpu_and_runtime_modules_are_loaded() -> None:
     reports = {report.name: report for report in _native.modules()}
     assert list(reports) == ["esper._C", "esper._C_cuda", "esper._runtime"]
     for name in ("esper._C", "esper._runtime"):
@@ -32,7 +32,7 @@ def test_every_missing_module_has_a_reason() -> None:
 
 
 def test_built_with_names_the_headers_it_was_compiled_from() -> None:
-    # The record says 2.13.0+cpu where the headers say 2.13.0.
+    # The record says 2.13.0+cpu, the headers 2.13.0.
     assert _native.build_info()["torch"].split("+")[0] in _native.built_with()
 
 
@@ -42,7 +42,7 @@ def test_build_record_explains_cuda() -> None:
     assert record["built"] is (record["architectures"] is not None)
 
 
-def test_requiring_native_is_an_error_only_where_a_gpu_would_fall_back() -> None:
+def test_requiring_native_is_an_error_only_if_a_gpu_would_fall_back() -> None:
     strict = {"ESPER_REQUIRE_NATIVE": "1"}
     with pytest.raises(ImportError, match=r"no toolkit.*ESPER_CUDA=1 pip install"):
         _native.require_native(strict, MISSING, gpu=True)
@@ -52,7 +52,7 @@ def test_requiring_native_is_an_error_only_where_a_gpu_would_fall_back() -> None
 
 
 @pytest.mark.parametrize(("value", "required"), [(None, False), ("", False), ("0", False), ("1", True)])
-def test_a_fallback_is_refused_where_native_is_required(
+def test_a_fallback_is_refused_if_native_is_required(
     value: str | None, required: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(_native.VARIABLE, raising=False)
@@ -67,14 +67,14 @@ def test_a_fallback_is_refused_where_native_is_required(
 
 
 @pytest.mark.parametrize("value", ["yes", "true", "2", " 1"])
-def test_another_value_is_an_error_and_not_a_no(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_value_is_an_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_native.VARIABLE, value)
     with pytest.raises(ValueError, match=r"ESPER_REQUIRE_NATIVE is '.*'; 1 makes every fallback an error, 0 allows"):
         _native.refuse_fallback("the step runs eager", "no graph")
 
 
 def test_only_one_place_reads_the_variable() -> None:
-    """Whatever falls back asks the same function, so that it cannot be forgotten in one of them."""
+    """All fallbacks ask one function, so that no fallback can forget the variable."""
     package = Path(esper.__file__).parent
     readers = [
         path for path in sorted(package.rglob("*.py")) if "getenv" in (text := path.read_text()) or "environ" in text
@@ -109,7 +109,7 @@ def test_a_missing_cpu_module_names_the_repair(tmp_path: Path) -> None:
     assert _native.REPAIR_COMMAND in done.stderr
 
 
-def test_a_broken_cpu_module_tells_the_linkers_complaint(tmp_path: Path) -> None:
+def test_a_broken_cpu_module_gives_the_linkers_message(tmp_path: Path) -> None:
     _copy_of_package(tmp_path, without="_C")
     (tmp_path / "esper" / "_C.abi3.so").write_bytes(b"not a library")
     done = _import_ops(tmp_path)

@@ -95,7 +95,7 @@ def test_argmax_is_taken_after_rounding() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.parametrize("channels", [8, 16, 5])
-def test_nan_and_inf_go_where_pytorch_sends_them(dtype: torch.dtype, pool: bool, channels: int) -> None:
+def test_nan_and_inf_propagate_as_in_pytorch(dtype: torch.dtype, pool: bool, channels: int) -> None:
     c = case((6, channels, 8, 8), dtype, batch=False)
     flat = c.x.permute(0, 2, 3, 1).reshape(-1)
     chosen = torch.rand(flat.shape, generator=torch.Generator().manual_seed(2))

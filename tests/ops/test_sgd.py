@@ -299,7 +299,7 @@ def test_closures_and_graphs() -> None:
         loss.backward()  # autograd sees that the parameter is another one now
 
 
-def test_nothing_to_step() -> None:
+def test_stepping_nothing_is_allowed() -> None:
     SGD([nn.Parameter(torch.ones(2))], lr=0.1).step()
     sgd_step([])
 

@@ -1,4 +1,4 @@
-"""Staging on the CPU: the bits of its twin, whatever the batch, the order and the threads."""
+"""Staging on the CPU: bit-equal to its twin for any batch size, order and number of threads."""
 
 import threading
 from collections.abc import Iterator
@@ -180,7 +180,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-def test_same_bits_whatever_the_thread_count() -> None:
+def test_same_bits_for_any_number_of_threads() -> None:
     images, table = dataset(300, 32, 32, 3)
     indices = torch.randperm(300)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The operators again, in plain public PyTorch: slow, obvious, and what the kernels are compared with."""
+"""References for the kernels: the same operators in plain public PyTorch, slow and obvious."""
 
 from collections.abc import Iterable, Sequence
 

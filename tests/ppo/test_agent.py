@@ -58,7 +58,7 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
     monkeypatch.setattr(toy, "reward", lambda action: action.sum(axis=1).astype(np.float64))  # not the same for all
 
     def known() -> list[torch.Tensor]:
-        every = (agent.observations, agent.rewards.returns)
+        every = (agent.observations, agent.rewards)
         return [values.clone() for each in every for values in (each.mean, each.var)]
 
     for number in (1, 2):
@@ -68,7 +68,7 @@ def test_statistics_are_frozen_within_a_round_and_updated_once_after_it(
         assert all(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
         agent.update(last)  # 16 minibatches
         assert not any(torch.equal(then, now) for then, now in zip(before, known(), strict=True))
-        assert agent.observations.updates == agent.rewards.returns.updates == number
+        assert agent.observations.updates == agent.rewards.updates == number
         assert agent.observations.count == number * 12 * 4
 
 
@@ -100,7 +100,7 @@ def test_truncation_bootstraps_from_the_state_and_the_memory_after_the_action() 
     torch.testing.assert_close(final, values[1])
     assert not torch.isclose(final, values[0]).any()  # nor is it that of the state before the action
     assert not torch.isclose(final, forgetful.value_of(second)).any()  # nor that of an episode that begins there
-    # The end of a rollout is no end of the episode: the last value is made in the same way.
+    # The end of a rollout does not end the episode: the last value is computed in the same way.
     torch.testing.assert_close(stopped.value_of(second), values[1])
 
 
@@ -168,7 +168,7 @@ def test_an_envs_actions_do_not_depend_on_the_number_of_envs() -> None:
     np.testing.assert_array_equal(part, many.act(observation, masks)[:2])
 
 
-def test_a_truncated_episode_wants_its_final_observation() -> None:
+def test_a_truncated_episode_needs_its_final_observation() -> None:
     agent, toy = make_agent(), Toy(4)
     agent.begin()
     observation, masks = toy.observe()

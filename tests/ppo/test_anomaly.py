@@ -1,5 +1,5 @@
-"""Each warning about an agent that learns badly comes from one that does, through ``PPOAgent.learn``; one that learns
-well gives none; and what is not finite never reaches the weights."""
+"""Each warning about an agent that learns badly comes from one that does, through ``PPOAgent.update``; one that learns
+well gives none; and a number that is not finite never reaches the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DETECTOR = AnomalyDetector(AnomalyConfig(), max_grad_norm=0.5, rounds=10)
 
 
 def look(stats: UpdateStats, round_: int = 4) -> dict[str, list[AnomalyDetected]]:
-    """What is found in an update, by kind."""
+    """Warnings about an update, by kind."""
     found: dict[str, list[AnomalyDetected]] = {}
     for event in DETECTOR.look(PolicyUpdated(round=round_, env_steps=0, **vars(stats))):
         assert event.round == round_
@@ -42,7 +42,7 @@ def learned(agent: PPOAgent, steps: int = 12) -> UpdateStats:
 def bits(agent: PPOAgent) -> list[torch.Tensor]:
     """Everything that acting and learning depend on."""
     numbers = [p.detach().clone() for p in agent.parameters]
-    for statistics in (agent.observations, agent.rewards.returns):
+    for statistics in (agent.observations, agent.rewards):
         numbers += [statistics.mean.clone(), statistics.var.clone(), torch.tensor(statistics.count)]
     return numbers
 
@@ -97,7 +97,7 @@ def test_the_alarm_for_each_head_fires_where_training_can_bring_it(head: str) ->
     agent = make_agent(32, prior=0.0)
     fresh = learned(agent)
     assert "entropy_collapsed" not in look(fresh)
-    assert fresh.head_choices[head] >= AnomalyConfig().least_choices  # it was judged, and passed
+    assert fresh.head_choices[head] >= AnomalyConfig().least_choices  # it was checked, and passed
     agent = make_agent(32, prior=0.0, learning_rate=1e-9)
     saturate(agent, head)
     found = look(learned(agent))["entropy_collapsed"]
@@ -115,7 +115,7 @@ def test_late_in_training_a_policy_may_be_certain() -> None:
 
 
 def test_a_head_without_a_choice_has_not_collapsed() -> None:
-    """Where one slot alone is legal its entropy is 0, and says nothing."""
+    """With a single legal slot, the entropy is 0 and carries no information."""
 
     class OneSlot(Toy):
         def observe(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -162,7 +162,7 @@ def test_a_critic_that_has_gone_dead_is_noticed() -> None:
 
 
 def test_a_critic_that_shouts_is_noticed() -> None:
-    agent = make_agent(16, gae_lambda=1.0)  # targets are what came of it, and not what the critic says
+    agent = make_agent(16, gae_lambda=1.0)  # targets are returns, without the critic
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
     assert "value_wrong" in look(learned(agent))
@@ -183,7 +183,7 @@ class Pays(Toy):
 
 
 def test_an_agent_that_nothing_can_move_any_more_is_noticed() -> None:
-    """Nothing that it does pays, it knows that, and nothing makes it curious."""
+    """Nothing pays, the critic knows it, and there is no entropy bonus."""
     agent = make_agent(16, entropy_start=0.0, entropy_end=0.0)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
@@ -208,7 +208,7 @@ def test_gradients_that_leave_nothing_but_a_direction_are_noticed() -> None:
 
 
 def spoiled(agent: PPOAgent, name: str, value: float) -> UpdateStats:
-    """A round with one number in it that is none."""
+    """A round with one non-finite number."""
     _, last = play(agent, Toy(agent.n_envs), 12)
     step = agent.buffer._steps[5][name]
     step[(0,) * step.ndim] = value
@@ -218,7 +218,7 @@ def spoiled(agent: PPOAgent, name: str, value: float) -> UpdateStats:
 @pytest.mark.trap(2)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["reward", "raw", "value", "log_prob", "unscaled", "observation"])
-def test_a_number_that_is_none_teaches_nothing_and_is_told(name: str, value: float) -> None:
+def test_a_number_that_is_not_finite_changes_nothing_and_is_reported(name: str, value: float) -> None:
     agent = make_agent(4)
     learned(agent)
     before = bits(agent)
@@ -234,7 +234,7 @@ def test_a_number_that_is_none_teaches_nothing_and_is_told(name: str, value: flo
     assert not same(before, bits(agent))
 
 
-def test_numbers_of_an_idle_env_are_no_concern() -> None:
+def test_numbers_of_an_idle_env_do_not_matter() -> None:
     agent, toy = make_agent(4), Toy(4)
     agent.begin()
     idle = np.array([False, False, False, True])
@@ -280,7 +280,7 @@ def test_means_are_over_the_minibatches_that_counted() -> None:
     assert those_left.value_loss < 1.5 * all_of_them.value_loss
 
 
-def test_where_every_gradient_is_broken_no_weight_moves() -> None:
+def test_no_weight_changes_if_every_gradient_is_broken() -> None:
     agent = make_agent(4)
     before = [p.detach().clone() for p in agent.parameters]
     break_gradient(agent, lambda _call: True)
@@ -291,7 +291,7 @@ def test_where_every_gradient_is_broken_no_weight_moves() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_left_out() -> None:
-    """A truncated episode whose final value is none makes targets that are none; they are in no single step."""
+    """A truncated episode with a non-finite final value makes targets non-finite, although every step is finite."""
     agent, toy = make_agent(4), Toy(4)
     _, last = play(agent, toy, 12)
     agent.buffer._steps[3]["truncated"][0] = True
@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
     assert "not_finite" in look(stats)
 
 
-def test_broken_weights_are_told_in_every_round_and_end_no_run() -> None:
+def test_broken_weights_are_reported_in_every_round_and_end_no_run() -> None:
     agent = make_agent(4)
     with torch.no_grad():
         agent.parameters[0].fill_(torch.nan)
@@ -327,7 +327,7 @@ def test_looking_changes_nothing_and_twice_is_the_same() -> None:
     assert {event.kind for event in DETECTOR.look(update)} == {"ratio_exploded", "value_wrong", "gradient_vanished"}
 
 
-def test_figures_that_an_older_log_does_not_have_are_not_judged() -> None:
+def test_figures_that_an_older_log_lacks_raise_no_warning() -> None:
     old = updated(
         ratio_max=None, ratio_min=None, value_std=None, target_std=None, clipped_gradients=None,
         choice_entropies={}, head_choices={}, head_entropies=dict.fromkeys(HEADS, 0.0), explained_variance=-9.0,

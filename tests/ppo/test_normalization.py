@@ -16,7 +16,7 @@ def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
     batches = [torch.from_numpy(draw.normal(3, 2, size=(n, 4))) for n in (5, 1, 40, 17)]
     running = RunningMeanStd(4, CPU, PPOConfig())
     for batch in batches:
-        running.update(batch)
+        running.merge(batch)
     rows = torch.cat(batches)
     torch.testing.assert_close(running.mean, rows.mean(dim=0))
     torch.testing.assert_close(running.var, rows.var(dim=0, unbiased=False))
@@ -62,8 +62,8 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
 
 def test_moving_average_includes_the_shift_of_the_mean() -> None:
     running = RunningMeanStd(1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75))
-    running.update(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
-    running.update(torch.tensor([[5.0], [5.0]]))  # mean 5, variance 0
+    running.merge(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
+    running.merge(torch.tensor([[5.0], [5.0]]))  # mean 5, variance 0
     # mean 0.75·1 + 0.25·5 = 2; variance 0.75·1 + 0.25·0 + 0.75·0.25·(5 − 1)² = 3.75
     assert running.mean.item() == pytest.approx(2.0)
     assert running.var.item() == pytest.approx(3.75)
@@ -71,11 +71,11 @@ def test_moving_average_includes_the_shift_of_the_mean() -> None:
 
 @pytest.mark.finding("H4")
 def test_statistics_change_only_in_update() -> None:
-    running = RunningMeanStd(2, CPU, PPOConfig())
-    running.update(torch.randn(10, 2, generator=torch.Generator().manual_seed(1)))
-    before = running.normalize(torch.tensor([[1.0, 2.0]]))
-    running.normalize(torch.full((100, 2), 50.0))
-    assert torch.equal(before, running.normalize(torch.tensor([[1.0, 2.0]])))
+    running = ObservationStatistics(CPU, PPOConfig())
+    running.update(observations(slots=2))
+    before = running.normalize(observations(slots=1))
+    running.normalize(50 * observations(slots=3))
+    assert torch.equal(before, running.normalize(observations(slots=1)))
 
 
 @pytest.mark.finding("H4")
@@ -85,12 +85,12 @@ def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
     observations, rewards = ObservationStatistics(meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
 
     def places() -> set[torch.device]:
-        known = [value for each in (observations, rewards.returns) for value in (each.mean, each.var)]
+        known = [value for each in (observations, rewards) for value in (each.mean, each.var)]
         return {value.device for value in (*known, observations.continuous)}
 
     assert places() == {meta}
     observations.update(torch.empty(5, size, device=meta))
-    rewards.returns.update(torch.empty(5, 1, device=meta))
+    rewards.merge(torch.empty(5, 1, device=meta))
     assert places() == {meta}
     observations.load_state_dict(ObservationStatistics(CPU, PPOConfig()).state_dict())
     rewards.load_state_dict(RewardNormalizer(CPU, PPOConfig()).state_dict())
@@ -99,18 +99,19 @@ def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
 
 
 def test_normalised_values_are_clipped() -> None:
-    running = RunningMeanStd(1, CPU, PPOConfig())
-    running.update(torch.tensor([[0.0], [1.0]]))
-    assert running.normalize(torch.tensor([[1e9], [-1e9]])).flatten().tolist() == [10.0, -10.0]
+    running = ObservationStatistics(CPU, PPOConfig())
+    running.update(observations(slots=1))
+    seen = running.normalize(1e9 * observations(slots=1).sign())
+    assert seen[:, : len(BASE)][:, running.continuous[: len(BASE)]].unique().tolist() == [-10.0, 10.0]
 
 
 def test_state_round_trip() -> None:
     running, copy = RunningMeanStd(3, CPU, PPOConfig()), RunningMeanStd(3, CPU, PPOConfig())
-    running.update(torch.randn(10, 3, generator=torch.Generator().manual_seed(2)))
+    running.merge(torch.randn(10, 3, generator=torch.Generator().manual_seed(2)))
     copy.load_state_dict(running.state_dict())
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
-    running.update(rows)
-    copy.update(rows)
+    running.merge(rows)
+    copy.merge(rows)
     assert torch.equal(running.mean, copy.mean)
     assert torch.equal(running.var, copy.var)
 

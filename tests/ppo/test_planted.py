@@ -12,7 +12,7 @@ HELD_OUT = 999
 
 
 def train(env_steps: int, seed: int) -> tuple[PlantedVectorEnv, PPOAgent]:
-    """An agent trained for so many env steps, in rounds of one episode in each env."""
+    """An agent trained for this number of env steps, in rounds of one episode in each env."""
     env = PlantedVectorEnv()
     agent = PPOAgent(env.action_spec, env.layout, env.num_envs, PPOConfig(), run_seed=seed)
     rounds = env_steps // (env.num_envs * env.horizon)

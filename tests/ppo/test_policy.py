@@ -89,7 +89,7 @@ def test_entropies_can_reach_both_ends() -> None:
             network.op_head[-1].bias[Op.WAIT] = bias
         policy = Policy(SPEC, LAYOUT, 4, PPOConfig(width=32))
         policy.network = network
-        _, _, decision = policy.decide(torch.zeros(4, LAYOUT.size), policy.legal(masks(4)))
+        _, _, decision = policy.step(torch.zeros(4, LAYOUT.size), policy.legal(masks(4)))
         torch.testing.assert_close(decision.entropies[:, 0], torch.full((4,), expected))
 
 
@@ -109,7 +109,7 @@ def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() ->
 def test_an_agent_is_on_its_device_from_the_start(name: str) -> None:
     agent = PPOAgent(SPEC, LAYOUT, 4, PPOConfig(width=32), device=torch.device(name))
     assert agent.device == torch.device(name)
-    statistics = (agent.observations, agent.rewards.returns)
+    statistics = (agent.observations, agent.rewards)
     tensors = [
         *agent.parameters,
         *(values for each in statistics for values in (each.mean, each.var)),

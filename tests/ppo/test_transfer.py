@@ -10,7 +10,6 @@ from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.ppo.agent import PPOAgent
-from esper.ppo.network import WAVES, fourier, place_waves
 from esper.ppo.policy import Policy, for_blueprints
 from esper.rollout.rollout import EpisodeStats, play_round
 from esper.spaces.action import Op
@@ -88,15 +87,15 @@ def test_every_slot_and_every_blueprint_of_another_host_is_in_reach(trained: PPO
 
 
 def test_on_the_host_it_learned_from_it_acts_with_the_same_bits(trained: PPOAgent) -> None:
-    """EpisodeStats by itself, and by an agent that inherited it."""
+    """As a policy by itself, and in an agent that loaded it."""
     env = planted(4)
     observation, info = env.reset(seed=2)
-    heir = make_agent(env, run_seed=7)
-    heir.load_from(trained)
+    other = make_agent(env, run_seed=7)
+    other.load_from(trained)
     decisions = []
-    for policy in (trained.clone_policy(8, 7, greedy=True), heir.clone_policy(8, 7, greedy=True)):
+    for policy in (trained.clone_policy(8, 7, greedy=True), other.clone_policy(8, 7, greedy=True)):
         policy.begin()
-        seen, context, decision = policy.decide(torch.from_numpy(observation), policy.legal(info["action_mask"]))
+        seen, context, decision = policy.step(torch.from_numpy(observation), policy.legal(info["action_mask"]))
         decisions.append((seen, context, decision.action, decision.log_prob))
     assert all(torch.equal(a, b) for a, b in zip(*decisions, strict=True))
 
@@ -129,7 +128,7 @@ def test_embeddings_follow_the_names() -> None:
     assert back["blueprints"].flatten().tolist() == [10.0, 60.0]
 
 
-def test_where_no_blueprint_is_known_nothing_is_played(trained: PPOAgent) -> None:
+def test_a_host_without_a_known_blueprint_is_refused(trained: PPOAgent) -> None:
     with pytest.raises(ValueError, match="knows the blueprints moss, fern, oak, ivy; this host has reed, rush"):
         moved(trained, planted(4, ("reed", "rush")))
 
@@ -137,17 +136,3 @@ def test_where_no_blueprint_is_known_nothing_is_played(trained: PPOAgent) -> Non
 def test_an_agent_with_other_blueprints_is_not_resumed(trained: PPOAgent) -> None:
     with pytest.raises(ValueError, match="trained with the blueprints moss, fern, oak, ivy; this host has moss, fern"):
         make_agent(planted(4, ("moss", "fern"))).load_state_dict(trained.state_dict())
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
-def test_the_trunks_summary_of_few_slots_loses_nothing(slots: int) -> None:
-    assert torch.linalg.matrix_rank(fourier(place_waves(slots))) == min(slots, WAVES)
-
-
-def test_a_summary_is_made_of_fourier_coefficients() -> None:
-    """Of 5 + 3 · (first cosine) at any number of slots above two: mean 5, first coefficient 3, no others."""
-    for slots in (3, 4, 9):
-        waves = place_waves(slots)
-        values = 5 + 3 * waves[:, 1]
-        expected = torch.tensor([5.0, 3.0, 0.0, 0.0])
-        torch.testing.assert_close(fourier(waves) @ values, expected, atol=1e-5, rtol=0)

@@ -37,7 +37,7 @@ FAULTS = (
     ),
     Fault(
         "an upload goes to the default stream, in the middle of a lane",
-        "esper/training/upload.py",
+        "esper/training/batches.py",
         "    into.copy_(",
         "    import torch\n\n"
         "    with torch.cuda.stream(torch.cuda.default_stream(into.device) if into.is_cuda else None):\n"

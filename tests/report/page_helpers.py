@@ -1,4 +1,4 @@
-"""Reading a page as a browser would, and events as somebody with bad intentions might write them."""
+"""A parser that reads a page as a browser does, and hostile events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 NASTY = "<script>window.hacked=1</script>\"'&</style><img src=x onerror=window.hacked=1>ü😀\x1b[2J\u202e\x00\ud800"
-"""What no name should be: markup, quotes, an escape sequence, a turn of direction, half a character."""
+"""Markup, quotes, an escape sequence, a change of direction, and half a surrogate pair."""
 
 
 class Page(HTMLParser):
@@ -53,7 +53,7 @@ def drawings(html: str) -> list[ElementTree.Element]:
 
 
 def nasty(fields: dict[str, Any]) -> dict[str, Any]:
-    """The event with every name that can come from outside replaced."""
+    """The event with every name that comes from outside replaced."""
     return {name: value if name == "event" else _nasty(name, value) for name, value in fields.items()}
 
 
@@ -72,7 +72,7 @@ def _nasty(name: str, value: Any) -> Any:
 
 
 def not_finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """Every third number of the event NaN, infinite or as large as they come."""
+    """The event with every third number NaN, infinite, or extremely large or small."""
     bad = ["nan", "inf", "-inf", 1e308, -1e308, 1e-320]
     count = 0
 

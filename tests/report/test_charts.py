@@ -1,4 +1,4 @@
-"""Charts: that the values are drawn as they are, that any numbers can be drawn, and how lifecycles are read."""
+"""Charts draw the exact values, accept any numbers, and lifecycles are read correctly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from esper.report import charts
 from esper.report.charts import (
     IntervalRow,
     Line,
-    Points,
     grouped,
     interval_chart,
     lanes_chart,
@@ -71,7 +70,7 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(monkeypatch: pytes
     figures = drawn(monkeypatch)
     lines = [
         Line("a", [0, 1, 2, 3], [1.0, 2.0, math.nan, 4.0], 0, [0.5, 1.5, 2.5, 3.5], [1.5, 2.5, 3.5, 4.5]),
-        Line("baseline", [0, 3], [1.0, 1.0], -1, dashed=True),
+        Line("baseline", [0, 3], [1.0, 1.0], -1, reference=True),
     ]
     words = line_chart("title", lines, "epochs done", "accuracy, %", include=[10.0])
     (axes,) = figures[0].axes
@@ -89,7 +88,7 @@ def test_a_line_chart_draws_the_values_with_axes_and_a_legend(monkeypatch: pytes
 def test_parameters_over_more_than_a_decade_have_a_logarithmic_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = drawn(monkeypatch)
     for largest in (2_000.0, 200_000.0):
-        scatter_chart("title", [Points("hosts", [300.0, largest], [60.0, 70.0], 0)], "parameters", "accuracy, %")
+        scatter_chart("title", [Line("hosts", [300.0, largest], [60.0, 70.0], 0)], "parameters", "accuracy, %")
     assert [figure.axes[0].get_xscale() for figure in figures] == ["linear", "log"]
 
 
@@ -125,7 +124,7 @@ def test_any_numbers_can_be_drawn(rows: list[tuple[float, float, float, float]])
     x, y, low, high = ([row[place] for row in rows] for place in range(4))
     pictures = [
         line_chart("t", [Line("a", x, y, 0, low, high)], "x", "y"),
-        scatter_chart("t", [Points("p", x, y, 0)], "x", "y"),
+        scatter_chart("t", [Line("p", x, y, 0)], "x", "y"),
         interval_chart("t", [IntervalRow("a", *row[:3]) for row in rows], "x"),
         stacked_bars("t", [("a", {"b": value, "c": other}) for value, other, _, _ in rows], ["b", "c"], "x", "y"),
     ]
@@ -167,7 +166,7 @@ def test_a_lane_holds_every_stage_from_change_to_change() -> None:
     ]
     run = Run.__new__(Run)
     run.events = {StageChanged: changes, EpochCompleted: [epoch(0, number) for number in range(1, 11)]}
-    (life,) = lives(run).values()
+    (life,) = lives(run)
     read = [(s.slot, s.stage, s.begin, s.end) for s in life.stretches]
     assert read == [
         ("r0c0", "GERMINATED", 2, 3),

@@ -1,13 +1,14 @@
-"""An event log that grows, is torn, broken, cut back or not there."""
+"""Event logs that grow, are torn, broken, cut back or missing."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from esper.report.event_log import EventLog
-from esper.telemetry.event import SeedCut
+from esper.telemetry.event import SeedCut, record
 from esper.telemetry.sinks.jsonl import JsonlSink, being_written
 from tests.telemetry.sample_events import cut
 
@@ -17,7 +18,7 @@ def epochs(log: EventLog) -> list[int]:
     return [event.epoch for event in events if isinstance(event, SeedCut)]
 
 
-def test_only_what_is_new_is_read_again(tmp_path: Path) -> None:
+def test_only_new_lines_are_read(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     assert log.read() == ([], False)
     assert not log.exists
@@ -45,6 +46,16 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     assert log.problems() == []
 
 
+def test_every_way_to_tear_the_last_line_is_noticed(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    whole, last = (json.dumps(record(cut(epoch))) for epoch in range(2))
+    for length in range(1, len(last) + 1):
+        log.path.write_text(f"{whole}\n{last[:length]}")
+        assert epochs(EventLog(log.path)) == [0]
+        log.read()
+        assert "the last line is incomplete" in log.problems()[0]
+
+
 def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     JsonlSink(log.path).handle(cut(7))
@@ -57,7 +68,7 @@ def test_broken_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "line 2:" in words
 
 
-def test_what_is_not_known_is_counted_by_kind(tmp_path: Path) -> None:
+def test_unknown_events_are_counted_by_kind(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.path.write_text('{"event": "Novelty", "schema": 1}\n' * 3)
     assert epochs(log) == []
@@ -66,7 +77,7 @@ def test_what_is_not_known_is_counted_by_kind(tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
-    """As a resumed run does it, and also when it has grown longer again in the meantime."""
+    """A resumed run cuts its log; in the meantime, it may have grown longer again."""
     log = EventLog(tmp_path / "events.jsonl")
     sink = JsonlSink(log.path)
     for epoch in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The page: whole, self-contained, with everything from outside escaped, whatever the numbers are."""
+"""The page is complete and self-contained, and escapes everything from outside, whatever the numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from esper.config import ConfigError
-from esper.report.page import LINKS, report_html, write_report
+from esper.report.page import SECTIONS, report_html, write_report
 from esper.report.read import open_run, open_runs
 from esper.report.terminal import short_form
 from esper.telemetry.event import EpochCompleted, RunCompleted
@@ -24,7 +24,7 @@ def html_of(*folders: Path) -> str:
 def test_a_report_has_all_its_parts(learned: Path) -> None:
     html = html_of(learned)
     page = Page(html)
-    assert set(LINKS) <= set(page.ids)
+    assert set(SECTIONS) <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     for title in (
         "Difference to each baseline",
@@ -137,7 +137,7 @@ def test_numbers_that_are_none_leave_gaps_and_break_nothing(
     assert short_form(run)
 
 
-def test_several_runs_are_told_apart(learned: Path, grown: Path) -> None:
+def test_several_runs_are_named(learned: Path, grown: Path) -> None:
     page = Page(html_of(learned, grown))
     assert "2 runs: learned, grown" in page.text
     for name in ("learned: grown", "grown: grown", "Differences between the runs", "Seconds per round"):

@@ -1,4 +1,4 @@
-"""Run folders that are whole, going, interrupted, damaged, incomplete, or none."""
+"""Run folders that are complete, in progress, interrupted, damaged, incomplete, or not run folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_finished_run_is_read_whole(learned: Path) -> None:
     assert run.all_problems() == []
     assert run.state() == "finished"
     assert run.state_words() == "finished: 3 rounds played and compared"
-    assert (run.done, run.rounds, run.learns) == (3, 3, True)
+    assert (run.view.done, run.rounds, run.learns) == (3, 3, True)
     assert len(run.of(EpochCompleted)) == 3 * 2 * 4
     assert run.environment["packages"]["esper"]
 
@@ -36,14 +36,14 @@ def test_a_run_that_is_going_is_read_and_refreshed(tmp_path: Path) -> None:
     def look() -> None:
         run = open_run(tmp_path / "run")
         runs.append(run)
-        seen.append((run.state(), run.done, run.state_words()))
+        seen.append((run.state(), run.view.done, run.state_words()))
         assert "epoch 2" in short_form(run)
         report_html([run])
 
     play(tiny(rounds=2), tmp_path / "run", Does(within_round(2), look))
     assert seen == [("running", 1, "running: 1 of 2 rounds completed")]
     assert runs[0].refresh()
-    assert (runs[0].state(), runs[0].done) == ("finished", 2)
+    assert (runs[0].state(), runs[0].view.done) == ("finished", 2)
     assert len(runs[0].of(EpochCompleted)) == 16
 
 
@@ -91,7 +91,7 @@ def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
     assert "Configuration" in report_html([run])
 
 
-def test_without_its_log_a_run_is_what_its_other_files_say(grown: Path, copy: Callable[..., Path]) -> None:
+def test_without_its_log_a_run_is_read_from_its_other_files(grown: Path, copy: Callable[..., Path]) -> None:
     whole, folder = open_run(grown), copy(grown)
     (folder / "events.jsonl").unlink()
     run = open_run(folder)

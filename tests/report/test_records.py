@@ -1,4 +1,4 @@
-"""Logged events become typed ones again; whatever else stands in a log is refused by name."""
+"""Logged events become typed events; anything else is refused with its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.report.records import UnknownEvent, event_classes, event_of
+from esper.report.records import EVENT_CLASSES, UnknownEvent, event_of
 from esper.telemetry.event import EpochCompleted, Event, record
 from tests.telemetry.test_event import KINDS, sample
 
@@ -55,7 +55,7 @@ def test_a_missing_field_is_named_unless_it_has_a_default() -> None:
     assert older.contribution_errors == {}
 
 
-def test_a_newer_log_is_told_from_a_broken_one() -> None:
+def test_a_newer_log_is_distinguished_from_a_broken_one() -> None:
     with pytest.raises(UnknownEvent, match="Novelty"):
         event_of(fields(event="Novelty"))
     with pytest.raises(UnknownEvent, match="schema 99"):
@@ -70,11 +70,11 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(event_classes())), st.data())
-def test_nothing_but_value_error_comes_of_what_is_no_event(name: str, data: st.DataObject) -> None:
-    names = list(json.loads(json.dumps(record(sample(event_classes()[name])))))
+@given(st.sampled_from(sorted(EVENT_CLASSES)), st.data())
+def test_anything_but_an_event_raises_value_error(name: str, data: st.DataObject) -> None:
+    names = list(json.loads(json.dumps(record(sample(EVENT_CLASSES[name])))))
     found = {
-        **json.loads(json.dumps(record(sample(event_classes()[name])))),
+        **json.loads(json.dumps(record(sample(EVENT_CLASSES[name])))),
         data.draw(st.sampled_from(names)): data.draw(JSON),
     }
     try:

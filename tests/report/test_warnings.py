@@ -1,4 +1,4 @@
-"""What was wrong with how an agent learned, and what became of each blueprint, in the short form and on the page."""
+"""Anomalies of learning and the fates of blueprints, in the short form and on the page."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_blueprints_are_counted_alike_in_both(grown: Path) -> None:
 
 
 def test_counts_follow_a_log_that_is_taken_back(grown: Path, copy: Callable[..., Path]) -> None:
-    """As a run that is resumed does with what it logged after its checkpoint."""
+    """A resumed run removes what it logged after its checkpoint."""
     folder = copy(grown)
     run = open_run(folder)
     whole = run.view.blueprints.rows()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from esper.config import ConfigError, RewardConfig, RewardMode, TrainingConfig
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import EpochLoop
-from esper.env.planted import SimulatedBackend
+from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import Law
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools
@@ -117,7 +118,7 @@ def test_a_loss_mode_is_the_accuracy_mode_with_the_negative_loss_in_place_of_acc
     }
 
 
-class ScriptedHosts(SimulatedBackend):
+class ScriptedHosts(PlantedBackend):
     """One host whose losses are given by the number of its epochs: with everything on, and with every seed off."""
 
     def __init__(self, *losses: tuple[float, float]) -> None:
@@ -133,10 +134,7 @@ def tracked(*losses: tuple[float, float]) -> Iterator[EnvState]:
     """The state of the env after each epoch of a scripted host; the first losses are those before any training."""
     hosts, config = ScriptedHosts(*losses), TrainingConfig()
     loop = EpochLoop(hosts, config, [len(losses) - 1], len(hosts.law.slots), None, Spans(marks=False))
-    loop.begin(np.array([True]), 0)
-    while not loop.state.done.all():
-        loop.wait()
-        yield loop.state
+    return itertools.islice(loop.without_growth(0), 1, None)
 
 
 losses = st.floats(0.01, 2.29)

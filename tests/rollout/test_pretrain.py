@@ -10,7 +10,8 @@ import torch
 from esper.config import ConfigError, PPOConfig, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.env.planted import PlantedVectorEnv
-from esper.env.planted_law import Growth, Law
+from esper.env.planted_backend import PlantedBackend
+from esper.env.planted_law import Law
 from esper.env.slot_env import SlotVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.ppo.agent import PPOAgent
@@ -96,7 +97,7 @@ def test_hosts_of_each_length_have_draws_of_their_own(
 
     def played(simulated: PlantedVectorEnv, agent: PPOAgent, **rest: Any) -> EpisodeStats:
         found = play_round(simulated, agent, **rest)
-        worths.setdefault(simulated.horizon, []).append(simulated.simulated.growth.worth.copy())
+        worths.setdefault(simulated.horizon, []).append(simulated.hosts.worth.copy())
         return found
 
     monkeypatch.setattr(practice, "play_round", played)
@@ -117,7 +118,7 @@ def test_every_simulated_host_has_worths_of_its_own() -> None:
         env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": n_envs}}), law)
         for number in range(episodes):
             env.reset(seed=None if number else seed)
-        return env.simulated.growth.worth.copy()
+        return env.hosts.worth.copy()
 
     first = worths(4, 0, 1)
     assert len(np.unique(first.reshape(4, -1), axis=0)) == 4
@@ -132,20 +133,20 @@ def test_every_simulated_host_has_worths_of_its_own() -> None:
 def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
     env.reset(seed=0)
-    np.testing.assert_array_equal(env.simulated.growth.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
+    np.testing.assert_array_equal(env.hosts.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
 
 
 def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:
     law = replace(QUIET, reliance=10.0)
-    leaning, free = Growth(law, 1, 50), Growth(QUIET, 1, 50)
+    leaning, free = PlantedBackend(law, 1, 50, 1), PlantedBackend(QUIET, 1, 50, 1)
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 1}}), law)
     seeds = env.state.slots
     seeds.blueprint[0] = [1, 2, 0]
     seeds.alpha[0] = [1.0, 0.5, 1.0]
     seeds.stage[0] = [SeedStage.FOSSILIZED, SeedStage.HOLDING, SeedStage.TRAINING]
-    for growth in (leaning, free):
-        growth.experience[:] = 1e9
-    with_it, without = (growth.measure(seeds, np.array([50])) for growth in (leaning, free))
+    for hosts in (leaning, free):
+        hosts.experience[:] = 1e9
+    with_it, without = (hosts.true_accuracies(seeds, np.array([50])) for hosts in (leaning, free))
     np.testing.assert_allclose(with_it.accuracy, without.accuracy)
     np.testing.assert_allclose(with_it.contribution - without.contribution, [[10.0, 5.0, 0.0]])
     np.testing.assert_allclose(with_it.committed, without.committed - 5.0)  # the fossil stays, the other one goes

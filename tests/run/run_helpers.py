@@ -19,8 +19,8 @@ from esper.run.summary import RunSummary
 from esper.telemetry import event as events
 from esper.telemetry.event import EpochCompleted, Event, RoundCompleted, stable_record
 from esper.telemetry.hub import Sink
-from esper.telemetry.sinks.jsonl import read_events
 from esper.training.host_training import HostTraining
+from tests.telemetry.sample_events import read_events
 
 CLOCKS = {"seconds", "epochs_per_second", "images_per_second"}
 

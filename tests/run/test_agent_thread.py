@@ -24,7 +24,7 @@ def test_only_the_agents_thread_uses_its_statistics(tmp_path: Path, monkeypatch:
         return call
 
     for kind in (RunningMeanStd, ObservationStatistics, RewardNormalizer):
-        for name in {"update", "normalize", "state_dict"} & set(vars(kind)):
+        for name in {"merge", "update", "normalize", "state_dict"} & set(vars(kind)):
             monkeypatch.setattr(kind, name, noted(f"{kind.__name__}.{name}", vars(kind)[name]))
     play(learning(lanes=2), tmp_path / "run")
     assert {"ObservationStatistics.update", "ObservationStatistics.normalize", "RewardNormalizer.update"} <= set(users)

@@ -34,10 +34,10 @@ from esper.telemetry.event import (
     RunStarted,
     record,
 )
-from esper.telemetry.sinks.jsonl import read_events
 from esper.training.rng import seeded
 from esper.training.step import train_epoch
 from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
+from tests.telemetry.sample_events import read_events
 
 FILES = {
     "baseline.json",
@@ -112,7 +112,7 @@ def test_events_jsonl_holds_every_event_in_order(finished: Finished) -> None:
     names = [fields["event"] for fields in read]
     assert names[:2] == ["RunStarted", "BaselineMeasured"]
     assert names[-2:] == ["RoundCompleted", "RunCompleted"]
-    assert names.count("EpochCompleted") == 2 * 2 * 4  # rounds, hosts, epochs: the twins are not in the log
+    assert names.count("EpochCompleted") == 2 * 2 * 4  # rounds, hosts, epochs: the control hosts are not in the log
     assert names.count("EpisodeCompleted") == 2 * 2
     assert names.count("BaselineMeasured") == 1
 
@@ -141,11 +141,11 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
     end = recorder.events[-1]
     assert isinstance(end, RunCompleted)
     found = summary.comparison
-    (told,) = end.comparisons
-    assert (found.name_a, found.name_b) == (end.controller, told.reference) == ("random", "none")
-    assert (told.accuracy, told.reference_accuracy, told.difference) == (found.mean_a, found.mean_b, found.difference)
-    assert (told.low, told.high, told.p_value) == (found.interval.low, found.interval.high, found.p_value)
-    assert told.verdict == "inconclusive: fewer than 10 pairs"
+    (sent,) = end.comparisons
+    assert (found.name_a, found.name_b) == (end.controller, sent.reference) == ("random", "none")
+    assert (sent.accuracy, sent.reference_accuracy, sent.difference) == (found.mean_a, found.mean_b, found.difference)
+    assert (sent.low, sent.high, sent.p_value) == (found.interval.low, found.interval.high, found.p_value)
+    assert sent.verdict == "inconclusive: fewer than 10 pairs"
     assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (4, 4, 2, False)
     assert (end.host_parameters, end.parameters, end.fossils) == (277, summary.grown_parameters, summary.fossils)
     assert summary.host_parameters == 277
@@ -271,7 +271,7 @@ def test_a_closed_run_holds_neither_hosts_nor_data(tmp_path: Path) -> None:
 @pytest.mark.finding("T1")
 @pytest.mark.parametrize("controller", ["ppo", "random", "heuristic"])
 def test_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> None:
-    """The least there is to train on: one step to learn from, of which no standard deviation can be taken."""
+    """A single step to learn from, which has no standard deviation."""
     config = tiny(controller, rounds=2, evaluation_pairs=1).with_values(
         env={"n_envs": 1, "episode_length": 1}, ppo={"width": 16, "practice_steps": 0}
     )

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from esper.control.controller import NoGrowth
-from esper.data.registry import DataOptions
-from esper.data.task import Split, Task
+from esper.data.task import DataOptions, Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.comparison import compare_controllers
@@ -103,9 +102,9 @@ def test_the_run_is_compared_with_every_baseline_in_a_fixed_order(learned: Learn
     assert {c.pair.pairs for c in summary.comparisons} == {3}
     assert summary.comparison is summary.comparisons[0].pair
     (end,) = of_kind(recorder, RunCompleted)
-    assert [told.reference for told in end.comparisons] == BASELINES
-    assert [told.p_value for told in end.comparisons] == [c.adjusted_p for c in summary.comparisons]
-    assert {told.accuracy for told in end.comparisons} == {summary.comparison.mean_a}
+    assert [reported.reference for reported in end.comparisons] == BASELINES
+    assert [reported.p_value for reported in end.comparisons] == [c.adjusted_p for c in summary.comparisons]
+    assert {reported.accuracy for reported in end.comparisons} == {summary.comparison.mean_a}
 
 
 def test_a_task_without_a_schedule_is_compared_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,15 +136,15 @@ def test_the_arm_that_does_nothing_is_the_host_left_alone(tmp_path: Path) -> Non
     maker = EnvMaker.of(config)
     env = maker.make()
     env.prepare()
-    told: list[Event] = []
-    arms = {arm.controller: arm for arm in LearningAgent(maker, env).evaluate(told.append, lambda: None)}
+    reported: list[Event] = []
+    arms = {arm.controller: arm for arm in LearningAgent(maker, env).evaluate(reported.append, lambda: None)}
     env.close()
     env = make_env(config)
     play_round(env, NoGrowth(env.action_spec, env.layout, env.num_envs), seed=7 + HELD_OUT)
     np.testing.assert_array_equal(arms["none"].accuracy, env.test_accuracy())
     env.close()
     assert arms["none"].fossils.tolist() == [0, 0]
-    assert len(told) == 5
+    assert len(reported) == 5
 
 
 def test_an_agent_is_compared_in_its_run_as_it_is_afterwards(learned: Learned) -> None:

@@ -17,7 +17,6 @@ from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
 from esper.telemetry.event import ArmPlayed, BaselineMeasured, EpochCompleted, Event, PolicyUpdated
-from esper.telemetry.sinks.jsonl import read_events
 from esper.training.execution.lanes import LaneError
 from esper.training.step import train_epoch
 from tests.run.run_helpers import (
@@ -36,6 +35,7 @@ from tests.run.run_helpers import (
     tiny,
     within_round,
 )
+from tests.telemetry.sample_events import read_events
 
 CONFIGS = {
     "random": lambda: tiny(rounds=3, seed=7),

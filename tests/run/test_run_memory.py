@@ -14,7 +14,7 @@ from tests.run.run_helpers import metrics, play, tiny
 
 @pytest.mark.skipif(not STATUS.exists(), reason="resident memory is read from /proc")
 def test_a_round_tells_the_memory_of_its_hosts_and_of_those_left_alone(tmp_path: Path) -> None:
-    """Two hosts that grow and two twins; each has two snapshots, of at least its 277 weights and their momentum."""
+    """Two hosts that grow and two that are left alone; each has two snapshots of 277 weights and momentum or more."""
     summary, recorder = play(tiny(rounds=2), tmp_path / "run")
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
     least = 2 * 2 * 4 * 277

@@ -22,7 +22,6 @@ from esper.telemetry.event import (
     PracticeRound,
     RunCompleted,
 )
-from esper.telemetry.sinks.jsonl import read_events
 from tests.run.run_helpers import (
     Does,
     kinds,
@@ -34,6 +33,7 @@ from tests.run.run_helpers import (
     stable_log,
     tiny,
 )
+from tests.telemetry.sample_events import read_events
 
 GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
 
@@ -78,8 +78,8 @@ def state_of(folder: Path) -> Any:
 def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     name: str, number: int, tmp_path: Path
 ) -> None:
-    """The first env's epoch is told when the signal comes; the second one's is told before the run stops. What was
-    told until then is never played again."""
+    """The signal comes when the first env's epoch is reported; the second one's is reported before the run stops.
+    Reported epochs are never played again."""
     config = CONFIGS[name]()
     whole, _ = play(config, tmp_path / "whole")
     where = at(1, 3) if number == signal.SIGINT else at(0, 2)
@@ -89,13 +89,13 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     except KeyboardInterrupt:
         assert number == signal.SIGTERM  # in the first round there is nothing to sum up
     assert sink.did
-    told = [e for e in stable_log(tmp_path / "r") if e["event"] != "RunCompleted"]
-    last = [e for e in told if e["event"] == "EpochCompleted"][-1]
+    reported = [e for e in stable_log(tmp_path / "r") if e["event"] != "RunCompleted"]
+    last = [e for e in reported if e["event"] == "EpochCompleted"][-1]
     assert (last["env"], last["epoch"]) == (1, 3 if number == signal.SIGINT else 2)
     assert len(state_of(tmp_path / "r")) == 1
     summary = Experiment.resume(tmp_path / "r").run()
-    assert kinds(tmp_path / "r").index("RunResumed") == len(told)
-    assert stable_log(tmp_path / "r")[: len(told)] == told
+    assert kinds(tmp_path / "r").index("RunResumed") == len(reported)
+    assert stable_log(tmp_path / "r")[: len(reported)] == reported
     same_run(tmp_path / "r", tmp_path / "whole")
     same_results(summary, whole)
 
@@ -281,7 +281,7 @@ def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
 
 @pytest.mark.parametrize("make", [tiny, learning])
 def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
-    """Nothing is left to go on with, and nothing is told twice; whoever sent it still hears of it."""
+    """Nothing is left to resume, and nothing is reported twice; the signal still takes effect."""
     experiment = Experiment(
         make(rounds=1), tmp_path / "r", [Does(lambda e: isinstance(e, RunCompleted), sends(signal.SIGINT))]
     )

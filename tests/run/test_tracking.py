@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.telemetry.test_trackers import CLEANRL, Library
 
 from esper.cli.run import closing_words
 from esper.config import ConfigError, TrainingConfig
@@ -33,7 +34,6 @@ from tests.run.run_helpers import (
     tiny,
     within_round,
 )
-from tests.telemetry.test_trackers import CLEANRL, Library
 
 
 class Stands:
@@ -129,8 +129,8 @@ def test_tensorboard_lies_in_the_run_folder(tmp_path: Path) -> None:
     found = EventAccumulator(str(summary.folder / "tensorboard"))
     found.Reload()
     rounds = [event for event in recorder.events if isinstance(event, RoundCompleted)]
-    told = [point.value for point in found.Scalars("charts/episodic_return")]
-    assert told == pytest.approx([event.mean_return for event in rounds])
+    reported = [point.value for point in found.Scalars("charts/episodic_return")]
+    assert reported == pytest.approx([event.mean_return for event in rounds])
 
 
 def test_a_controller_that_does_not_learn_has_charts_too(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_every_seed_that_was_planted_became_something(controller: str, tmp_path:
 
 
 def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
-    """The default agent on the default hosts of `planted`, into the rounds in which the critic is judged."""
+    """The default agent on the default hosts of `planted`, up to the rounds in which the critic is checked."""
     config = TrainingConfig.parse({"run": {"rounds": 5, "evaluation_pairs": 1}, "task": {"name": "planted"}})
     _, recorder = play(config, tmp_path / "r")
     assert sum(isinstance(event, PolicyUpdated) for event in recorder.events) == 5

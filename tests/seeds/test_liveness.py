@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.lifecycle.ramps import BlendOperator
-from esper.seeds.blend import Seed
+from esper.seeds.blend import ChannelScale, Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
-from esper.seeds.blueprints.scale import ChannelScale
 
 TOPOLOGIES = ("cnn", "transformer", "mlp")
 CASES = [(topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)]

@@ -1,13 +1,48 @@
-"""Events for the tests of sinks, whose every value can be told from the others."""
+"""Events for the tests of sinks; every value differs from the others."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from esper.spaces.action import HEADS
-from esper.telemetry.event import EpochCompleted, PolicyUpdated, RoundCompleted, RunStarted, SeedCut
+from esper.telemetry.event import (
+    AnomalyDetected,
+    Comparison,
+    EpochCompleted,
+    Event,
+    PolicyUpdated,
+    RoundCompleted,
+    RunCompleted,
+    RunStarted,
+    SeedCut,
+)
 from esper.telemetry.span import PHASES
+
+CLEANRL = {
+    "charts/episodic_return",
+    "charts/episodic_length",
+    "charts/learning_rate",
+    "charts/SPS",
+    "losses/value_loss",
+    "losses/policy_loss",
+    "losses/entropy",
+    "losses/approx_kl",
+    "losses/clipfrac",
+    "losses/explained_variance",
+}
+"""Tags that dashboards for CleanRL show."""
+ANOMALY = AnomalyDetected(2, "value_wrong", None, -3.0, -1.0, "off", "lower it")
+END = RunCompleted("ppo", 4, (Comparison("none", 85.0, 82.5, 2.5, 1.0, 4.0, 0.01, "better"),), 277, 300.0, 1.0, 9.0)
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The records of an event log."""
+    with Path(path).open() as log:
+        yield from map(json.loads, log)
 
 
 def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
@@ -15,7 +50,7 @@ def cut(epoch: int, slot: str = "r0c1") -> SeedCut:
 
 
 def completed(number: int, **changes: Any) -> RoundCompleted:
-    """Round ``number`` of 10: every value tells its round."""
+    """Round ``number`` of 10; values depend on it."""
     fields: dict[str, Any] = {
         "round": number,
         "rounds": 10,
@@ -60,7 +95,7 @@ def started(**changes: Any) -> RunStarted:
 
 
 def updated(**changes: Any) -> PolicyUpdated:
-    """What an update reports; heads have entropies 0.1, 0.2, ..."""
+    """An update; heads have entropies 0.1, 0.2, ..."""
     fields: dict[str, Any] = {
         **dict.fromkeys((field.name for field in dataclasses.fields(PolicyUpdated)), 0.0),
         "env_steps": 12800,
@@ -104,3 +139,17 @@ def epoch(env: int, number: int, episode: int = 0, **stages: str) -> EpochComple
         reward=0.0,
         reward_terms={},
     )
+
+
+def a_run(first: int = 1, last: int = 3) -> list[Event]:
+    """Rounds of 240 env steps each, with an update after each."""
+    events: list[Event] = []
+    for number in range(first, last + 1):
+        events += [cut(number), completed(number, rounds=last), updated(round=number, env_steps=240 * number)]
+    return events
+
+
+def write(sink: Any, events: list[Event]) -> None:
+    for event in events:
+        sink.handle(event)
+    sink.close()

@@ -1,4 +1,4 @@
-"""What became of the seeds of each blueprint, told event by event."""
+"""Fates of the seeds of each blueprint, from events."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_fossil_that_a_rollback_takes_back_was_not_kept() -> None:
     assert row.parameters is None
 
 
-def test_what_is_unfinished_is_living_also_after_its_episode() -> None:
+def test_an_unfinished_seed_is_living_also_after_its_episode() -> None:
     running = told(change("GERMINATED", 1), epoch(4))
     assert (only(running).living, only(running).epochs_lived) == (1, 3.0)
     running.handle(ended(9))
@@ -124,7 +124,7 @@ def test_the_total_is_that_of_all_blueprints() -> None:
     assert total.epochs_lived == 25 / 3
 
 
-def test_nothing_planted_is_nothing_to_tell() -> None:
+def test_without_planted_seeds_there_are_no_rows() -> None:
     analytics = told(epoch(1), ended(1))
     assert analytics.rows() == []
     assert analytics.total().germinated == 0

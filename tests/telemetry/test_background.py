@@ -1,4 +1,4 @@
-"""Sinks in the background: whatever they do, who emits does not wait, and what was lost is counted."""
+"""Sinks in the background never delay the run, and lost events are counted."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_everything_comes_through_in_order_and_in_one_other_thread() -> None:
     assert not hub.dropped
 
 
-def test_a_sink_that_stands_still_holds_nobody_up_and_is_told_of(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
-    """It never returns; the run goes on, ends, and says what was not written."""
+def test_a_hanging_sink_delays_nobody_and_is_reported(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+    """It never returns; the run continues, ends, and reports the events that were not written."""
     other = Ready()
     with caplog.at_level(logging.WARNING), TelemetryHub([BackgroundSink(slow, patience=0.01), other]) as hub:
         for epoch in range(100):
@@ -89,7 +89,9 @@ def test_a_sink_that_stands_still_holds_nobody_up_and_is_told_of(slow: Slow, cap
     assert hub.dropped["Slow"].words() == "it had not finished 0.01 s after the end of the run; 100 events not written"
 
 
-def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_do_not_fit_in_the_queue_are_dropped_and_counted(
+    slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
     background = BackgroundSink(slow, capacity=3, patience=FOREVER)
     hub = TelemetryHub([background])
     with caplog.at_level(logging.WARNING):
@@ -137,7 +139,7 @@ def test_a_failure_in_the_last_events_is_found_when_it_is_closed() -> None:
     background.close()  # does nothing
 
 
-def test_a_sink_that_cannot_be_closed_is_told_of_and_lost_nothing() -> None:
+def test_a_sink_that_cannot_be_closed_is_reported_and_lost_nothing() -> None:
     with TelemetryHub([BackgroundSink(Ready(on_close=True), patience=FOREVER)]) as hub:
         hub.emit(cut(0))
     (lost,) = hub.dropped.values()
@@ -174,7 +176,7 @@ def test_without_events_there_is_no_thread() -> None:
 
 
 def test_a_forked_child_writes_nothing_and_waits_for_nothing(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it looks in the child: the thread is not there, and its locks are as they were."""
+    """In the child, the thread does not exist, and its locks keep their state."""
     background = BackgroundSink(slow, capacity=1, patience=FOREVER)
     background.handle(cut(0))
     assert slow.inside.wait(FOREVER)

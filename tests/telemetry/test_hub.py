@@ -17,7 +17,7 @@ def event(epoch: int) -> SeedCut:
 
 
 class Keeping:
-    """Keeps the epochs it was told of."""
+    """Keeps the epochs of its events."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []

@@ -1,4 +1,4 @@
-"""The live picture: what it shows in a terminal, and that it always gives the terminal back."""
+"""The live view: its contents, and that it always restores the terminal."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def ended() -> RunCompleted:
 
 
 @pytest.mark.usefixtures("eager")
-def test_what_must_not_be_lost_is_printed_above_the_picture() -> None:
-    """When the picture is gone, header, rollbacks, cut seeds, the comparison and the last round are still there."""
+def test_lasting_information_is_printed_above_the_view() -> None:
+    """The header, rollbacks, cut seeds, the comparison and the last round remain after the view is removed."""
     console = terminal()
     sink = LiveSink(console)
     baseline = BaselineMeasured(8, (10.0, 82.5), (2.3, 0.6), 0.1)
@@ -182,7 +182,7 @@ def test_what_must_not_be_lost_is_printed_above_the_picture() -> None:
 
 
 def test_the_picture_is_not_drawn_for_every_event() -> None:
-    """Hundreds of events a second would spend the machine on pictures."""
+    """Redrawing at each of hundreds of events per second would cost too much."""
     console = terminal()
     sink = LiveSink(console)
     sink.handle(started())

@@ -1,4 +1,4 @@
-"""The memory that a run tells: of GPUs that are not here by torch's functions, of copies by host, of the process."""
+"""Memory of a run: of GPUs (torch's functions are replaced), of copies by host, and of the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPU i has (i + 1) times 1, 2, 3 and 4 MiB; whatever waits for one is an error."""
+    """GPU i has (i + 1) times 1, 2, 3 and 4 MiB; waiting for one is an error."""
     for place, name in enumerate(
         ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), 1
     ):
@@ -35,7 +35,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpus", "no_status")
-def test_each_gpu_is_told_by_itself_without_a_wait() -> None:
+def test_each_gpu_is_measured_by_itself_without_a_wait() -> None:
     used = memory_used([], DEVICES)
     assert used == {
         "allocated/cuda:0": MIB,
@@ -65,7 +65,7 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("no_status")
-def test_copies_are_told_in_total_and_of_the_largest_host_by_place() -> None:
+def test_copies_are_counted_in_total_and_for_the_largest_host_by_place() -> None:
     copies = [{"cuda:0": 10, "pinned": 5}, {"cuda:0": 30}, {"cuda:1": 7, "pinned": 6}]
     assert memory_used(copies, [torch.device("cpu")]) == {
         "copies/cuda:0": 40,
@@ -78,7 +78,7 @@ def test_copies_are_told_in_total_and_of_the_largest_host_by_place() -> None:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="resident memory is read from /proc")
-def test_the_process_is_told_where_the_system_does() -> None:
+def test_the_process_is_measured_if_the_system_reports_it() -> None:
     before = memory_used([], [])["resident/cpu"]
     with mmap.mmap(-1, 64 * MIB) as fresh:  # an allocator may reuse pages that are resident already
         fresh.write(b"1" * len(fresh))

@@ -1,4 +1,4 @@
-"""Phase spans: time is counted once, whatever is nested, and profilers see the names when asked to."""
+"""Phase spans: nested time is counted once, and profilers see the names if marks are on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.telemetry.span import PHASES, Spans
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """A clock that moves only when set."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""CUDATimer on devices that are here and, by their calls, on devices that are not."""
+"""CUDATimer on the CPU and, with recorded calls, on other devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.telemetry.timer import CUDATimer
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in order; each call of the clock is one, and says 0, 1, 2, ... seconds."""
+    """Calls in order; the clock is one of them, and returns 0, 1, 2, ... seconds."""
     calls: list[str] = []
 
     def clock() -> float:
@@ -89,7 +89,7 @@ class Event:
         self.gpus.waits.append(self.time)
 
     def elapsed_time(self, end: Event) -> float:
-        """Of events that the device has passed."""
+        """Milliseconds between two events that the device has passed."""
         assert self.time is not None
         assert end.time is not None
         assert max(self.time, end.time) <= max(self.gpus.waits), "not ready"
@@ -132,7 +132,7 @@ def test_a_block_that_raises_is_timed_as_far_as_it_came(log: list[str]) -> None:
     assert timer.seconds == 1.0
 
 
-def test_there_is_nothing_to_read_before_a_block_has_ended() -> None:
+def test_reading_before_a_block_has_ended_raises() -> None:
     timer = CUDATimer("cpu")
     with pytest.raises(RuntimeError, match="no block has ended"):
         _ = timer.seconds

@@ -180,7 +180,7 @@ def test_the_scale_of_one_episode_is_not_the_next_ones() -> None:
 def test_a_rollback_puts_the_scale_back() -> None:
     env = training_of(digits(), **FP16)
     snapshot = Snapshot()
-    snapshot.capture(env, ValidationRecord(2.3, 10.0, 10.0, 2.3), {})
+    snapshot.save(env, ValidationRecord(2.3, 10.0, 10.0, 2.3), {})
     set_scale(env, HUGE)
     train(env)
     snapshot.restore(env)

@@ -270,21 +270,11 @@ def test_a_fossil_that_a_fall_back_pruned_does_not_break_a_later_rollback() -> N
     assert not training.seed_groups
 
 
-def test_the_third_rollback_ends_the_episode() -> None:
-    governor, training = world()
-    ends = []
-    for _ in range(3):
-        train(training, 7)
-        governor.roll_back(training)
-        ends.append(governor.ends_episode)
-    assert ends == [False, False, True]
-
-
 def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
     governor, training, _ = two_generations()
     governor.roll_back(training)
     after(governor, [0.4] * 3 + [0.8])
-    held = governor._generations[0].bytes
+    held = governor._generations[0].copies.bytes
     governor.reset()
     assert (governor.rollbacks, governor.anomaly_pending, len(governor.losses)) == (0, False, 0)
     training.reset(1, 1)
@@ -293,4 +283,4 @@ def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
     train(training)
     governor.roll_back(training)
     same_bits(fresh, tensors_of(training))
-    assert governor._generations[0].bytes <= held
+    assert governor._generations[0].copies.bytes <= held

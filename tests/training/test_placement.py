@@ -16,12 +16,11 @@ import torch
 
 from esper.config import ConfigError, RunConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
-from esper.training.contents import TensorSnapshot
-from esper.training.epoch_start import EpochStart
 from esper.training.governor import Governor
+from esper.training.host_state import host_state, pinned_copy, restore_host_state
 from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
-from esper.training.snapshot import ValidationRecord
+from esper.training.snapshot import TensorCopies, ValidationRecord
 from tests.core_helpers import (
     DAMAGE,
     make_training,
@@ -156,20 +155,21 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
         assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
         states.append(tensors_of(training))
         train(training)
-        assert [snapshot.pinned for snapshot in governor._generations] == [False, True]
+        assert [snapshot.copies.pinned for snapshot in governor._generations] == [False, True]
     places = {
-        snapshot.pinned: snapshot._copies.tensors["host.segments.0.0.weight"] for snapshot in governor._generations
+        snapshot.copies.pinned: snapshot.copies.tensors["host.segments.0.0.weight"]
+        for snapshot in governor._generations
     }
     for _ in range(2):
         governor.roll_back(training)
     same_bits(tensors_of(training), states[2])
-    assert [snapshot.pinned for snapshot in governor._generations] == [True, False]
+    assert [snapshot.copies.pinned for snapshot in governor._generations] == [True, False]
     train(training)
     now = tensors_of(training)
     assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
-    assert [snapshot.pinned for snapshot in governor._generations] == [False, True]
+    assert [snapshot.copies.pinned for snapshot in governor._generations] == [False, True]
     for snapshot in governor._generations:
-        assert snapshot._copies.tensors["host.segments.0.0.weight"] is places[snapshot.pinned]
+        assert snapshot.copies.tensors["host.segments.0.0.weight"] is places[snapshot.copies.pinned]
     train(training, 2)
     governor.roll_back(training)
     same_bits(tensors_of(training), now)
@@ -206,11 +206,11 @@ def test_the_start_of_an_epoch_comes_back() -> None:
     training = make_training()
     plant(training, "r0c0", stage=SeedStage.HOLDING)
     train(training)
-    start = EpochStart(training)
+    start = host_state(training, pinned_copy)
     before = tensors_of(training, ("r0c0",))
     train(training)
     after = tensors_of(training, ("r0c0",))
-    start.restore(training)
+    restore_host_state(training, start)
     same_bits(tensors_of(training, ("r0c0",)), before)
     train(training)
     same_bits(tensors_of(training, ("r0c0",)), after)
@@ -221,14 +221,19 @@ def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.Mon
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
         assert world.env.pinned == (OLDER,)
         for host in world.env.hosts.each:
-            assert [snapshot.pinned for snapshot in host.governor._generations] == [False, True]
+            assert [snapshot.copies.pinned for snapshot in host.governor._generations] == [False, True]
 
 
-def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget() -> None:
+def test_the_seeds_that_are_allowed_for_are_the_largest_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
+
+    def place(_run: object, _hosts: object, seed_parameters: int) -> tuple[HostCopy, ...]:
+        sizes.append(seed_parameters)
+        return ()
+
+    monkeypatch.setattr("esper.env.vector_env.copies_to_pin", place)
     for budget in (0.5, 1e6):
         with rig(env={"parameter_budget": budget}) as world:
-            sizes.append(world.env._max_seed_parameters(world.env.config))
             largest = world.env.rules.largest.max(axis=1).sum()  # type: ignore[union-attr]
             host = world.env.host_parameters
     assert sizes == [int(0.5 * host), int(largest)]
@@ -248,8 +253,8 @@ def test_what_is_held_is_counted_by_host() -> None:
 def test_copies_keep_the_layout_of_what_they_are_of() -> None:
     images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     for pinned in (False, True):
-        copies = TensorSnapshot(pinned)
-        copies.capture([("images", images)])
+        copies = TensorCopies(pinned)
+        copies.save([("images", images)])
         assert copies.tensors["images"].stride() == images.stride()
         assert torch.equal(copies.tensors["images"], images)
 

@@ -93,7 +93,6 @@ def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint
         with watched(env) as seen:
             groups = begin_epoch(env)
             assert env.feed is not None
-            env.feed.begin(0, env.order)
             for batch in range(2):
                 train_step(env, groups, *env.feed.batch(batch))
                 for slot, name, parameter in named:

@@ -31,7 +31,7 @@ def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
     ends = []
     for times in (1, 2):
         training, snapshot = with_fossil(), Snapshot()
-        snapshot.capture(training, RECORD, unmeasured_fossils(training))
+        snapshot.save(training, RECORD, unmeasured_fossils(training))
         good = tensors_of(training, ("r0c0",))
         train(training)
         for tensor in (*training.host.parameters(), *training.host.buffers()):
@@ -44,11 +44,11 @@ def test_a_restore_is_exact_and_a_second_one_changes_nothing() -> None:
     same_bits(*ends)
 
 
-def test_a_capture_is_a_copy_of_that_moment() -> None:
-    """The fused optimizer does not raise ``_version``: a capture that trusted it would keep old values."""
+def test_a_snapshot_is_a_copy_of_that_moment() -> None:
+    """The fused optimizer does not raise ``_version``: a snapshot that trusted it would keep old values."""
     training, snapshot = with_fossil(), Snapshot()
     for _ in range(3):
-        snapshot.capture(training, RECORD, unmeasured_fossils(training))
+        snapshot.save(training, RECORD, unmeasured_fossils(training))
         good = tensors_of(training, ("r0c0",))
         train(training)
         changed = tensors_of(training, ("r0c0",))
@@ -62,11 +62,11 @@ def test_a_capture_is_a_copy_of_that_moment() -> None:
 def test_buffers_that_a_state_dict_leaves_out_are_restored_and_shared_parameters_copied_once() -> None:
     training, snapshot = make_training(), Snapshot()
     plain = Snapshot()
-    plain.capture(training, RECORD, unmeasured_fossils(training))
+    plain.save(training, RECORD, unmeasured_fossils(training))
     training.host.register_buffer("scratch", torch.arange(5.0), persistent=False)
     training.host.register_module("again", training.host.segments[0])
-    snapshot.capture(training, RECORD, unmeasured_fossils(training))
-    assert snapshot.bytes == plain.bytes + 5 * 4
+    snapshot.save(training, RECORD, unmeasured_fossils(training))
+    assert snapshot.copies.bytes == plain.copies.bytes + 5 * 4
     training.host.get_buffer("scratch").fill_(float("nan"))
     snapshot.restore(training)
     assert torch.equal(training.host.get_buffer("scratch"), torch.arange(5.0))
@@ -110,9 +110,9 @@ def test_snapshots_live_in_the_same_storage_for_50_episodes() -> None:
             DAMAGE["NaN weight"](world.training())
             world.step()
             assert governor.rollbacks == 1
-            kept = [s._copies.tensors for s in governor._generations]
+            kept = [s.copies.tensors for s in governor._generations]
             places.add(tuple(sorted(c[name].data_ptr() for c in kept for name in c if name.startswith("host."))))
-            sizes.append(sum(s.bytes for s in governor._generations))
+            sizes.append(sum(s.copies.bytes for s in governor._generations))
             world.events.clear()
             if episode in (4, 49):
                 counts.append(count_tensors())

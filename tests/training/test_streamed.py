@@ -23,7 +23,7 @@ from esper.training.host_trainer import HostTrainer
 from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config
-from tests.env.test_transfers import run_here
+from tests.env.test_training_backend import run_here
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from esper.seeds.blend import AT_BIRTH, ChannelScale
 from esper.seeds.blueprints.registry import BLUEPRINTS
-from esper.seeds.blueprints.scale import AT_BIRTH, ChannelScale
 
 
 class SqueezeExcite(nn.Module):

@@ -9,6 +9,8 @@ from torch import nn
 
 from esper.config import ConfigError
 
+Factory = Callable[[int], nn.Module]
+
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -17,7 +19,7 @@ class Blueprint:
     topology: str
     name: str
     description: str
-    build: Callable[[int], nn.Module]
+    build: Factory
     parameters: Callable[[int], int]
     """Returns the exact number of parameters of ``build(channels)``."""
 
@@ -37,12 +39,10 @@ class BlueprintRegistry:
             raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
         self._table[key] = blueprint
 
-    def register(
-        self, topology: str, name: str, parameters: Callable[[int], int]
-    ) -> Callable[[Callable[[int], nn.Module]], Callable[[int], nn.Module]]:
+    def register(self, topology: str, name: str, parameters: Callable[[int], int]) -> Callable[[Factory], Factory]:
         """Registers the decorated factory; the first line of its docstring becomes the description."""
 
-        def decorate(build: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+        def decorate(build: Factory) -> Factory:
             description = (build.__doc__ or "").strip().partition("\n")[0]
             self.add(Blueprint(topology, name, description, build, parameters))
             return build

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.seeds.blueprints.registry import BLUEPRINTS
-from esper.seeds.blueprints.scale import AT_BIRTH, ChannelScale
+from esper.seeds.blend import AT_BIRTH, ChannelScale
+from esper.seeds.blueprints.registry import BLUEPRINTS, Factory
 
 HEAD_WIDTH = 32
-Factory = Callable[[int], nn.Module]
 
 
 def positionwise(name: str, parameters: Callable[[int], int]) -> Callable[[Factory], Factory]:

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from esper.telemetry.event import (
-    AnomalyDetected,
-    ArmPlayed,
-    BaselineMeasured,
-    Event,
-    GovernorRollback,
-    MicroBatchHalved,
-    PolicyUpdated,
-    PracticeRound,
-    RoundCompleted,
-    RunResumed,
-    RunStarted,
-    SeedCut,
-    StepsNotCaptured,
-)
+from esper.telemetry import event as events
+from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
-from esper.telemetry.status import accuracies, incident
+from esper.telemetry.sink import Sink
+from esper.telemetry.status import accuracies, incident, practice
 from esper.telemetry.text import count, duration
 
 
@@ -31,7 +19,7 @@ class TerminalConsole(Console):
         raise BrokenPipeError("the reader of the output has closed it")
 
 
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Prints a header, the baseline, and a line per round, rollback, cut seed and warning; ASCII only.
 
     Args:
@@ -40,9 +28,8 @@ class ConsoleSink:
     """
 
     def __init__(self, console: Console, view: RunView | None = None) -> None:
-        self._console = console
-        self._view = RunView() if view is None else view
-        self._owns_view = view is None
+        self._console, self._owns_view = console, view is None
+        self._view = view or RunView()
 
     def handle(self, event: Event) -> None:
         if self._owns_view:
@@ -51,62 +38,56 @@ class ConsoleSink:
             # Verbatim: a slot or a path in brackets is not markup, and long lines are not wrapped without a terminal.
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
-        """Does nothing: each line is printed when its event arrives."""
-
 
 def lines(event: Event, view: RunView) -> list[str]:
     """Returns the lines to print for one event, which ``view`` already contains."""
     match event:
-        case RunStarted():
+        case events.RunStarted():
             return _header(event)
-        case BaselineMeasured():
+        case events.BaselineMeasured():
             hosts = count(event.episodes, "host")
             return [f"baseline: {hosts} left alone, final validation accuracy {event.accuracy[-1]:.1f} %"]
-        case PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
-            return [f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"]
-        case RunResumed():
+        case events.PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
+            return [practice(event)]
+        case events.RunResumed():
             within = f", {count(event.epochs, 'epoch')} into the next round" if event.epochs else ""
             warnings = [f"  warning: {warning}" for warning in event.warnings]
             return [f"resumed after round {event.round}/{event.rounds}{within}", *warnings, *_execution(event)]
-        case StepsNotCaptured():
+        case events.StepsNotCaptured():
             return [f"steps not captured: {event.reason}"]
-        case RoundCompleted():
+        case events.RoundCompleted():
             return [_round(event, view.seconds_left())]
-        case PolicyUpdated():
+        case events.PolicyUpdated():
             return [
                 f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
                 f"explained variance {event.explained_variance:.2f}  {event.env_steps:,} env steps"
             ]
-        case AnomalyDetected():
+        case events.AnomalyDetected():
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
-        case ArmPlayed():
+        case events.ArmPlayed():
             return [f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"]
-        case GovernorRollback() | SeedCut() | MicroBatchHalved():
+        case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
             place, what, why = incident(event)
             return [f"{what}: {place}: {why}"]
     return []
 
 
-def _header(event: RunStarted) -> list[str]:
+def _header(event: events.RunStarted) -> list[str]:
     rounds, hosts = count(event.rounds, "round"), count(event.n_envs, "host")
-    header = [
+    split = f"each batch is split into {event.micro_batches} micro-batches; BatchNorm uses the statistics of each"
+    return [
         f"task {event.task}, controller {event.controller}, seed {event.seed}",
         f"{rounds} of {hosts}, {count(event.episode_length, 'epoch')} each",
         f"host: {event.host_parameters:,} parameters, slots {', '.join(event.slots)}",
         f"blueprints: {', '.join(event.blueprints)}",
         *_execution(event, f", {event.precision}"),
+        *([split] if event.micro_batches > 1 else []),
+        *([f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}"] if event.pinned_copies else []),
+        f"run folder: {event.folder}",
     ]
-    if event.micro_batches > 1:
-        header.append(
-            f"each batch is split into {event.micro_batches} micro-batches; BatchNorm uses the statistics of each"
-        )
-    if event.pinned_copies:
-        header.append(f"copies of hosts in pinned memory: {', '.join(event.pinned_copies)}")
-    return [*header, f"run folder: {event.folder}"]
 
 
-def _execution(event: RunStarted | RunResumed, precision: str = "") -> list[str]:
+def _execution(event: events.RunStarted | events.RunResumed, precision: str = "") -> list[str]:
     execution = []
     if event.tier is not None:
         why = "" if event.tier_refused is None else f"; the configured tier cannot be used: {event.tier_refused}"
@@ -116,7 +97,7 @@ def _execution(event: RunStarted | RunResumed, precision: str = "") -> list[str]
     return execution
 
 
-def _round(event: RoundCompleted, left: float | None) -> str:
+def _round(event: events.RoundCompleted, left: float | None) -> str:
     speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
     eta = "" if left is None else f"  ETA {duration(left)}"
     return (

@@ -10,16 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from esper.telemetry import event as events
 from esper.telemetry import status
-from esper.telemetry.event import (
-    Event,
-    PolicyUpdated,
-    PracticeRound,
-    RoundCompleted,
-    RunCompleted,
-    RunResumed,
-    RunStarted,
-)
+from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.text import duration
@@ -43,24 +36,22 @@ class LiveSink:
     def handle(self, event: Event) -> None:
         self._view.handle(event)
         match event:
-            case RunStarted() | RunResumed():
-                self._lines.handle(event)
-                self._live.start()
-            case PracticeRound() if event.round == event.rounds:
-                self._lines.handle(event)
-                self._start = time.perf_counter()  # the time left is estimated from real rounds
-            case RoundCompleted() if event.round == event.rounds:
-                self._lines.handle(event)
-            case PracticeRound() | RoundCompleted() | PolicyUpdated():
+            case events.PolicyUpdated():
                 pass  # only drawn
+            case events.PracticeRound() | events.RoundCompleted() if event.round < event.rounds:
+                pass
             case _:
                 self._lines.handle(event)
-        self._draw(always=isinstance(event, RoundCompleted | RunCompleted))
+        if isinstance(event, events.RunStarted | events.RunResumed):
+            self._live.start()
+        elif isinstance(event, events.PracticeRound):
+            self._start = time.perf_counter()  # the time left is estimated from real rounds
+        self._draw(always=isinstance(event, events.RoundCompleted | events.RunCompleted))
 
     def close(self) -> None:
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
         self._live.stop()
-        if (last := self._view.last(RoundCompleted)) and last.round < last.rounds:
+        if (last := self._view.last(events.RoundCompleted)) and last.round < last.rounds:
             self._lines.handle(last)
 
     def _draw(self, always: bool) -> None:
@@ -73,12 +64,9 @@ class LiveSink:
     def picture(self, elapsed: float) -> RenderableType:
         """Returns the view after ``elapsed`` seconds of training in this process."""
         view = self._view
-        practice, last = view.last(PracticeRound), view.last(RoundCompleted)
+        practice, last = view.last(events.PracticeRound), view.last(events.RoundCompleted)
         if practice is not None and practice.round < practice.rounds:
-            return Text(
-                f"practice on simulated hosts, round {practice.round}/{practice.rounds}: "
-                f"return {practice.mean_return:+.3f}"
-            )
+            return Text(status.practice(practice))
         sections = [status.seed_counts(view), status.policy(view), status.warnings(view), status.time(view)]
         if last or view.current:
             sections.insert(0, status.accuracy(view))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from pathlib import Path
 
 from esper.telemetry.event import Event, RoundCompleted
 from esper.telemetry.memory import MEMORY, by_kind
-from esper.telemetry.sinks.jsonl import cut_torn_line
+from esper.telemetry.sink import FileSink
 from esper.telemetry.span import PHASES
 
-TABLES = ("phase_seconds", "memory")
-"""Fields that have a column for each of their entries."""
-PLAIN_COLUMNS = tuple(field.name for field in dataclasses.fields(RoundCompleted) if field.name not in TABLES)
+TABLES = {"phase": "phase_seconds", "memory": "memory"}
+"""Fields that have a column for each of their entries, by the prefix of these columns."""
+PLAIN_COLUMNS = tuple(field.name for field in dataclasses.fields(RoundCompleted) if field.name not in TABLES.values())
 COLUMNS = (*PLAIN_COLUMNS, *(f"phase/{phase}" for phase in PHASES), *(f"memory/{kind}" for kind in MEMORY))
 
 
-class MetricsCsvSink:
-    """Appends one row per `RoundCompleted` to ``path``, flushed before the next event; the folder must exist.
+class MetricsCsvSink(FileSink):
+    """Appends one row per `RoundCompleted` to ``path``.
 
     A phase that the round did not report is an empty cell, and so is a kind of memory. Bytes of one kind are added up
     over GPUs and other places; events have them apart.
@@ -30,46 +30,28 @@ class MetricsCsvSink:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        cut_torn_line(self.path)
-        header = _first_row(self.path)
+        super().__init__(path)
+        self._file.seek(0)
+        header = next(csv.reader(self._file), None)
         if header is not None and header != list(COLUMNS):
+            self.close()
             raise ValueError(
                 f"{self.path} has different columns than this version of Esper writes; move it away, or log elsewhere"
             )
-        self._file = self.path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if header is None:
-            self._write(list(COLUMNS))
+            self._writer.writerow(COLUMNS)
 
     def handle(self, event: Event) -> None:
-        if not isinstance(event, RoundCompleted):
-            return
-        memory = by_kind(event.memory)
-        _check("phases", set(event.phase_seconds), PHASES)
-        _check("kinds of memory", set(memory), MEMORY)
-        plain = [getattr(event, name) for name in PLAIN_COLUMNS]
-        phases = [event.phase_seconds.get(phase, "") for phase in PHASES]
-        self._write([*plain, *phases, *(memory.get(kind, "") for kind in MEMORY)])
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, row: list[object]) -> None:
-        self._writer.writerow(row)
-        self._file.flush()
+        if isinstance(event, RoundCompleted):
+            plain = [getattr(event, name) for name in PLAIN_COLUMNS]
+            phases = _cells("phases", event.phase_seconds, PHASES)
+            self._writer.writerow([*plain, *phases, *_cells("kinds of memory", by_kind(event.memory), MEMORY)])
 
 
-def _check(what: str, given: Set[str], known: Iterable[str]) -> None:
-    """Raises ValueError listing the known names for a name that has no column."""
-    unknown = sorted(given - set(known))
+def _cells(what: str, values: dict[str, float] | dict[str, int], known: Iterable[str]) -> list[float | str]:
+    """Returns a cell for each known name. Raises ValueError listing them for a name that has no column."""
+    unknown = sorted(values.keys() - set(known))
     if unknown:
         raise ValueError(f"unknown {what} {', '.join(unknown)}; known: {', '.join(known)}")
-
-
-def _first_row(path: Path) -> list[str] | None:
-    """Returns the header of an existing table, or None if there is none yet."""
-    if not path.exists():
-        return None
-    with path.open(encoding="utf-8", newline="") as file:
-        return next(csv.reader(file), None)
+    return [values.get(name, "") for name in known]

@@ -8,40 +8,25 @@ from __future__ import annotations
 
 from esper.telemetry.event import AnomalyDetected, Event, PolicyUpdated, PracticeRound, RoundCompleted, RunCompleted
 
-LOSSES = {
-    "losses/policy_loss": "policy_loss",
-    "losses/value_loss": "value_loss",
-    "losses/entropy": "entropy",
-    "losses/approx_kl": "approx_kl",
-    "losses/clipfrac": "clip_fraction",
-    "losses/explained_variance": "explained_variance",
-    "charts/learning_rate": "learning_rate",
-    "ppo/gradient_norm": "gradient_norm",
-    "ppo/entropy_coefficient": "entropy_coefficient",
-    "ppo/reward_scale": "reward_scale",
-    "ppo/minibatches": "minibatches",
-    "ppo/skipped_minibatches": "skipped_minibatches",
-    "ppo/ratio_max": "ratio_max",
-    "ppo/ratio_min": "ratio_min",
+TAGS = {
+    PolicyUpdated: {
+        "losses": "policy_loss value_loss entropy approx_kl explained_variance",
+        "ppo": "gradient_norm entropy_coefficient reward_scale minibatches skipped_minibatches ratio_max ratio_min",
+        "charts": "learning_rate",
+    },
+    RoundCompleted: {
+        "esper": "committed_accuracy baseline_accuracy test_accuracy alone_test_accuracy fossils rollbacks "
+        "illegal_actions images_per_second"
+    },
 }
-"""Tag to field of PolicyUpdated."""
-ROUND = {
-    "charts/episodic_return": "mean_return",
-    "charts/SPS": "epochs_per_second",
-    "esper/committed_accuracy": "committed_accuracy",
-    "esper/baseline_accuracy": "baseline_accuracy",
-    "esper/test_accuracy": "test_accuracy",
-    "esper/alone_test_accuracy": "alone_test_accuracy",
-    "esper/fossils": "fossils",
-    "esper/rollbacks": "rollbacks",
-    "esper/illegal_actions": "illegal_actions",
-    "esper/images_per_second": "images_per_second",
+"""Fields that are scalars named like themselves, by event and first part of the tag."""
+RENAMED = {
+    PolicyUpdated: {"losses/clipfrac": "clip_fraction"},
+    RoundCompleted: {"charts/episodic_return": "mean_return", "charts/SPS": "epochs_per_second"},
 }
-"""Tag to field of RoundCompleted."""
-
+"""Other tags and their fields."""
 KINDS: frozenset[type[Event]] = frozenset((RoundCompleted, PolicyUpdated, PracticeRound, AnomalyDetected, RunCompleted))
 """Events that have scalars."""
-
 PRACTICE = "practice/episodic_return"
 """Tag of practice returns. Their steps are practice rounds, because practice has no env steps of the run."""
 
@@ -60,24 +45,22 @@ class Scalars:
             case RoundCompleted():
                 self.steps += event.epochs
                 self._cut_short = event.round < event.rounds
-                return self._round(event)
+                length = {"charts/episodic_length": event.epochs / event.episodes} if event.episodes else {}
+                phases = {f"seconds/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
+                memory = {f"memory/{name}": float(held) for name, held in event.memory.items()}
+                return {**_fields(event), **length, **phases, **memory}
             case PolicyUpdated():
-                losses = _fields(event, LOSSES)
-                return {**losses, **{f"entropy/{head}": value for head, value in event.choice_entropies.items()}}
+                heads = {f"entropy/{head}": value for head, value in event.choice_entropies.items()}
+                return {**_fields(event), **heads}
             case AnomalyDetected():
                 return {f"anomaly/{event.kind}": event.measured}
             case RunCompleted() if not self._cut_short:
                 return {f"comparison/against_{c.reference}": c.difference for c in event.comparisons}
         return {}
 
-    def _round(self, event: RoundCompleted) -> dict[str, float]:
-        length = {"charts/episodic_length": event.epochs / event.episodes} if event.episodes else {}
-        phases = {f"seconds/{phase}": seconds for phase, seconds in event.phase_seconds.items()}
-        memory = {f"memory/{name}": float(held) for name, held in event.memory.items()}
-        return {**_fields(event, ROUND), **length, **phases, **memory}
 
-
-def _fields(event: Event, names: dict[str, str]) -> dict[str, float]:
+def _fields(event: RoundCompleted | PolicyUpdated) -> dict[str, float]:
     """Returns the measured values by tag; fields that are None are left out."""
-    values = {tag: getattr(event, field) for tag, field in names.items()}
+    tags = {f"{group}/{name}": name for group, names in TAGS[type(event)].items() for name in names.split()}
+    values = {tag: getattr(event, field) for tag, field in {**tags, **RENAMED[type(event)]}.items()}
     return {tag: float(value) for tag, value in values.items() if value is not None}

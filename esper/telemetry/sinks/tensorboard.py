@@ -52,11 +52,10 @@ class TensorBoardSink:
         if below not in self._writers:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and few runs need it
 
-            first = self.scalars.steps + 1  # later steps were written by the interrupted run
-            purge = first if self.resumed and not below else None
+            # Later steps were written by the interrupted run.
+            purge = self.scalars.steps + 1 if self.resumed and not below else None
             _wait_for_a_later_name(self.folder / below)
-            writer = SummaryWriter(str(self.folder / below), purge_step=purge)
-            self._writers[below] = writer
+            writer = self._writers[below] = SummaryWriter(str(self.folder / below), purge_step=purge)
             if self.config and not self.resumed and not below:
                 writer.add_text("config", "    " + self.config.replace("\n", "\n    "), 0)
         return self._writers[below]

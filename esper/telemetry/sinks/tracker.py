@@ -41,8 +41,7 @@ class TrackerSink:
     def __init__(self, library: str, folder: str | Path, project: str, config: dict[str, Any], steps: int = 0) -> None:
         if library not in LIBRARIES:
             raise ValueError(f"unknown tracker {library!r}; known: {', '.join(LIBRARIES)}")
-        self.library, self.project, self.config = library, project, config
-        self.folder = Path(folder)
+        self.library, self.folder, self.project, self.config = library, Path(folder), project, config
         self.state = self.folder / f"{library}.json"
         self.scalars = Scalars(steps)
         self._module: Any = None
@@ -73,11 +72,9 @@ class TrackerSink:
             self._id, self._sent = str(state["id"]), [int(place) for place in state["sent"]]
         self._module = importlib.import_module(self.library)
         name = self.folder.absolute().name
-        if self.library == "wandb":
-            # Continues the run with that id, if it exists.
-            identity: dict[str, Any] = {"id": self._id, "name": name, "dir": str(self.folder)}
-        else:
-            identity = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
+        identity = {"name": f"{name}-{self._id}"}  # trackio identifies runs by name
+        if self.library == "wandb":  # continues the run with that id, if it exists
+            identity = {"id": self._id, "name": name, "dir": str(self.folder)}
         self._module.init(project=self.project, config=self.config, resume="allow", **identity)
         if hasattr(self._module, "define_metric"):
             self._module.define_metric("*", step_metric=STEP)

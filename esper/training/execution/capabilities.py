@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 
 import torch
 
@@ -14,14 +13,14 @@ from esper._runtime import CudaRuntime
 from esper.training.precision import multiplies_bfloat16
 
 LARGE_ARGUMENTS = 12010
-"""The first CUDA version, as CUDA writes it (1000 · major + 10 · minor), in which kernels take 32,764 bytes of
-arguments. Earlier versions take 4,096."""
+"""First CUDA version, as CUDA writes it (1000 · major + 10 · minor), whose kernels take 32,764 bytes of arguments;
+earlier ones take 4,096."""
 
 DRIVER = 530
-"""The first NVIDIA driver for that version."""
+"""First NVIDIA driver for that version."""
 
 VOLTA = (7, 0)
-"""The first compute capability whose kernels can take 32,764 bytes."""
+"""First compute capability whose kernels can take 32,764 bytes."""
 
 STATS_TENSORS, SGD_TENSORS = 128, 40
 """Max tensors whose table of pointers fits 4,096 bytes: gradient statistics (csrc/cuda/grad_stats.cu), SGD (sgd.cu)."""
@@ -30,32 +29,32 @@ STATS_TENSORS, SGD_TENSORS = 128, 40
 def device_capabilities() -> dict[str, str]:
     """Returns what each device of this machine supports, without trying, by its name: the CPU, then the GPUs.
 
-    A host may still fail to compile or to be captured.
+    That is its tiers, the reasons why it lacks others, and its automatic number format. A host may still fail to
+    compile or to be captured.
     """
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return {str(device): capabilities_of(device) for device in devices}
+    return {str(device): _capabilities_of(device) for device in devices}
 
 
-def capabilities_of(device: torch.device) -> str:
-    """Describes the tiers that a device has, the reasons why it lacks others, and its automatic number format."""
-    reasons = {"eager": None, "compiled": why_not_compiled(device), "graph": why_not_captured(device)}
+def _capabilities_of(device: torch.device) -> str:
+    reasons = {"eager": None, "compiled": _why_not_compiled(device), "graph": _why_not_captured(device)}
     tiers = ", ".join(tier for tier, reason in reasons.items() if reason is None)
     missing = "".join(f"; no {tier}: {reason}" for tier, reason in reasons.items() if reason is not None)
     precision = "bfloat16" if multiplies_bfloat16(device) else "float32, it has no instructions for bfloat16"
     return f"steps {tiers}{missing}; auto precision is {precision}"
 
 
-def why_not_compiled(device: torch.device, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Returns what torch.compile lacks for ``device`` (a C++ compiler, or Triton for a GPU); None if nothing."""
-    compiler = environment.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler, path=environment.get("PATH", "")) is None:
+def _why_not_compiled(device: torch.device) -> str | None:
+    """Returns what torch.compile lacks: a C++ compiler, or Triton for a GPU; None if nothing."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}; install it, or name another one in CXX"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     return None
 
 
-def why_not_captured(device: torch.device) -> str | None:
+def _why_not_captured(device: torch.device) -> str | None:
     """Returns the reason why ``device`` has no CUDA graphs; None if it has them."""
     if device.type != "cuda":
         return "graphs are CUDA's"
@@ -80,7 +79,7 @@ def version_text(version: int) -> str:
 
 
 def what_kernels_lack(driver: int | None, capability: tuple[int, int]) -> str | None:
-    """Returns what a GPU of that compute capability lacks with that driver, and the remedy; None if nothing."""
+    """Returns what kernels lack on a GPU with that compute capability and driver, and the remedy; None if nothing."""
     if driver is None:
         return None
     needs = (

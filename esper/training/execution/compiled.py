@@ -1,8 +1,8 @@
-"""The compiled tier: segments of hosts are compiled with ``torch.compile``; seeds, sites and the lifecycle are not.
+"""The compiled tier: segments of hosts are compiled with ``torch.compile``; seeds and sites are not.
 
-One compiled function serves the segments of all hosts, so that all of them share compiled code. It has several variants
-per segment, by mode, gradients, number format and number of threads. All variants of a run are compiled before its
-first step, because compiling in one thread changes how modules are called in all others.
+One compiled function serves the segments of all hosts, so that they share compiled code. It has several variants per
+segment, by mode, gradients, number format and number of threads. All variants of a run are compiled before its first
+step, because compiling in one thread changes how modules are called in all others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BACKEND = "inductor"
 """Backend of torch.compile, which generates C++ for a CPU and Triton for a GPU."""
 
 MAX_VARIANTS = 200
-"""Max variants of all segments of all hosts in the process, which torch keeps in one list; torch's own limit is 8."""
+"""Max variants of all segments in the process, which torch keeps in one list; torch's own limit is 8."""
 
 MAX_REASON = 300
 """Max characters of a reason; torch's messages about failed compilations fill pages."""
@@ -40,8 +40,8 @@ MAX_REASON = 300
 class CompiledRun:
     """``run_segment``, compiled without graph breaks; several lanes may call it at the same time.
 
-    Compiled code covers ranges of batch sizes. A batch size of 1 has its own code, and so, on a CPU, have sizes below
-    16, for which convolutions differ.
+    Compiled code covers ranges of batch sizes. A batch size of 1 has its own code, and on a CPU sizes below 16 too,
+    for which convolutions differ.
 
     Dynamo's guard evaluation is not thread-safe: evaluated by two threads at once, guards give wrong results. It is
     serialised by a lock; execution of compiled code is not.
@@ -87,7 +87,7 @@ def compiled_run(backend: str) -> CompiledRun:
 def compile_obstacle(host: Host, draws: bool = False) -> str | None:
     """Returns the reason why ``host`` cannot be compiled, or None if it can be tried.
 
-    ``draws``: whether the host draws from the process's random generators.
+    ``draws`` is whether it draws from the process's random generators.
     """
     if isinstance(host, GraftedHost):
         return "a grafted model is intercepted at its sites by hooks, and has no separate segments to compile"
@@ -109,11 +109,10 @@ def compile_host(
     Args:
         host: the host, in any mode.
         trained: inputs [B, ...] for a forward and a backward pass in train mode, one for each batch size of the run.
-        evaluated: inputs [B, ...] for a forward pass in eval mode.
+        evaluated: inputs [B, ...] for a forward pass in eval mode, likewise.
         casting: makes the context that sets the number format of passes.
 
-    Returns:
-        None, or the reason why the host was not compiled.
+    Returns None, or the reason why the host was not compiled.
     """
     reason = compile_obstacle(host)
     if reason is not None:
@@ -148,43 +147,37 @@ def compile_hosts(hosts: Sequence[HostTraining], lanes: Lanes) -> str | None:
 
     Compiled code depends on the device and the number of threads, so one host of each device is compiled on a lane.
 
-    Raises:
-        RuntimeError: they cannot be compiled, and ``ESPER_REQUIRE_NATIVE`` is 1.
+    Raises RuntimeError if they cannot be compiled and ``ESPER_REQUIRE_NATIVE`` is 1.
     """
     first_of_device = {training.device: training for training in reversed(hosts)}
-    reasons = [reason for first in first_of_device.values() if (reason := _compile_on_lane(first, lanes)) is not None]
+    reasons = (_compile_on_lane(first, lanes) for first in first_of_device.values())
+    reason = next((reason for reason in reasons if reason is not None), None)
     for training in hosts:
         if isinstance(training.host, SegmentedHost):
-            training.host.compiled = None if reasons else compiled_run(BACKEND)
-    if not reasons:
-        return None
-    _native.refuse_fallback("hosts are not compiled", reasons[0])
-    return reasons[0]
+            training.host.compiled = compiled_run(BACKEND) if reason is None else None
+    if reason is not None:
+        _native.refuse_fallback("hosts are not compiled", reason)
+    return reason
 
 
 def _compile_on_lane(training: HostTraining, lanes: Lanes) -> str | None:
-    reason = compile_obstacle(training.host, training.host_draws_globally)
-    if reason is not None:
-        return reason
-    reasons: list[str | None] = []
-    lanes.run(lambda first: reasons.append(_compile_for_run(first)), [training])
+    reasons = [compile_obstacle(training.host, training.host_draws_globally)]
+    if reasons == [None]:
+        lanes.run(lambda first: reasons.append(_compile_for_run(first)), [training])
     # New seeds are probed between epochs, possibly with more threads.
-    return reasons[0] or compile_host(training.host, (), [training.sample])
+    return reasons[-1] or compile_host(training.host, (), [training.sample])
 
 
 def _compile_for_run(training: HostTraining) -> str | None:
     """Compiles a host for the inputs of its training and validation passes; returns why not, or None."""
     task, sizes, dtype = training.task, training.config.task, training.arithmetic.image_dtype
-
-    def trained(count: int) -> Tensor:
-        if isinstance(task.train, Split):
-            return task.train.inputs(0, count, dtype)
-        return task.calibration_inputs(count)
-
-    batch = torch.arange(sizes.batch_size)
     # If memory runs out, there are twice as many micro-batches, and half as many samples are evaluated at once.
-    counts = {count for count in (sizes.micro_batches, 2 * sizes.micro_batches) if count <= len(batch)}
-    parts = {len(part) for count in counts for part in batch.tensor_split(count)}
+    counts = {count for count in (sizes.micro_batches, 2 * sizes.micro_batches) if count <= sizes.batch_size}
+    parts = {len(part) for count in counts for part in torch.arange(sizes.batch_size).tensor_split(count)}
+    train = task.train
+    trained = [
+        train.inputs(0, part, dtype) if isinstance(train, Split) else task.calibration_inputs(part) for part in parts
+    ]
     evaluated = [
         split.inputs(0, count, dtype)
         for split in (task.validation, task.test)
@@ -194,7 +187,7 @@ def _compile_for_run(training: HostTraining) -> str | None:
             for start in range(0, len(split), most)
         }
     ]
-    reason = compile_host(training.host, [trained(count) for count in parts], evaluated, training.arithmetic.casting)
+    reason = compile_host(training.host, trained, evaluated, training.arithmetic.casting)
     if reason is None and training.calibration is not None:
         few = Split(task.validation.x[:2], task.validation.y[:2], task.validation.table)
         try:
@@ -217,12 +210,12 @@ def _rehearse(
     host.train()
     parameters = [parameter for parameter in host.parameters() if parameter.requires_grad]
     for x in trained:
-        for begins in (False, True):
+        for detached in (False, True):
             features: list[Tensor] = []
 
-            def at(_site: int, h: Tensor, features: list[Tensor] = features, begins: bool = begins) -> Tensor:
+            def at(_site: int, h: Tensor, features: list[Tensor] = features, detached: bool = detached) -> Tensor:
                 features.append(h)
-                return h.detach().requires_grad_() if begins else h
+                return h.detach().requires_grad_() if detached else h
 
             with casting():
                 features.append(host.walk(x, at))
@@ -237,6 +230,5 @@ def _rehearse(
 
 def _reason_of(error: Exception) -> str:
     """Returns the type of an error and the start of its message, on one line."""
-    lines = (line.strip() for line in str(error).splitlines())
-    text = "; ".join(line for line in lines if line)
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     return f"{type(error).__name__}: {text if len(text) <= MAX_REASON else text[:MAX_REASON] + ' ...'}"

@@ -1,7 +1,10 @@
-"""One GPU as lanes see it: its streams, captured work, and the loop that launches captured work."""
+"""One GPU: its streams, captured work, and the loop that launches captured work."""
 
 from __future__ import annotations
 
+import gc
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,13 +13,18 @@ from typing import Any
 import torch
 
 from esper._runtime import CudaRuntime, LaunchResult, StopFlag
-from esper.training.execution import process_wide
-from esper.training.execution.process_wide import PROCESS_WIDE, without_collector
+
+PROCESS_WIDE = threading.RLock()
+"""Held by the thread that changes PyTorch's sync debug mode, the warning filters or the garbage collector, until they
+are restored: they belong to the process, but every device has its own thread."""
+
+WAITED = "called a synchronizing CUDA operation"
+"""PyTorch's warning about an operation whose result the CPU waits for."""
 
 _CUT_OFF: list[torch.cuda.CUDAGraph] = []
-"""Captures that CUDA aborted, kept until the process ends; they hold no captured work. In PyTorch 2.11 and 2.12
-``capture_end`` raises before it removes the function by which the allocator recognises the capture's stream. That
-function refers to the graph: if the graph were freed, a later allocation would read freed memory."""
+"""Captures that CUDA aborted, kept until the process ends. In PyTorch 2.11 and 2.12 ``capture_end`` raises before it
+removes the function by which the allocator recognises the capture's stream. That function refers to the graph: if the
+graph were freed, a later allocation would read freed memory."""
 
 _IDLE: dict[int, list[torch.cuda.Stream]] = {}
 """Streams of closed lanes for the next lanes, by device number. PyTorch keeps memory and cuBLAS's workspaces per
@@ -25,18 +33,14 @@ stream, so those of an abandoned stream would be lost."""
 
 @dataclass
 class Captured:
-    """Work that the GPU can repeat by itself; it belongs to the stream on which it was captured."""
+    """Work that the GPU can repeat by itself, on the stream on which it was captured."""
 
     graph: torch.cuda.CUDAGraph
     keeps: tuple[object, ...]
     """Objects whose memory the graph reads and writes, so that it is not freed while the graph can be launched."""
 
-    @property
-    def handle(self) -> int:
-        return self.graph.raw_cuda_graph_exec()
-
     def replay(self) -> None:
-        """Launches it once, on the current stream."""
+        """Launches the work once, on the current stream."""
         self.graph.replay()
 
 
@@ -53,13 +57,10 @@ class Gpu:
         self.device = torch.device("cuda", self.number)
         self._runtime = CudaRuntime()
         self._failed: list[torch.cuda.CUDAGraph] = []
-        """Failed captures, which have ended, since the last call of :meth:`give_back`."""
+        """Ended captures that failed since the last call of :meth:`give_back`."""
 
     def stream(self) -> torch.cuda.Stream:
-        """Returns a stream that has no other user and waits for no other stream.
-
-        PyTorch's own pool has only 32 streams and then returns them again.
-        """
+        """Returns a stream without another user. PyTorch's own pool has only 32 and then returns them again."""
         with suppress(KeyError, IndexError):
             return _IDLE[self.number].pop()
         with torch.cuda.device(self.device):
@@ -67,14 +68,11 @@ class Gpu:
             return torch.cuda.ExternalStream(handle, device=self.device)  # type: ignore[no-untyped-call]
 
     def reuse(self, streams: Iterable[torch.cuda.Stream]) -> None:
-        """Leaves ``streams``, whose work is done and whose captured work is dropped, to the next lanes."""
+        """Leaves ``streams`` to the next lanes; their work is done, and their captured work is dropped."""
         _IDLE.setdefault(self.number, []).extend({stream.cuda_stream: stream for stream in streams}.values())
 
     def pool(self) -> Any:
-        """Returns memory for pieces of captured work that are never launched at the same time.
-
-        It can be used until the last of them is dropped; PyTorch requires another pool then.
-        """
+        """Returns memory for captured work that is never launched at the same time, until the last of it is dropped."""
         return torch.cuda.graph_pool_handle()
 
     def fork(self, streams: Sequence[torch.cuda.Stream]) -> None:
@@ -94,8 +92,7 @@ class Gpu:
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Queues work on ``stream``, including backward passes, which one thread of PyTorch would otherwise queue for
-        all streams."""
+        """Queues work on ``stream``, also backward passes, which one thread of PyTorch queues for all otherwise."""
         with (
             torch.cuda.device(self.device),  # else the end of torch.cuda.stream switches to another device
             torch.cuda.stream(stream),
@@ -104,12 +101,32 @@ class Gpu:
             yield
 
     def waits(self, work: Callable[[], object]) -> bool:
-        """Does ``work`` and returns whether the CPU waited for the GPU, as far as PyTorch reports.
+        """Does ``work`` and returns whether this thread waited for a GPU, as far as PyTorch reports.
 
         Such work cannot be captured. Probing by capturing is unsafe: up to PyTorch 2.12 an aborted capture leaves the
-        allocator unusable.
+        allocator unusable. Warnings about other threads do not count, and are shown only if the user had turned the
+        mode on.
         """
-        return process_wide.waits(work)
+        watcher, waited = threading.get_ident(), False
+        with PROCESS_WIDE, warnings.catch_warnings():
+            before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning  # 0: neither warns nor raises
+
+            def note(message: Warning | str, *details: Any, **options: Any) -> None:
+                nonlocal waited
+                about_waiting = WAITED in str(message)
+                waited |= about_waiting and threading.get_ident() == watcher
+                if not about_waiting or before:
+                    show(message, *details, **options)
+
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
+            warnings.filterwarnings("always", message=WAITED)
+            warnings.showwarning = note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return waited
 
     def capture(
         self, work: Callable[[], object], stream: torch.cuda.Stream, pool: Any, keeps: tuple[object, ...]
@@ -134,7 +151,7 @@ class Gpu:
         return Captured(graph, keeps)
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a failed capture, so that its stream can be used again. Its memory is given back later."""
+        """Ends a failed capture, so that its stream can be used again."""
         try:
             graph.capture_end()
         except RuntimeError:  # CUDA aborted it, or it had ended; the first error is the one to report
@@ -163,6 +180,19 @@ class Gpu:
         self, captured: Sequence[Captured], streams: Sequence[torch.cuda.Stream], steps: Sequence[int], stop: StopFlag
     ) -> LaunchResult:
         """Launches each piece as often as ``steps`` says, in turns, without Python in between and without waiting."""
-        handles, lanes = [one.handle for one in captured], [stream.cuda_stream for stream in streams]
+        graphs = [one.graph.raw_cuda_graph_exec() for one in captured]
         with torch.cuda.device(self.device):
-            return self._runtime.launch(self.number, handles, lanes, steps, stop)
+            return self._runtime.launch(self.number, graphs, [stream.cuda_stream for stream in streams], steps, stop)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Turns automatic garbage collection off: garbage may hold CUDA graphs, which a capture must not destroy."""
+    with PROCESS_WIDE:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()

@@ -1,58 +1,44 @@
-"""Captured work of an env: what makes two pieces of work equal, what cannot be captured, and a cache."""
+"""Captured work of a host: what makes two pieces of work equal, what cannot be captured, and the graphs."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from esper.seeds.blend import Seed
-from esper.seeds.site import Role
-from esper.training.execution.gpu import Captured
+from esper.seeds.site import Role, Site
+from esper.training.execution.gpu import Captured, Gpu
 from esper.training.host_training import HostTraining
+from esper.training.micro_batching import ran_out
 from esper.training.rng import OwnedDropout
 
 Signature = Hashable
 
 MAX_KEPT = 32
-"""Max pieces of captured work per env: a host trains and is validated with each set of seeds and stages."""
+"""Max pieces of captured work per host, which trains and is validated with each set of seeds and stages."""
 
 MAX_REMEMBERED = 256
-"""Max signatures remembered (seen or refused) per env."""
+"""Max signatures remembered (seen or refused) per host."""
 
 WAITS = "it waits for the GPU, as .item() does"
 REPLACES = "a layer replaces a buffer by a new tensor, but a captured step keeps using the old one"
 
 
-@dataclass(frozen=True)
-class _ActiveSeed:
-    """A seed that takes part in passes. It is part of signatures, so that no seed is freed and mistaken for another."""
-
-    site: str
-    seed: Seed
-    role: Role
-    learning: bool
-    finite: Tensor | None = field(compare=False)
-
-
-def _active_seeds(training: HostTraining) -> tuple[_ActiveSeed | None, ...]:
-    """Returns the seed of each site, in order; None for a site that passes do not change."""
-    return tuple(
-        _ActiveSeed(site.name, site.seed, site.role, site.learning, site.finite)
-        if site.seed is not None and site.role is not Role.ABSENT
-        else None
-        for site in training.sites
-    )
+def _active_sites(training: HostTraining) -> list[Site]:
+    """Returns the sites that take part in passes, in order."""
+    return [site for site in training.sites if site.seed is not None and site.role is not Role.ABSENT]
 
 
 def signature_of(training: HostTraining) -> Signature:
     """Returns a value that is equal for passes that do the same work on the same memory.
 
-    Numbers that differ between such passes are read on the device.
+    It refers to the seeds, so that none is freed and mistaken for another. Numbers that differ between such passes are
+    read on the device.
     """
-    return _active_seeds(training)
+    return tuple((site.name, site.seed, site.role, site.learning) for site in _active_sites(training))
 
 
 def step_signature(training: HostTraining) -> Signature:
@@ -62,14 +48,13 @@ def step_signature(training: HostTraining) -> Signature:
 
 
 def memory_of(training: HostTraining) -> tuple[object, ...]:
-    """Returns what passes read and write that may be freed before the env."""
-    active = [seed for seed in _active_seeds(training) if seed is not None]
-    return (
-        *(seed.seed for seed in active),
-        *(seed.finite for seed in active),
-        *training.seed_groups.values(),
-        *training.shadows.values(),
-    )
+    """Returns what passes read and write that may be freed before the host."""
+    seeds = [kept for site in _active_sites(training) for kept in (site.seed, site.finite)]
+    return (*seeds, *training.seed_groups.values(), *training.shadows.values())
+
+
+def _networks(training: HostTraining) -> list[nn.Module]:
+    return [training.host, *(site.seed for site in _active_sites(training) if site.seed is not None)]
 
 
 def buffers_of(training: HostTraining) -> list[Tensor]:
@@ -77,52 +62,90 @@ def buffers_of(training: HostTraining) -> list[Tensor]:
     return [buffer for network in _networks(training) for buffer in network.buffers()]
 
 
-def same_tensors(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Returns True if both lists hold the same tensor objects, whatever their values."""
-    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
-
-
 def capture_obstacle(training: HostTraining) -> str | None:
-    """Returns the reason why the env's training step cannot be captured, or None if it can be tried."""
+    """Returns the reason why the host's training step cannot be captured, or None if it can be tried."""
     if training.arithmetic.overflows:
         return "float16: its loss scale is kept by torch's GradScaler, in Python"
-    active = {seed.site for seed in _active_seeds(training) if seed is not None}
-    if training.host_draws_globally or training.global_seeds & active:
+    if training.host_draws_globally or training.global_seeds & {site.name for site in _active_sites(training)}:
         return "a network draws from torch's own generator"
     if any(isinstance(m, OwnedDropout) and m.p > 0 for network in _networks(training) for m in network.modules()):
         return "dropout: launched without torch, a captured step would draw the same numbers every time"
     return None
 
 
-def _networks(training: HostTraining) -> list[nn.Module]:
-    return [training.host, *(active.seed for active in _active_seeds(training) if active is not None)]
-
-
-class CaptureCache:
-    """The captured work of one env.
+class HostGraphs:
+    """The captured work of one host, on its own stream and in its own memory pool.
 
     It is dropped all at once: from PyTorch 2.12 on, destroying a graph frees the workspaces of cuBLAS on its stream,
     which all graphs captured there use. So there must be room before work is warmed up for its capture, and a failed
     capture ends all others.
-
-    Args:
-        before: called before captured work is dropped, which happens even if this raises.
-        after: called after captured work was dropped.
-        limit: pieces of captured work above which there is no room.
     """
 
-    def __init__(self, before: Callable[[], None], after: Callable[[], None], limit: int = MAX_KEPT) -> None:
-        self.before, self.after, self.limit = before, after, limit
-        self._kept: dict[Signature, Captured] = {}
-        self._seen: OrderedDict[Signature, bool] = OrderedDict()  # the value: whether it is refused
+    def __init__(self, gpu: Gpu, stream: torch.cuda.Stream, training: HostTraining) -> None:
+        self.gpu, self.stream, self.training = gpu, stream, training
+        self.limit = MAX_KEPT
+        """Pieces of captured work above which there is no room."""
         self.reasons: Counter[str] = Counter()
         """Why work was refused, with the number of pieces of work."""
+        self._kept: dict[Signature, Captured] = {}
+        self._refused: OrderedDict[Signature, bool] = OrderedDict()
+        """Signatures that were seen, the latest last, and whether they are refused."""
+        self._pool: Any = None
 
-    def get(self, signature: Signature) -> Captured | None:
-        return self._kept.get(signature)
+    def __len__(self) -> int:
+        return len(self._kept)
 
-    def put(self, signature: Signature, captured: Captured) -> None:
+    def look_up(self, signature: Signature) -> tuple[Captured | None, bool]:
+        """Returns the captured training step, if there is one, and whether it can be captured now."""
+        captured = self._kept.get(signature)
+        if captured is not None or self._refused.get(signature):
+            return captured, False
+        reason = capture_obstacle(self.training)
+        if reason is not None:
+            self._refuse(signature, reason)
+            return None, False
+        self.make_room()
+        return None, True
+
+    def repeat(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Does ``work``: captures it the second time, since much is never repeated, and replays it from then on."""
+        signature = (key, signature_of(self.training))
+        captured, refused = self._kept.get(signature), self._refused.get(signature)
+        if captured is not None:
+            captured.replay()
+            return
+        if not refused:
+            self._remember(signature, refused=False)
+        if refused is False:  # not None: it was seen before
+            self.make_room()
+            self.capture(signature, work, work)
+        else:
+            work()
+
+    def capture(self, signature: Signature, first: Callable[[], None], work: Callable[[], None]) -> Captured | None:
+        """Does ``first``, which equals ``work``, to see whether it can be captured, and captures ``work``.
+
+        Returns None, with the reason in ``reasons``, if it cannot.
+        """
+        buffers = buffers_of(self.training)
+        reason = WAITS if self.gpu.waits(first) else None
+        if reason is None and [id(old) for old in buffers] != [id(new) for new in buffers_of(self.training)]:
+            reason = REPLACES
+        if reason is not None:
+            self._refuse(signature, reason)
+            return None
+        if self._pool is None:
+            self._pool = self.gpu.pool()
+        try:
+            captured = self.gpu.capture(work, self.stream, self._pool, (work, *memory_of(self.training)))
+        except BaseException as error:
+            self._drop_after(error)
+            if not isinstance(error, Exception) or ran_out(error):  # smaller micro-batches may fit
+                raise
+            self._refuse(signature, f"{type(error).__name__}: {error}")  # a network may do anything in its forward pass
+            return None
         self._kept[signature] = captured
+        return captured
 
     def make_room(self) -> None:
         """Drops everything if there is no room for one more."""
@@ -132,35 +155,37 @@ class CaptureCache:
     def clear(self) -> None:
         """Drops everything, if there is anything."""
         if self._kept:
-            self.drop()
+            self._drop()
 
-    def drop(self) -> None:
-        """Drops everything, and calls ``before`` and ``after`` even if nothing is kept: after a failed capture."""
+    def _drop_after(self, error: BaseException) -> None:
+        """Gives back the memory of a failed capture, which ends the host's other captured work (see Gpu.give_back)."""
         try:
-            self.before()
+            self._drop()
+        except RuntimeError as failed:
+            error.add_note(f"After that, the GPU failed: {type(failed).__name__}: {failed}")
+            raise error from None
+
+    def _drop(self) -> None:
+        """Drops everything once the GPU is done with it, even if the GPU has failed.
+
+        Gradients of the last captured step lie in the pool, which cannot be used again.
+        """
+        try:
+            self.gpu.synchronize()
+            for group in (self.training.host_group, *self.training.pool.groups.values()):
+                group.drop_gradients()
+            self._pool = None
         finally:
             self._kept.clear()
-            self.after()
+            self.gpu.give_back()
 
-    def meet(self, signature: Signature) -> bool:
-        """Remembers the signature; returns whether it was seen before."""
-        seen = signature in self._seen
-        self._remember(signature, refused=False)
-        return seen
-
-    def refuse(self, signature: Signature, reason: str) -> None:
+    def _refuse(self, signature: Signature, reason: str) -> None:
         """Remembers that work of this signature is not to be captured."""
         self.reasons[reason] += 1
         self._remember(signature, refused=True)
 
-    def refuses(self, signature: Signature) -> bool:
-        return self._seen.get(signature, False)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def _remember(self, signature: Signature, refused: bool) -> None:
-        self._seen[signature] = refused
-        self._seen.move_to_end(signature)
-        while len(self._seen) > MAX_REMEMBERED:
-            self._seen.popitem(last=False)
+        self._refused[signature] = refused
+        self._refused.move_to_end(signature)
+        while len(self._refused) > MAX_REMEMBERED:
+            self._refused.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Lanes, on which the hosts of a run train at the same time, and the errors that they raise."""
+"""Lanes, on which the hosts of a run train at the same time, and their errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.training.host_training import HostTraining
 
 
 class HasPlace(Protocol):
-    """An object that is worked on in a lane; error messages contain its position."""
+    """An object that lanes work on; error messages contain its position."""
 
     @property
     def index(self) -> int: ...
@@ -24,7 +24,7 @@ Env = TypeVar("Env", bound=HasPlace)
 
 
 class Lanes(Protocol):
-    """Does work for many envs at the same time. An env that fails does not stop the others."""
+    """Lanes do work for many envs at the same time; an env that fails does not stop the others."""
 
     captures: bool
     """True if repeated work is captured as CUDA graphs."""
@@ -48,12 +48,15 @@ class Lanes(Protocol):
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
         """Captures what ``hosts`` repeat, until :meth:`release`; does nothing if nothing can be captured."""
+        return
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Drops what was captured for ``hosts`` and all references to them; a second call does nothing."""
+        """Drops what was captured for ``hosts`` and all references to them."""
+        return
 
     def reasons(self) -> dict[str, int]:
-        """Returns why work was not captured, each reason with the number of pieces of work it applied to."""
+        """Returns why work was not captured, each reason with the number of pieces of work."""
+        return {}
 
     def cancel(self) -> None:
         """Starts no more of the current work; callable from any thread. Later work is not affected."""
@@ -92,14 +95,9 @@ class Cancelled(RuntimeError):
     """Raised by work that stops because of ``Lanes.cancelled``, and then by ``Lanes.run``."""
 
 
-def first_of(errors: Sequence[tuple[HasPlace, Exception]]) -> LaneError:
-    """Makes the error of the first env, with a note for each other one."""
-    first, *others = (LaneError(env, cause) for env, cause in errors)
-    return merged(first, others)
-
-
-def merged(first: LaneError, others: Sequence[LaneError]) -> LaneError:
-    """Adds the causes of ``others`` to ``first``, with a note for each."""
+def merged(errors: Sequence[LaneError]) -> LaneError:
+    """Returns the first error, with the causes of the others and a note for each of them."""
+    first, *others = errors
     for other in others:
         first.causes += other.causes
         first.add_note(f"It was not the only one: {other}")

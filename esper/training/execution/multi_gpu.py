@@ -27,7 +27,7 @@ def device_index(index: int, devices: int) -> int:
 class MultiGpuLanes(Lanes):
     """The lanes of two or more devices, each driven by its own thread.
 
-    Devices share nothing but CPU memory, so an env has the numbers that it would have with its device alone.
+    Devices share nothing but CPU memory, so the results of a host do not depend on the other devices.
     """
 
     def __init__(self, devices: Sequence[Lanes]) -> None:
@@ -63,10 +63,7 @@ class MultiGpuLanes(Lanes):
         return any(lanes.cancelled for lanes in self.devices)
 
     def close(self) -> None:
-        """Closes the lanes of each device on its thread, which waits for the device, and ends the threads.
-
-        Raises the first error once all threads have ended. A second call does nothing.
-        """
+        """Closes the lanes of each device on its thread; raises the first error once all threads have ended."""
         if self._closed:
             return
         self._closed = True
@@ -77,17 +74,13 @@ class MultiGpuLanes(Lanes):
                 thread.shutdown()
 
     def _shares(self, envs: Iterable[Env]) -> dict[int, list[Env]]:
-        """Returns the envs of each device that has any, by the number of the device."""
-        shares: dict[int, list[Env]] = {}
+        shares: dict[int, list[Env]] = {}  # envs by number of the device
         for env in envs:
             shares.setdefault(device_index(env.index, len(self.devices)), []).append(env)
         return shares
 
     def _side_by_side(self, calls: dict[int, Callable[[], Any]]) -> None:
-        """Makes each call on the thread of its device and raises the first error when all have ended.
-
-        Ctrl-C cancels, and is raised once started work has finished.
-        """
+        """Makes each call on the thread of its device and raises the first error when all have ended."""
         futures = [self._threads[i].submit(call) for i, call in calls.items()]
         try:
             wait(futures)
@@ -99,10 +92,7 @@ class MultiGpuLanes(Lanes):
 
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
-    """Raises the errors of all devices as one, with the others as notes.
-
-    An error outside of lanes comes first, then that of the lowest env, then a cancellation.
-    """
+    """Raises one error for all devices: one outside of lanes, else that of the lowest env, else a cancellation."""
     errors = [error for future in futures if (error := future.exception()) is not None]
     failed = sorted((error for error in errors if isinstance(error, LaneError)), key=lambda error: error.env)
     foreign = [error for error in errors if not isinstance(error, LaneError | Cancelled)]
@@ -111,6 +101,6 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
             foreign[0].add_note(f"It was not the only one: {type(other).__name__}: {other}")
         raise foreign[0]
     if failed:
-        raise merged(failed[0], failed[1:])
+        raise merged(failed)
     if errors:
         raise errors[0]

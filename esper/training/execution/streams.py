@@ -7,6 +7,7 @@ undone, and the numbers are the same with and without capture.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,14 +15,10 @@ from functools import partial
 import torch
 
 from esper._runtime import StopFlag
-from esper.training.execution.captured_work import CapturedWork
 from esper.training.execution.gpu import Captured, Gpu
-from esper.training.execution.graph_cache import (
-    Signature,
-    step_signature,
-)
-from esper.training.execution.lanes import Cancelled, DeviceFailed, Env, HasPlace, Lanes, first_of
-from esper.training.host_training import HostTraining
+from esper.training.execution.graph_cache import HostGraphs, step_signature
+from esper.training.execution.lanes import Cancelled, DeviceFailed, Env, HasPlace, LaneError, Lanes, merged
+from esper.training.host_training import HostTraining, do
 from esper.training.step import begin_epoch, train_step
 
 WARM_UP = 3
@@ -39,11 +36,13 @@ class StreamLanes(Lanes):
     def __init__(self, gpu: Gpu, captures: bool = True) -> None:
         self.gpu = gpu
         self.captures = captures
+        self.graphs: dict[int, HostGraphs] = {}
+        """Captured work by host."""
+        self._reasons: Counter[str] = Counter()  # of hosts that were released
         self._stop = StopFlag()
         self._cut_short = False
-        self._failures: list[tuple[HasPlace, Exception]] = []  # of the current work
+        self._failures: list[LaneError] = []  # of the current work
         self._streams: dict[int, torch.cuda.Stream] = {}
-        self.captured = CapturedWork(gpu, self._stream)
 
     def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
         envs = list(envs)
@@ -53,22 +52,31 @@ class StreamLanes(Lanes):
                 if self._stop.is_set:
                     self._cut_short = True
                 else:
-                    self._guarded(env, work)
+                    self._guarded(env, partial(work, env))
 
         self._forked(envs, queue)
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
-        self._forked(hosts, lambda: self._epoch([_Epoch(training) for training in hosts]))
+        self._forked(hosts, lambda: self._epoch([_Epoch(training, self._graphs_of(training)) for training in hosts]))
 
     def adopt(self, hosts: Iterable[HostTraining]) -> None:
-        if self.captures:
-            self.captured.adopt(hosts)
+        for training in hosts:
+            graphs = self._graphs_of(training)
+            if graphs is not None:
+                training.repeat = graphs.repeat
 
     def release(self, hosts: Iterable[HostTraining]) -> None:
-        self.captured.release(hosts)
+        """Drops what was captured for ``hosts``, even if that fails for one of them, as on a broken GPU."""
+        with ExitStack() as released:
+            for training in hosts:
+                graphs = self.graphs.pop(training.index, None)
+                if graphs is not None:
+                    training.repeat = do
+                    self._reasons += graphs.reasons
+                    released.callback(graphs.clear)
 
     def reasons(self) -> dict[str, int]:
-        return self.captured.reasons()
+        return dict(sum((graphs.reasons for graphs in self.graphs.values()), self._reasons))
 
     @property
     def cancelled(self) -> bool:
@@ -79,10 +87,11 @@ class StreamLanes(Lanes):
 
     def close(self) -> None:
         """Waits for queued work and drops what was captured, even on a broken GPU; a second call does nothing."""
-        with ExitStack() as closed:
-            closed.callback(self.captured.close)
+        try:
             if self._streams:
                 self.gpu.synchronize()
+        finally:
+            self.release([graphs.training for graphs in self.graphs.values()])
         self.gpu.reuse(self._streams.values())
         self._streams.clear()
 
@@ -93,39 +102,46 @@ class StreamLanes(Lanes):
         try:
             streams = [self._stream(env.index) for env in envs]
             self.gpu.fork(streams)
-        except RuntimeError as error:
-            raise _device_failed("began", envs, error) from error
+        except RuntimeError as fault:
+            raise _device_failed("began", envs, fault) from fault
+        error: BaseException | None = None
         try:
             queue()
-        except BaseException as error:
-            _join(self.gpu, streams, envs, error)
-            raise
-        first = first_of(self._failures) if self._failures else None
-        _join(self.gpu, streams, envs, first)
-        if first is not None:
-            raise first
+            error = merged(self._failures) if self._failures else None
+        except BaseException as raised:
+            error = raised
+        try:
+            self.gpu.join(streams)
+        except RuntimeError as fault:
+            failed = _device_failed("ended", envs, fault)
+            if error is None:
+                raise failed from fault
+            error.add_note(f"After that, {failed}")
+        if error is not None:
+            raise error
         if self._cut_short:
             raise Cancelled("cancelled before all of the work was queued")
 
-    def _guarded(self, env: Env, work: Callable[[Env], object]) -> bool:
+    def _guarded(self, env: HasPlace, work: Callable[[], object]) -> bool:
         """Does ``work`` on the env's stream; returns False if it failed."""
         try:
             with self.gpu.on(self._stream(env.index)):
-                work(env)
+                work()
         except Exception as error:
-            self._failures.append((env, error))
+            self._failures.append(LaneError(env, error))
             return False
         return True
 
     def _epoch(self, epochs: list[_Epoch]) -> None:
-        captured = self.captured if self.captures else None
-        epochs = [epoch for epoch in epochs if self._guarded(epoch.training, partial(_begin, captured, epoch))]
+        epochs = [epoch for epoch in epochs if self._guarded(epoch.training, epoch.begin)]
         fresh = [epoch for epoch in epochs if epoch.fresh]
         self._step_in_turns(fresh, WARM_UP - 1)
         for epoch in fresh:
             if epoch.left > 1 and not epoch.failed and not self._stop.is_set:
-                epoch.failed = not self._guarded(epoch.training, partial(_last_before_capture, self.captured, epoch))
-        self._launch([epoch for epoch in epochs if epoch.captured is not None and not epoch.failed])
+                epoch.failed = not self._guarded(epoch.training, epoch.capture)
+        launched = [epoch for epoch in epochs if epoch.captured is not None and not epoch.failed]
+        streams = [self._stream(epoch.training.index) for epoch in launched]
+        self._failures += _launch(self.gpu, launched, streams, self._stop)
         self._step_in_turns([epoch for epoch in epochs if epoch.captured is None])
         for epoch in epochs:
             if epoch.left and not epoch.failed:
@@ -142,22 +158,33 @@ class StreamLanes(Lanes):
                 epoch.failed = not self._guarded(epoch.training, epoch.step)
             done += 1
 
-    def _launch(self, epochs: list[_Epoch]) -> None:
-        captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
-        if not captured:
-            return
-        streams = [self._stream(epoch.training.index) for epoch in epochs]
-        result = self.gpu.launch(captured, streams, [epoch.left for epoch in epochs], self._stop)
-        for epoch, launched in zip(epochs, result.launched, strict=True):
-            epoch.advance(launched)
-        for lane, _step, _code, text in result.failures:
-            epochs[lane].fail()
-            self._failures.append((epochs[lane].training, RuntimeError(text)))
-
     def _stream(self, index: int) -> torch.cuda.Stream:
         if index not in self._streams:
             self._streams[index] = self.gpu.stream()
         return self._streams[index]
+
+    def _graphs_of(self, training: HostTraining) -> HostGraphs | None:
+        if self.captures and training.index not in self.graphs:
+            self.graphs[training.index] = HostGraphs(self.gpu, self._stream(training.index), training)
+        return self.graphs.get(training.index)
+
+
+def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], stop: StopFlag) -> list[LaneError]:
+    """Launches the captured steps that are left of each epoch, and returns the errors of those that failed."""
+    captured = [epoch.captured for epoch in epochs if epoch.captured is not None]
+    if not captured:
+        return []
+    result = gpu.launch(captured, streams, [epoch.left for epoch in epochs], stop)
+    for epoch, launched in zip(epochs, result.launched, strict=True):
+        epoch.left -= launched
+        epoch.training.batch = max(epoch.batches - epoch.left - 1, 0)
+        epoch.training.collector.batches += launched
+    errors = []
+    for place, _step, _code, text in result.failures:
+        epochs[place].failed = True
+        epochs[place].training.batch = epochs[place].batches - epochs[place].left  # the step that was not launched
+        errors.append(LaneError(epochs[place].training, RuntimeError(text)))
+    return errors
 
 
 def _device_failed(verb: str, envs: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
@@ -166,73 +193,42 @@ def _device_failed(verb: str, envs: Sequence[HasPlace], error: RuntimeError) -> 
 
 
 class _Epoch:
-    """The progress of a host through an epoch."""
+    """The progress of a host through an epoch. Without ``graphs``, nothing is captured."""
 
-    signature: Signature
-
-    def __init__(self, training: HostTraining) -> None:
+    def __init__(self, training: HostTraining, graphs: HostGraphs | None) -> None:
         assert training.feed is not None
-        self.training, self.feed = training, training.feed
-        self.left = training.feed.batches
-        """Steps that are not done."""
+        self.training, self.graphs = training, graphs
+        self.batches = self.left = training.feed.batches
+        """Steps, and those that are not done."""
         self.captured: Captured | None = None
         self.fresh = False
         """Whether the step is to be captured in this epoch."""
         self.failed = False
 
     def begin(self) -> None:
-        training, groups = self.training, begin_epoch(self.training)
-        self.feed.begin(training.epoch, training.order)
+        """Begins the epoch and looks up its step, which is ``captured`` if it is known, or ``fresh`` if it can be."""
+        training, feed, groups = self.training, self.training.feed, begin_epoch(self.training)
+        assert feed is not None
         training.batch = 0
 
         def work() -> None:
-            train_step(training, groups, *self.feed.batch(training.batch))
+            train_step(training, groups, *feed.batch(training.batch))
 
         self.work = work
         """Queues one step."""
+        if self.graphs is not None:
+            self.signature = step_signature(training)
+            self.captured, self.fresh = self.graphs.look_up(self.signature)
 
-    def step(self, _training: HostTraining) -> None:
+    def step(self) -> None:
         """Does one ordinary step."""
-        self.training.batch = self.feed.batches - self.left
+        self.training.batch = self.batches - self.left
         self.work()
         self.left -= 1
 
-    def advance(self, launched: int) -> None:
-        """Counts steps that were launched without Python."""
-        self.left -= launched
-        self.training.batch = max(self.feed.batches - self.left - 1, 0)
-        self.training.collector.batches += launched
-
-    def fail(self) -> None:
-        """Records that the next step could not be launched."""
-        self.failed = True
-        self.training.batch = self.feed.batches - self.left
-
-
-def _begin(captured: CapturedWork | None, epoch: _Epoch, training: HostTraining) -> None:
-    """Begins the epoch and looks up its step, which is ``captured`` if it is known, or ``fresh`` if it can be."""
-    epoch.begin()
-    if captured is not None:
-        epoch.signature = step_signature(training)
-        epoch.captured, epoch.fresh = captured.look_up(training, epoch.signature)
-
-
-def _last_before_capture(captured: CapturedWork, epoch: _Epoch, training: HostTraining) -> None:
-    batches = training.collector.batches + 1
-    first = partial(epoch.step, training)
-    epoch.captured = captured.do_and_capture(training, epoch.signature, first, epoch.work)
-    training.collector.batches = batches  # the capture executed nothing
-
-
-def _join(gpu: Gpu, streams: list[torch.cuda.Stream], envs: Sequence[HasPlace], first: BaseException | None) -> None:
-    """Makes later work wait for ``streams``.
-
-    If the GPU fails here, the error ``first`` that led to it gets a note; without one, DeviceFailed is raised.
-    """
-    try:
-        gpu.join(streams)
-    except RuntimeError as error:
-        failed = _device_failed("ended", envs, error)
-        if first is None:
-            raise failed from error
-        first.add_note(f"After that, {failed}")
+    def capture(self) -> None:
+        """Does the last ordinary step, and captures those that follow."""
+        assert self.graphs is not None
+        batches = self.training.collector.batches + 1
+        self.captured = self.graphs.capture(self.signature, self.step, self.work)
+        self.training.collector.batches = batches  # the capture executed nothing

@@ -19,10 +19,9 @@ from esper.training.host_training import HostTraining
 
 @dataclass(frozen=True)
 class Tier:
-    """The tier of training steps, and why it is not the requested one."""
+    """The tier of training steps: eager, compiled or graph."""
 
     name: str
-    """eager, compiled or graph."""
     refused: str | None = None
     """Why it is not the tier that the config names; None if it is, or if the config says auto."""
 

@@ -9,7 +9,7 @@ from math import inf
 import torch
 
 from esper import _runtime
-from esper.training.execution.lanes import Cancelled, Env, Lanes, first_of
+from esper.training.execution.lanes import Cancelled, Env, LaneError, Lanes, merged
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 
@@ -35,33 +35,24 @@ class WorkerLanes(Lanes):
         envs = tuple(envs)
         tasks = [partial(work, env) for env in envs]
         outcomes = self._pool.run(tasks, [self._seconds.get(env.index, inf) for env in envs])
-        errors: list[tuple[Env, Exception]] = []
+        errors: list[LaneError] = []
         cancelled: list[int] = []
         for env, (error, seconds) in zip(envs, outcomes, strict=True):
             if isinstance(error, Cancelled | _runtime.Cancelled):
                 cancelled.append(env.index)
             elif isinstance(error, Exception):
-                errors.append((env, error))
+                errors.append(LaneError(env, error))
             elif error is not None:  # SystemExit and the like do not concern the env
                 raise error
             else:
                 self._seconds[env.index] = seconds
         if errors:
-            raise first_of(errors)
+            raise merged(errors)
         if cancelled:
             raise Cancelled(f"cancelled before the work was done for env {', '.join(map(str, cancelled))}")
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
         self.run(partial(train_epoch, cancelled=lambda: self.cancelled), hosts)
-
-    def adopt(self, hosts: Iterable[HostTraining]) -> None:
-        """Does nothing, since a CPU captures nothing."""
-
-    def release(self, hosts: Iterable[HostTraining]) -> None:
-        """Does nothing."""
-
-    def reasons(self) -> dict[str, int]:
-        return {}
 
     def cancel(self) -> None:
         self._pool.cancel()

@@ -1,8 +1,8 @@
-"""The size of cuBLAS's workspace, of which PyTorch allocates one per thread and stream, and so one per lane on a GPU.
+"""The size of cuBLAS's workspaces, of which PyTorch allocates one per thread and stream, so one per lane on a GPU.
 
 By PyTorch's sources a workspace has 32 MiB on GPUs of compute capability 9 and 8.125 MiB on older ones, so 40 lanes of
-an H100 would hold 1.25 GiB. A run sets the smaller size. It does not depend on the number of lanes, because cuBLAS may
-choose another algorithm in a smaller workspace, and then rounds differently.
+an H100 would hold 1.25 GiB. A run sets the smaller size for any number of lanes, because cuBLAS may choose another
+algorithm in a smaller workspace, and then rounds differently.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_
 
         return call
 
-    for name in ("measured_loss", "grad_stats", "sgd_step"):
+    for name in ("cross_entropy", "grad_stats", "sgd_step"):
         monkeypatch.setattr(host_step, name, noted(name, getattr(host_step, name)))
     monkeypatch.setattr(EpochMetrics, "add_training", noted("add_training", EpochMetrics.add_training))
 
@@ -45,7 +45,7 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_
     config = tiny_config(task={"samples_per_epoch": 96, "batch_size": 32})
     with WorkerLanes(3) as lanes:
         lanes.run(train, [make_training(config, index=index) for index in range(5)])
-    assert calls == {index: ["measured_loss", "add_training", "grad_stats", "sgd_step"] * 3 for index in range(5)}
+    assert calls == {index: ["cross_entropy", "add_training", "grad_stats", "sgd_step"] * 3 for index in range(5)}
 
 
 @pytest.mark.trap(38)

@@ -60,7 +60,7 @@ def test_each_env_has_a_memory_of_its_own_also_after_a_drop() -> None:
     gpu = FakeGpu()
     with growing(gpu, n=3) as made:
         for env in made.envs:
-            made.lanes.captured.cache(env).limit = 2  # type: ignore[union-attr]
+            made.lanes.graphs[env.index].limit = 2  # type: ignore[union-attr]
         made.episodes(2, 4)
         pools = {(id(one.pool), one.stream.number) for one in gpu.captured}
     assert len(pools) > 3

@@ -146,9 +146,9 @@ def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypa
         expected = plain.episodes(3, 8)
     with growing(gpu) as made:
         for env in made.envs:
-            made.lanes.captured.cache(env).limit = 3  # type: ignore[union-attr]
+            made.lanes.graphs[env.index].limit = 3  # type: ignore[union-attr]
         assert_same(made.episodes(3, 8), expected)
-        sizes = [len(made.lanes.captured.cache(env)) for env in made.envs]  # type: ignore[union-attr]
+        sizes = [len(made.lanes.graphs[env.index]) for env in made.envs]  # type: ignore[union-attr]
         assert max(sizes) <= 4  # a validation may have met its capture in between
     dropped = [i for i, call in enumerate(gpu.calls) if call == "give back"]
     assert len(dropped) > 4
@@ -295,7 +295,7 @@ def test_a_trainer_that_is_closed_leaves_nothing_of_its_envs_on_the_lanes() -> N
         made.episodes(1, 3)
         made.trainer.close()
         lanes = made.lanes
-        assert (lanes.captured.caches, lanes.captured._adopted) == ({}, {})  # type: ignore[union-attr]
+        assert lanes.graphs == {}  # type: ignore[union-attr]
         assert lanes.reasons() == {}  # type: ignore[union-attr]
 
 
@@ -328,7 +328,7 @@ def test_memory_is_flat_over_1000_topologies(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("esper.training.execution.graph_cache.MAX_REMEMBERED", 16)
     gpu, dice, sizes = FakeGpu(), random.Random(0), list[Live]()
     with growing(gpu, n=1) as made:
-        made.lanes.captured.cache(made.envs[0]).limit = 6  # type: ignore[union-attr]
+        made.lanes.graphs[made.envs[0].index].limit = 6  # type: ignore[union-attr]
         for epoch in range(1, 1001):
             made.act(dice)
             made.epoch()

@@ -64,12 +64,12 @@ def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.Monk
     gpu = FakeGpu()
     with growing(gpu) as made:
 
-        def begin(*_arguments: object) -> None:
+        def shuffle(*_arguments: object) -> None:
             raise OSError("no order")
 
         feed = made.envs[0].feed
         assert feed is not None
-        monkeypatch.setattr(feed, "begin", begin)
+        monkeypatch.setattr(feed, "shuffle", shuffle)
         with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: OSError: no order"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [0, 1]
@@ -121,7 +121,7 @@ def test_closing_waits_and_drops_everything_and_work_is_done_as_it_is_from_then_
         made.validate()
         made.validate()
         assert len(gpu.captured) == kept
-        assert sum(len(cache) for cache in made.lanes.captured.caches.values()) == 0  # type: ignore[union-attr]
+        assert made.lanes.graphs == {}  # type: ignore[union-attr]
 
 
 FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -243,12 +243,12 @@ def test_an_error_on_the_way_to_a_capture_is_the_envs_own(monkeypatch: pytest.Mo
     """Such as one of the GPU while captured work is dropped to make room."""
     gpu = FakeGpu()
     with growing(gpu) as made:
-        cache = made.lanes.captured.cache(made.envs[0])  # type: ignore[union-attr]
+        graphs = made.lanes.graphs[made.envs[0].index]  # type: ignore[union-attr]
 
         def no_room() -> None:
             raise FAULT
 
-        monkeypatch.setattr(cache, "make_room", no_room)
+        monkeypatch.setattr(graphs, "make_room", no_room)
         with pytest.raises(LaneError, match="env 0, epoch 0, batch 0: RuntimeError: CUDA error"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [0, 1]
@@ -262,7 +262,7 @@ def test_closing_drops_everything_though_the_gpu_has_failed() -> None:
         lanes = made.lanes
         with pytest.raises(RuntimeError, match="illegal memory access"):
             lanes.close()
-        assert (lanes.captured.caches, lanes.captured._adopted) == ({}, {})  # type: ignore[union-attr]
+        assert lanes.graphs == {}  # type: ignore[union-attr]
         assert gpu.idle == [], "work may still be under way on its streams"
         gpu.broken = None
         made.validate()
@@ -277,6 +277,6 @@ def test_releasing_goes_on_after_an_error() -> None:
         gpu.broken = FAULT
         with pytest.raises(RuntimeError, match="illegal memory access"):
             made.lanes.release(made.envs)  # type: ignore[union-attr]
-        assert made.lanes.captured.caches == {}  # type: ignore[union-attr]
+        assert made.lanes.graphs == {}  # type: ignore[union-attr]
         assert gpu.calls.count("give back") == 2
         gpu.broken = None

@@ -1,0 +1,80 @@
+"""Hosts that train on synthetic images, whose content does not affect speed, and the telemetry of a run."""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from esper.config import TrainingConfig
+from esper.data.task import Split, Task
+from esper.env.baseline import Baseline
+from esper.env.vector_env import GrowthVectorEnv, ignore
+from esper.files.run_folder import RunFolder
+from esper.hosts.cnn import CNNHost
+from esper.ops import normalisation_table
+from esper.telemetry.event import Event
+from esper.telemetry.hub import TelemetryHub
+from esper.telemetry.sinks.console import ConsoleSink
+
+CHANNELS, SIDE, CLASSES, BLOCKS = 3, 32, 10, 3
+VALIDATION = 2500
+HORIZON = 75  # epochs of an episode, as in the task `cifar10`
+
+
+def split(samples: int, seed: int, device: torch.device) -> Split:
+    """Returns ``samples`` random uint8 images and their classes on ``device``."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (samples, SIDE, SIDE, CHANNELS), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, CLASSES, (samples,), generator=generator)
+    return Split(x, y, normalisation_table([0.5] * CHANNELS, [0.25] * CHANNELS)).to(device)
+
+
+def image_task(samples: int, width: int, device: torch.device, validation: int = VALIDATION) -> Task:
+    """Returns a task with hosts of three blocks, the first ``width`` channels wide, and ``samples`` training images."""
+    return Task(
+        name=f"synthetic images, {SIDE} x {SIDE}",
+        classes=CLASSES,
+        build_host=partial(CNNHost, CHANNELS, CLASSES, base=width, blocks=BLOCKS),
+        train=split(samples, 0, device),
+        validation=split(validation, 1, device),
+        test=split(1, 2, device),
+        precision="auto",
+    )
+
+
+def flat_baseline(horizon: int) -> Baseline:
+    """Returns constant no-growth curves for envs whose rewards are not used, so that no baseline has to be measured."""
+    return Baseline((100 / CLASSES,) * (horizon + 1), (2.3,) * (horizon + 1), 0.1, 1)
+
+
+@contextmanager
+def growth_env(
+    task: Task, envs: int, batch: int, emit: Callable[[Event], None] = ignore, horizon: int = HORIZON
+) -> Iterator[GrowthVectorEnv]:
+    """Yields an env of ``envs`` hosts of ``task``, reset, with one lane per physical core; closes it at the end."""
+    config = TrainingConfig.parse(
+        {
+            "run": {"device": task.device.type},
+            "task": {"batch_size": batch, "schedule": "constant"},
+            "env": {"n_envs": envs, "episode_length": horizon},
+        }
+    )
+    with closing(GrowthVectorEnv(task, config, emit, flat_baseline(horizon))) as made:
+        made.reset(seed=0)
+        yield made
+
+
+@contextmanager
+def full_telemetry() -> Iterator[TelemetryHub]:
+    """Yields a hub with a run's files and a console, none of which stay. Raises RuntimeError if one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        console = ConsoleSink(Console(file=io.StringIO(), width=160))
+        with TelemetryHub([*RunFolder(Path(folder), resumed=False).sinks(), console]) as hub:
+            yield hub
+            if hub.dropped:
+                raise RuntimeError(f"sinks failed, so nothing was measured: {dict(hub.dropped)}")

@@ -1,0 +1,36 @@
+"""Sizes of cases, as typed and by default."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.bench.case import BenchArgs, Sizes, parse_size
+from esper.config import ConfigError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIZES = Sizes("ENVSxEPOCHS", ((8, 30),), cuda=((64, 30),), quick=((2, 4),))
+
+
+@pytest.mark.parametrize("text", ["", "x", "4x", "0x1", "4x-1", "4 x 1", "four", "4X8", "٤x1"])
+def test_anything_but_positive_integers_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="for example 4x128x8"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (BenchArgs(devices=(CPU, CUDA)), [(CPU, (8, 30)), (CUDA, (64, 30))]),
+        (BenchArgs(devices=(CPU, CUDA), quick=True), [(CPU, (2, 4)), (CUDA, (2, 4))]),
+        (BenchArgs(sizes=(parse_size("1x2"), parse_size("3x4")), quick=True), [(CPU, (1, 2)), (CPU, (3, 4))]),
+    ],
+)
+def test_sizes_depend_on_the_device_and_the_effort_unless_given(
+    args: BenchArgs, expected: list[tuple[torch.device, tuple[int, ...]]]
+) -> None:
+    assert list(SIZES.of(args)) == expected
+
+
+def test_sizes_of_the_cpu_are_those_of_a_gpu_and_of_quick_runs_without_others() -> None:
+    assert list(Sizes("N", ((1,),)).of(BenchArgs(devices=(CPU, CUDA), quick=True))) == [(CPU, (1,)), (CUDA, (1,))]

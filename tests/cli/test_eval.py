@@ -1,0 +1,252 @@
+"""`esper eval`: its options and output, and every input that is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.data.shared_batches import SharedBatchError
+from esper.files import checkpoint
+from esper.files.policy import find_policy
+from tests.cli.conftest import MINE, TASK, Esper, executed
+
+RUN = (
+    *("run", "--task", "planted", "--envs", "4", "--episode-length", "4", "--set", "ppo.width=16"),
+    *("--set", "run.evaluation_pairs=10", "--rounds", "2", "--seed", "3"),
+)
+DIGITS = (
+    *("run", "--envs", "2", "--episode-length", "3", "--rounds", "1", "--set", "ppo.width=16"),
+    *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=2"),
+    *("--set", "ppo.practice_steps=256"),
+)
+LINE = (
+    r"  {name} +\d+\.\d\d %   +[+-]\d+\.\d\d pp, 95 % interval \S+ to \S+: (better|worse|no evidence of a difference)"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on simulated hosts."""
+    from tests.run.run_helpers import learning, play
+
+    config = learning("planted", n_envs=4, rounds=2, evaluation_pairs=10)
+    return play(config, tmp_path_factory.mktemp("runs") / "mine")[0].folder
+
+
+def test_it_prints_both_ways_to_act_beside_hosts_left_alone(esper: Esper, run: Path) -> None:
+    found = esper("eval", str(run), "--json", "o.json")
+    assert (found.code, found.err) == (0, "")
+    lines = found.out.splitlines()
+    assert sum(line.startswith("comparing, round ") for line in lines) == 3 * 3  # arms, rounds of at most 4 hosts
+    told = json.loads(Path("o.json").read_text())
+    first = lines.index(f"{run} (learned on planted, 2 of 2 rounds, seed 7)")
+    headline = "Test accuracy of 10 held-out hosts (planted, seed 7), and the paired difference to the same "
+    assert lines[first + 1] == f"{headline}hosts left alone:"
+    alone, greedy, stochastic = lines[first + 3 : first + 6]
+    assert alone == f"  none       {told['means']['none']['accuracy']:6.2f} %"
+    for name, line in (("greedy", greedy), ("stochastic", stochastic)):
+        assert re.fullmatch(LINE.format(name=name), line)
+        values = told["means"][name]
+        assert f"{values['accuracy']:6.2f} %   {values['difference']:+6.2f} pp" in line
+    assert lines[first + 7].startswith("Parameters: ")
+    assert re.fullmatch(r"30 hosts in \d+ s", lines[first + 8])
+
+
+def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
+    out = esper("eval", str(run), "--pairs", "2", "--seed", "5").out
+    assert "Test accuracy of 2 held-out hosts (planted, seed 5)" in out
+    assert out.count(": inconclusive, fewer than 10 pairs") == 2
+    one = esper("eval", str(run), "--pairs", "1").out
+    assert "Test accuracy of 1 held-out host (" in one
+    assert one.count("pp, no interval: inconclusive") == 2
+
+
+def test_another_width_is_said(esper: Esper) -> None:
+    assert esper(*DIGITS, "--out", "mine").code == 0
+    found = esper("eval", "mine", "--width", "4", "--pairs", "1")
+    assert (found.code, found.err) == (0, "")
+    assert "(digits, width 4, seed 0)" in found.out
+    assert "Parameters: 438 alone; greedy " in found.out
+
+
+def test_a_saved_agent_has_its_score_and_plays_by_the_proposed_command(esper: Esper, run: Path) -> None:
+    found = esper("eval", str(run), "--save", "mine.safetensors", "--json", "o.json")
+    assert (found.code, found.err) == (0, "")
+    *_, last = found.out.splitlines()
+    assert last == "Saved. To use it: esper run --task planted --controller checkpoint:mine.safetensors"
+    saved = find_policy("mine.safetensors")
+    told = json.loads(Path("o.json").read_text())
+    assert saved.facts is not None
+    assert saved.facts.score is not None
+    assert saved.facts.score["means"] == told["means"]
+    again = esper("eval", "mine.safetensors", "--json", "again.json")
+    assert again.code == 0, again.err
+    assert json.loads(Path("again.json").read_text())["arms"] == told["arms"]
+    sizes = ("--envs", "2", "--episode-length", "4", "--rounds", "1")
+    played = esper(*last.partition(": esper ")[2].split(), *sizes, "--out", "played")
+    assert played.code == 0, played.err
+    assert checkpoint.read(Path("played"))["policy"] is not None
+
+
+def test_results_are_printed_even_if_they_cannot_be_written(
+    esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("esper.files.atomic.write_json", full)
+    found = esper("eval", str(run), "--json", "o.json")
+    assert found.code == 1
+    assert "No space left on device" in found.err
+    assert "Test accuracy of " in found.out
+
+
+@pytest.mark.finding("M12")
+@pytest.mark.parametrize(
+    "error", [SharedBatchError("a worker died"), MemoryError("no more"), OSError(5, "Input/output error")]
+)
+def test_expected_errors_are_shown_without_a_traceback(
+    error: Exception, esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_arguments: object, **_names: object) -> None:
+        raise error
+
+    monkeypatch.setattr("esper.evaluation.policy.play_arms", breaks)
+    found = esper("eval", str(run))
+    assert found.code == 1
+    assert found.err == f"Error: {error}\n"
+
+
+def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
+    Path("mine.py").write_text(MINE)
+    assert esper(*DIGITS, "--task", TASK, "--out", "mine").code == 0
+    executed()
+    refused = esper("eval", "mine", "--pairs", "1")
+    assert refused.code == 2
+    assert "mine names the task 'mine.py:make_task', which is Python code" in refused.err
+    assert executed() == 0
+    found = esper("eval", "mine", "--pairs", "1", "--task", TASK, "--save", "a.safetensors")
+    assert found.code == 0, found.err
+    assert executed() == 1
+    again = esper("eval", "a.safetensors", "--pairs", "1")
+    assert again.code == 2
+    assert "a.safetensors names the task 'mine.py:make_task', which is Python code" in again.err
+    assert executed() == 0
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "task": (("--task", "nope"), "unknown task 'nope'"),
+    "pairs": (("--pairs", "0"), "run.evaluation_pairs"),
+    "pairs that are no number": (("--pairs", "many"), "--pairs"),
+    "seed": (("--seed", "-1"), "run.seed"),
+    "device": (("--device", "cuda:99"), "device 'cuda:99' is not available"),
+    "width of simulated hosts": (("--width", "4"), "are simulated and have no width"),
+    "width that is no number": (("--width", "wide"), "--width"),
+    "value": (("--set", "env.nope=1"), "unknown key env.nope"),
+    "value without a section": (("--set", "nope"), "SECTION.NAME=VALUE"),
+    "a section that is a value": (("--set", "run.seed=1", "--set", "run.seed.x=1"), "run.seed"),
+    "value without effect": (("--set", "ppo.width=8"), "ppo.width has no effect here"),
+    "controller": (("--set", "run.controller=none"), "run.controller has no effect here"),
+    "json in a folder that is not there": (("--json", "no/o.json"), "--json no/o.json: give a new file"),
+    "json that is there": (("--json", "there.json"), "--json there.json: give a new file"),
+    "save under another ending": (("--save", "a.pt"), "a.pt: give a new file, NAME.safetensors"),
+    "save over a file": (("--save", "there.safetensors"), "there.safetensors: give a new file"),
+    "save in a folder that is not there": (("--save", "no/a.safetensors"), "no/a.safetensors: give a new file"),
+    "blueprints it does not know": (("--task", "digits"), "cannot play this host: it knows the blueprints moss"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_input_is_refused_before_anything_is_played(esper: Esper, run: Path, case: str) -> None:
+    for name in ("there.json", "there.safetensors"):
+        Path(name).write_text("dear diary")
+    arguments, message = REFUSED[case]
+    found = esper("eval", str(run), *arguments)
+    assert found.code == 2, found
+    assert message in found.err
+    assert "Traceback" not in found.err
+    assert found.out == ""
+    assert sorted(path.name for path in Path().iterdir()) == ["there.json", "there.safetensors"]
+    assert Path("there.json").read_text() == "dear diary"
+
+
+def test_a_controller_that_did_not_learn_is_refused(esper: Esper) -> None:
+    Path("diary.pt").write_text("dear diary")
+    Path("diary.safetensors").write_text("dear diary")
+    for name, message in {
+        "gone": "no checkpoint at gone; give the folder of a ppo run, its checkpoint.pt",
+        "gone.safetensors": "no policy at gone.safetensors",
+        "diary.pt": "diary.pt is not a checkpoint",
+        "diary.safetensors": "diary.safetensors is not a policy",
+    }.items():
+        found = esper("eval", name)
+        assert found.code == 2
+        assert message in found.err
+        assert found.out == ""
+    assert esper("eval").code == 2
+
+
+def test_a_run_that_learned_nothing_names_those_that_did(esper: Esper) -> None:
+    arguments = ("--controller", "random", "--task", "planted", "--envs", "2", "--episode-length", "3", "--rounds", "1")
+    assert esper("run", *arguments, "--out", "mine").code == 0
+    found = esper("eval", "mine")
+    assert found.code == 2
+    assert "its controller random does not learn" in found.err
+    assert "pretrained" in found.err
+
+
+def test_an_agent_that_only_played_is_not_saved(esper: Esper) -> None:
+    found = esper("eval", "pretrained", "--save", "a.safetensors")
+    assert found.code == 2
+    assert "pretrained is not a run in which an agent learned" in found.err
+    assert found.out == ""
+
+
+def test_an_error_while_hosts_train_is_a_message(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("esper.files.atomic.write_atomic", full)
+    found = esper("eval", str(run), "--pairs", "1", "--json", "o.json")
+    assert found.code == 1
+    assert found.err == "Error: [Errno 28] No space left on device\n"
+    assert not Path("o.json").exists()
+
+
+def test_ctrl_c_ends_it(esper: Esper, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_arguments: Any, **_more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("esper.evaluation.runner.play_round", interrupted)
+    found = esper("eval", str(run))
+    assert (found.code, found.err.strip()) == (130, "Interrupted.")
+
+
+def test_the_controller_that_ships_is_a_controller_everywhere(esper: Esper) -> None:
+    """In a run, a comparison and an evaluation, in hosts that are not trained enough to tell anything."""
+    small = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "env.episode_length=4")
+    run = esper("run", "--controller", "pretrained", "--envs", "2", "--rounds", "1", *small, "--out", "mine")
+    assert run.code == 0, run.err
+    assert "Test accuracy of 2 hosts grown by pretrained: " in run.out
+    assert "--arm pretrained --arm heuristic" in run.out
+    compared = esper("compare", *small, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "both")
+    assert compared.code == 0, compared.err
+    evaluated = esper("eval", "pretrained", *small, "--pairs", "1")
+    assert evaluated.code == 0, evaluated.err
+    assert "pretrained (learned on digits, " in evaluated.out
+    assert "pretrained" in esper("tasks").out
+
+
+def test_a_config_that_was_edited_is_refused_by_its_name(esper: Esper, run: Path) -> None:
+    shutil.copytree(run, "mine")
+    Path("mine/config.toml").write_text("run = 3\n")
+    found = esper("eval", "mine")
+    assert found.code == 2
+    assert found.err.startswith(
+        "Error: mine/checkpoint.pt was written by a run with a different configuration than mine/config"
+    )

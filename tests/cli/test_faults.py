@@ -1,0 +1,241 @@
+"""A fault ends a run with one message and an exit code, and completed work is kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.files import atomic as files
+from esper.files import checkpoint
+from esper.files import run_folder as folder
+from esper.report.read import open_run
+from esper.telemetry.event import MicroBatchHalved
+from esper.training.execution import workers
+from esper.training.host_training import HostTraining
+from tests.cli.child import CHILD
+from tests.cli.conftest import Esper, Finished
+from tests.run.run_helpers import kinds, learned_state
+
+TINY = (
+    *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),
+    *("--set", "task.samples_per_epoch=64", "--set", "env.baseline_episodes=1"),
+)
+FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+
+STREAM = """
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+from esper.data.tasks import load_task
+
+SPLIT = load_task("digits").train
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(SPLIT)
+
+    def __getitem__(self, row):
+        x, y = SPLIT.x[row], SPLIT.y[row]
+        if Path("r/checkpoint.pt").exists() and not Path("healed").exists():
+            FAULT
+        return x, y
+
+
+def make_task():
+    return replace(load_task("digits"), train=Rows(), workers=1)
+"""
+FAULTS = {
+    "worker": ("os.kill(os.getpid(), 9)", "envs 0, 1, epoch 0, batch 0: .*a worker died"),
+    "image": ("x = x * float('nan')", r"env 0, epoch 0, batch 0: .*env 0, row \d+: its inputs are not finite"),
+    "shape": (
+        "x = x[:, 1:]",
+        r"env 0, epoch 0, batch 0: .*inputs torch.float32 of shape \(1, 7, 8\).*; expected .*8, 8",
+    ),
+    "label": ("y = y + 10", r"env 0, epoch 0, batch 0: .*row \d+: target 1\d is not between 0 and 9"),
+    "row": ("raise OSError('the disk is gone')", r"env 0, epoch 0, batch 0: .*row \d+: OSError: the disk is gone"),
+}
+
+
+def plain(finished: Finished, code: int) -> str:
+    """The error message, after checking the exit code and that there is no traceback."""
+    assert finished.code == code, finished.err
+    assert "Traceback" not in finished.err + finished.out
+    return finished.err
+
+
+@pytest.mark.finding("M12")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failing_data_ends_the_run_which_resumes_after_a_repair(esper: Esper, fault: str) -> None:
+    statement, words = FAULTS[fault]
+    Path("mine.py").write_text(STREAM.replace("FAULT", statement))
+    said = plain(esper("run", "--task", "mine.py:make_task", *TINY), 1)
+    assert re.search(words, said.replace("\n", " ")), said
+    assert "esper run --resume r --task mine.py:make_task" in said
+    assert checkpoint.read(Path("r"))["round"] == 0
+    Path("healed").touch()
+    again = esper("run", "--resume", "r", "--task", "mine.py:make_task")
+    assert again.code == 0, again.err
+    assert esper("run", "--task", "mine.py:make_task", *TINY[:-6], "--out", "s", *TINY[-4:]).code == 0
+    assert learned_state(Path("r")) == learned_state(Path("s"))  # nothing was spoiled
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """Env 1 has no room for batches in fewer parts; the state before an epoch is copied, as on a GPU."""
+    monkeypatch.setattr("esper.training.micro_batching.may_run_out", lambda *_device_and_epoch: True)
+    train = workers.train_epoch
+
+    def limited(env: HostTraining, cancelled: Any) -> None:
+        if env.index == 1 and env.micro_batches < parts:
+            raise RuntimeError(FULL)
+        train(env, cancelled)
+
+    monkeypatch.setattr(workers, "train_epoch", limited)
+
+
+@pytest.mark.finding("M12")
+def test_a_shortage_of_memory_halves_micro_batches_and_says_so(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_memory(monkeypatch, 2)
+    found = esper("run", *TINY)
+    plain(found, 0)
+    assert found.out.count("each batch is split into 2 micro-batches") == 1
+    assert re.search(r"out of memory: host 1, epoch 0: batch \d+ \(.*can't allocate", found.out.replace("\n", " "))
+    assert kinds(Path("r")).count("MicroBatchHalved") == 1
+    assert open_run(Path("r")).of(MicroBatchHalved)[0].micro_batches == 2
+    assert checkpoint.read(Path("r"))["micro_batches"] == 2
+    assert esper("report", "r").code == 0
+
+
+@pytest.mark.finding("M12")
+def test_a_resumed_run_keeps_its_micro_batches(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_memory(monkeypatch, 2)
+    write, count = checkpoint.write, []
+
+    def breaks(path: Path, content: bytes, keep: bool) -> None:
+        count.append(len(content))
+        if len(count) >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / checkpoint.NAME))
+        write(path, content, keep)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", breaks)
+        said = plain(esper("run", *TINY), 1)
+    assert "No space left on device" in said
+    assert "esper run --resume r" in said
+    assert checkpoint.read(Path("r"))["round"] == 1
+    again = esper("run", "--resume", "r")
+    plain(again, 0)
+    assert "out of memory" not in again.out
+    assert checkpoint.read(Path("r"))["micro_batches"] == 2
+
+
+@pytest.mark.finding("M12")
+def test_a_second_shortage_of_memory_ends_the_run(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of_memory(monkeypatch, 4)
+    said = plain(esper("run", *TINY), 1)
+    assert re.search(r"env 1, epoch 0, batch \d+: RuntimeError: .*can't allocate", said)
+    assert "--set task.micro_batches=4" in said
+    assert "esper run --resume r" in said
+    assert kinds(Path("r")).count("MicroBatchHalved") == 1
+
+
+def limited(bytes_a_file: int, *arguments: str) -> Finished:
+    """The command in a process whose files have a max size, as on a full disk."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_a_file}, {bytes_a_file})); "
+    run = subprocess.run([sys.executable, "-c", limit + CHILD, *arguments], capture_output=True, text=True, check=False)
+    return Finished(run.returncode, run.stdout, run.stderr)
+
+
+@pytest.mark.finding("M12")
+def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "train_epoch", stop_in_round_two(workers.train_epoch))
+        assert esper("run", *TINY).code == 130
+    before = (Path("r") / checkpoint.NAME).read_bytes()
+    log = (Path("r") / folder.EVENTS).stat().st_size
+    assert len(before) < log
+
+    found = limited(len(before) - 1, "run", "--resume", "r")
+    said = plain(found, 1)
+    assert re.search(r"Error: \[Errno 27\] File too large: '?r/checkpoint\.pt", said), said
+    assert "esper run --resume r" in said
+    assert "telemetry sink JsonlSink failed and was dropped" in said
+    assert (Path("r") / checkpoint.NAME).read_bytes() == before
+    assert not list(Path("r").glob("*.part"))
+
+    found = limited(log - 1, "run", "--resume", "r")
+    plain(found, 0)
+    assert "Telemetry lost: JsonlSink failed" in found.out
+    assert checkpoint.read(Path("r"))["finished"]
+
+
+def stop_in_round_two(train: Any) -> Any:
+    def stopping(env: HostTraining, cancelled: Any) -> None:
+        if env.episode == 1 and env.index == 0:
+            raise KeyboardInterrupt
+        train(env, cancelled)
+
+    return stopping
+
+
+@pytest.mark.finding("M12")
+@pytest.mark.parametrize("out", ["/proc/r", "a_file/r", "/sys/r"])
+def test_a_folder_that_cannot_be_written_is_wrong_input(esper: Esper, out: str) -> None:
+    """Not even root may write to the first and the last."""
+    Path("a_file").touch()
+    for command in (("run", *TINY[:-6], "--out", out), ("compare", "--arm", "random", "--arm", "none", "--out", out)):
+        found = esper(*command)
+        said = plain(found, 2)
+        assert f"{out} cannot be written: " in said
+        assert said.rstrip().endswith("give another --out")
+        assert "checkpoint" not in said + found.out
+
+
+@pytest.mark.finding("M12")
+def test_a_folder_that_may_only_be_read_is_wrong_input(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write to it all the same, so the system's answer is made up."""
+    Path("r").mkdir()
+
+    def refuse(path: Path, _content: bytes) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(folder, "write_atomic", refuse)
+    said = plain(esper("run", *TINY), 2)
+    assert "run folder r cannot be written: Permission denied; give another --out" in said
+    assert not list(Path("r").iterdir())
+
+
+def test_files_that_belong_together_are_both_old_or_both_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    files.write_together({one: b"1", other: b"1"})
+    sync, synced = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*other'"):
+        files.write_together({one: b"2", other: b"2"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"one": b"1", "other": b"1"}
+
+
+def test_help_lists_the_exit_codes(esper: Esper) -> None:
+    told = " ".join(esper("--help").out.split())
+    for words in ("0 done", "1 an error while running", "2 invalid input", "130 interrupted"):
+        assert words in told

@@ -1,0 +1,239 @@
+"""Every wrong input gives one clear message and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import ConfigError, TrainingConfig, describe_fields
+
+Esper = Callable[..., Any]
+
+TINY = ("--envs", "2", "--episode-length", "3", "--rounds", "1")
+SMALL = ("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1")
+QUICK = (*TINY, *SMALL, "--controller", "none", "--out", "mine")
+GERMINATE = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "norm"\n'
+
+
+def refused(esper: Esper, arguments: tuple[str, ...], *wanted: str) -> None:
+    """The command is refused with a message that has every text in ``wanted``, and the folder is as it was."""
+    before = sorted(Path().rglob("*"))
+    found = esper(*arguments)
+    assert found.code == 2, found
+    assert "Traceback" not in found.err
+    assert found.err.count("Error: ") == 1
+    assert len(found.err.splitlines()) <= 4
+    for text in wanted:
+        assert text in found.err
+    assert found.out == ""
+    assert sorted(Path().rglob("*")) == before
+
+
+RUN: dict[str, tuple[Any, ...]] = {
+    "task": (("--task", "nope"), "unknown task 'nope'", "digits"),
+    "controller": (("--controller", "nope"), "unknown controller 'nope'", "heuristic, random, none, schedule"),
+    "controller with a tail": (("--controller", "none:x"), "unknown controller 'none:x'"),
+    "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),
+    "schedule that is missing": (("--controller", "schedule:gone.toml"), "gone.toml does not exist"),
+    "schedule that is a folder": (("--controller", "schedule:."), "cannot be read"),
+    "device": (("--device", "gpu"), "unknown device 'gpu'", "cpu"),
+    "device that is not there": (("--device", "cuda:99"), "device 'cuda:99' is not available", "cpu"),
+    "section": (("--set", "nope.x=1"), "unknown key nope", "run, task, env, reward, governor"),
+    "key": (("--set", "run.sed=1"), "unknown key run.sed", "seed, controller, rounds"),
+    "key of a subsection": (("--set", "env.gates.x=1"), "unknown key env.gates.x", "level"),
+    "set without a value": (("--set", "run.seed"), "SECTION.NAME=VALUE", "'run.seed'"),
+    "set without a section": (("--set", "seed=1"), "SECTION.NAME=VALUE"),
+    "set with nothing behind the sign": (("--set", "run.seed="), "run.seed"),
+    "set through a value": (("--set", "run.seed.x=1"), "run.seed"),
+    "word for a number": (("--set", "task.batch_size=many"), "task.batch_size", "'many'"),
+    "choice": (("--set", "reward.mode=greedy"), "reward.mode", "'sparse', 'loss_shaped' or 'loss_sparse'"),
+    "gate": (("--set", 'env.auto_advance=["G9"]'), "env.auto_advance", "G1"),
+    "batch larger than an epoch": (("--set", "task.batch_size=1000"), "task.batch_size is 1000", "997"),
+    "samples larger than the data": (("--set", "task.samples_per_epoch=998"), "998", "997 training samples"),
+    "samples smaller than the batch": (("--set", "task.samples_per_epoch=63"), "task.batch_size is 64", "63"),
+    "agent's device": (("--set", "ppo.device=gpu"), "unknown device 'gpu'", "cpu"),
+    "two discounts": (("--set", "ppo.gamma=0.9"), "ppo.gamma is 0.9", "reward.gamma is 0.995", "must be equal"),
+    "part of a round": (("--set", "ppo.episodes_per_update=3"), "ppo.episodes_per_update is 3", "a multiple of 2"),
+    "checkpoint that is missing": (("--controller", "checkpoint:gone"), "no checkpoint at gone"),
+    "checkpoint that is none": (("--controller", "checkpoint:/dev/null"), "/dev/null is not a checkpoint"),
+    "config that is missing": (("--config", "gone.toml"), "gone.toml does not exist"),
+    "config that is a folder": (("--config", "."), "cannot be read"),
+    "negative seed": (("--seed", "-1"), "run.seed", "-1"),
+    "seed of more than 31 bits": (("--seed", str(2**31)), "run.seed", "less than"),
+    "seed of half": (("--seed", "0.5"), "--seed", "0.5"),
+    "argument": (("more",), "more"),
+    "option": (("--nope",), "--nope"),
+}
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_run_refuses(esper: Esper, case: str) -> None:
+    arguments, *wanted = RUN[case]
+    refused(esper, ("run", *TINY, "--out", "mine", *arguments), *wanted)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "nan", "x", ""])
+@pytest.mark.parametrize("flag", ["--envs", "--episode-length", "--rounds"])
+def test_run_refuses_invalid_counts(esper: Esper, flag: str, value: str) -> None:
+    refused(esper, ("run", *TINY, "--out", "mine", flag, value))
+
+
+NUMBERS = [
+    name
+    for name, _, _ in describe_fields(TrainingConfig)
+    if name
+    not in ("run.controller", "run.device", "task.name", "task.schedule", "env.one_incubating", "env.auto_advance")
+    and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device", "task.data", "task.download")
+]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_of_the_config_accepts_a_negative_or_infinite_value(name: str, value: float) -> None:
+    if name in ("env.gates.min_contribution", "anomaly.explained_variance") and value == -1:
+        pytest.skip("what is measured may be negative, and so may its threshold")
+    tables: dict[str, Any] = {}
+    place = tables
+    *sections, key = name.split(".")
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[key] = value
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        TrainingConfig.parse(tables)
+
+
+CONFIGS = {
+    "not TOML": ("[run\n", "c.toml cannot be read as TOML", "line 1"),
+    "not text": ("\xff\xfe", "c.toml cannot be read"),
+    "a section that is a value": ("run = 3\n", "run"),
+    "a value outside of sections": ("seed = 3\n", "unknown key seed", "run, task"),
+    "a section that is not known": ("[tasks]\nname = 'digits'\n", "unknown key tasks", "task"),
+    "a value that is not finite": ("[task]\nlearning_rate = nan\n", "task.learning_rate", "nan"),
+    "two mistakes": ("[run]\nsed = 1\n[task]\nname = 3\n", "run.sed", "task.name"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_config_file_is_refused(esper: Esper, case: str) -> None:
+    text, *wanted = CONFIGS[case]
+    Path("c.toml").write_text(text, encoding="latin-1")
+    refused(esper, ("run", "--config", "c.toml", *TINY, "--out", "mine"), *wanted)
+
+
+SCHEDULES = {
+    "blueprint": (GERMINATE.replace("norm", "nope"), "'nope'", "conv_light"),
+    "no blueprint": (GERMINATE.replace('blueprint = "norm"\n', ""), "blueprint", "conv_light"),
+    "slot": (GERMINATE.replace("r0c0", "r9c0"), "'r9c0'", "r0c0, r0c1, r1c0"),
+    "op": (GERMINATE.replace("GERMINATE", "GROW"), "'GROW'", "GERMINATE, SET_ALPHA_TARGET"),
+    "key": (GERMINATE + "colour = 1\n", "colour", "known keys", "alpha_curve"),
+    "missing key": (GERMINATE.replace("epoch = 0\n", ""), "epoch", "known keys"),
+    "epoch": (GERMINATE.replace("epoch = 0", "epoch = -1"), "epoch"),
+    "epoch that is no number": (GERMINATE.replace("epoch = 0", "epoch = nan"), "epoch"),
+    "tempo": (GERMINATE + "tempo = 4\n", "tempo 4", "3, 5, 8"),
+    "target": (GERMINATE + "alpha_target = nan\n", "alpha_target nan", "0.5, 0.7, 1.0"),
+    "style": (GERMINATE + 'style = "X"\n', "style 'X'", "LINEAR_ADD"),
+    "another table": (GERMINATE.replace("action", "actions"), "[[action]]"),
+    "numbers for tables": ("action = [1, 2]\n", "a.toml"),
+    "a value for tables": ("action = 1\n", "[[action]]"),
+    "nothing": ("", "[[action]]"),
+    "not TOML": ("[[action\n", "a.toml", "line 1"),
+    "not text": ("\xff\xfe", "a.toml"),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_a_schedule_is_refused(esper: Esper, case: str) -> None:
+    text, *wanted = SCHEDULES[case]
+    Path("a.toml").write_text(text, encoding="latin-1")
+    refused(esper, ("run", *TINY, "--controller", "schedule:a.toml", "--out", "mine"), *wanted)
+
+
+@pytest.mark.parametrize("case", ["blueprint", "slot", "op", "tempo", "not TOML", "nothing"])
+def test_the_message_about_a_schedule_names_the_file(esper: Esper, case: str) -> None:
+    """And does not call it a config file: with --config and schedule:FILE there are two."""
+    Path("a.toml").write_text(SCHEDULES[case][0])
+    refused(esper, ("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml"), "a.toml")
+    assert "config file" not in esper("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:a.toml").err
+
+
+def test_a_missing_schedule_is_not_called_a_config_file(esper: Esper) -> None:
+    found = esper("compare", *TINY[:4], "--arm", "none", "--arm", "schedule:gone.toml")
+    assert "gone.toml" in found.err
+    assert "config file" not in found.err
+
+
+def test_the_folder_of_another_run_is_refused(esper: Esper) -> None:
+    assert esper("run", *QUICK).code == 0
+    content = {path: path.read_bytes() for path in Path("mine").iterdir()}
+    refused(esper, ("run", *QUICK), "mine", "--out")
+    assert {path: path.read_bytes() for path in Path("mine").iterdir()} == content
+
+
+def test_an_empty_folder_is_taken(esper: Esper) -> None:
+    Path("mine").mkdir()
+    assert esper("run", *QUICK).code == 0
+    assert Path("mine/metrics.csv").is_file()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(esper: Esper) -> None:
+    Path("mine").write_text("dear diary")
+    refused(esper, ("run", *QUICK), "mine", "--out")
+    assert Path("mine").read_text() == "dear diary"
+
+
+def test_a_folder_below_a_file_is_refused(esper: Esper) -> None:
+    Path("mine").write_text("dear diary")
+    refused(esper, ("run", *QUICK, "--out", "mine/below"), "mine")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(esper: Esper) -> None:
+    refused(esper, ("run", *QUICK, "--out", "/proc/esper/run"), "/proc/esper/run")
+
+
+def test_unknown_commands_are_refused(esper: Esper) -> None:
+    refused(esper, ("grow",), "grow")
+
+
+COMPARE: dict[str, tuple[Any, ...]] = {
+    "arm": (("--arm", "none", "--arm", "nope"), "unknown controller 'nope'", "heuristic"),
+    "arm named twice": (("--arm", "none", "--arm", "random", "--arm", "none"), "two arms have the same name", "none"),
+    "one arm": (("--arm", "none"), "needs two or more --arm; got only none"),
+    "no arm": ((), "--arm"),
+    "reference": (("--arm", "none", "--arm", "random", "--reference", "heuristic"), "reference", "heuristic"),
+    "no pairs": (("--arm", "none", "--arm", "random", "--pairs", "0"), "--pairs", "0"),
+    "fewer than no pairs": (("--arm", "none", "--arm", "random", "--pairs", "-2"), "--pairs", "-2"),
+    "pairs that are no number": (("--arm", "none", "--arm", "random", "--pairs", "nan"), "--pairs", "nan"),
+    "task": (("--arm", "none", "--arm", "random", "--task", "nope"), "unknown task 'nope'", "digits"),
+    "device": (("--arm", "none", "--arm", "random", "--device", "cuda:99"), "cuda:99", "cpu"),
+    "schedule": (("--arm", "none", "--arm", "schedule:gone.toml"), "gone.toml does not exist"),
+    "json in a folder that is not there": (("--arm", "none", "--arm", "random", "--json", "no/o.json"), "no/o.json"),
+    "seed": (("--arm", "none", "--arm", "random", "--seed", "-1"), "run.seed"),
+    "envs": (("--arm", "none", "--arm", "random", "--envs", "0"), "env.n_envs"),
+}
+
+
+@pytest.mark.parametrize("case", COMPARE)
+def test_compare_refuses(esper: Esper, case: str) -> None:
+    arguments, *wanted = COMPARE[case]
+    refused(esper, ("compare", *TINY[:4], *SMALL, *arguments), *wanted)
+
+
+def test_compare_does_not_write_over_a_file(esper: Esper) -> None:
+    Path("o.json").write_text("dear diary")
+    refused(esper, ("compare", *TINY[:4], *SMALL, "--arm", "none", "--arm", "random", "--json", "o.json"), "o.json")
+    assert Path("o.json").read_text() == "dear diary"
+
+
+@pytest.mark.parametrize("assignment", ["run.controller=none", "run.rounds=3"])
+def test_compare_refuses_what_it_would_ignore(esper: Esper, assignment: str) -> None:
+    """Arms and pairs decide what is played; a value that has no effect is refused."""
+    arguments = ("compare", *TINY[:4], *SMALL, "--pairs", "1", "--arm", "none", "--arm", "random")
+    refused(esper, (*arguments, "--set", assignment), assignment.partition("=")[0])
+
+
+def test_info_refuses_a_task_that_is_not_known(esper: Esper) -> None:
+    refused(esper, ("info", "--observation", "--task", "nope"), "unknown task 'nope'", "digits")

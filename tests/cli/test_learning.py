@@ -1,0 +1,217 @@
+"""`esper run` with an agent that learns: its output, and resuming, comparing and playing the agent."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.files import checkpoint
+from esper.training.step import train_epoch
+from tests.cli.child import start
+from tests.run.run_helpers import same_run
+from tests.telemetry.sample_events import read_events
+
+Esper = Callable[..., Any]
+
+SIMULATED = ("--task", "planted", "--envs", "4", "--episode-length", "4", "--set", "ppo.width=16")
+RUN = ("run", *SIMULATED, "--set", "run.evaluation_pairs=10", "--rounds", "2", "--seed", "3")
+DIGITS = (
+    *("run", "--envs", "2", "--episode-length", "3", "--rounds", "2", "--set", "ppo.width=16"),
+    *("--set", "task.samples_per_epoch=128", "--set", "env.baseline_episodes=1", "--set", "run.evaluation_pairs=2"),
+    *("--set", "ppo.practice_steps=256"),
+)
+
+
+def until(child: subprocess.Popen[str], beginning: str) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith(beginning):
+            return
+    pytest.fail(f"no line {beginning!r} came: {child.communicate()[1]}")
+
+
+def test_an_agent_is_the_default_and_what_it_learned_is_compared(esper: Esper) -> None:
+    found = esper(*RUN, "--out", "mine")
+    assert (found.code, found.err) == (0, "")
+    lines = found.out.splitlines()
+    assert "task planted, controller ppo, seed 3" in lines
+    assert [line.split("  ")[0] for line in lines if line.startswith("round ")] == ["round 1/2", "round 2/2"]
+    assert sum(line.startswith("  learned: KL ") for line in lines) == 2
+    assert sum(line.startswith("comparing, round ") for line in lines) == 5 * 3  # arms, rounds of at most 4 hosts
+    first = next(i for i, line in enumerate(lines) if line.startswith("Test accuracy of 10 hosts grown by ppo: "))
+    *_, end = read_events("mine/events.jsonl")
+    for told, line in zip(end["comparisons"], lines[first + 2 : first + 6], strict=True):
+        match = re.fullmatch(
+            rf"  {told['reference']} +\d+\.\d\d %   +[+-]\d+\.\d\d pp, 95 % interval \S+ to \S+: "
+            r"(better|worse|no evidence of a difference)",
+            line,
+        )
+        assert match
+        winner = told["verdict"].partition(" is better")[0]
+        assert match[1] == {"ppo": "better", told["reference"]: "worse"}.get(winner, winner)
+
+
+def test_the_proposed_commands_play_the_agent(esper: Esper) -> None:
+    out = esper(*RUN, "--out", "mine").out
+    proposed = [line.split()[1:] for line in out.splitlines() if line.startswith("  esper ")]
+    assert [words[0] for words in proposed] == ["report", "compare", "run", "info"]
+    compared = esper(*proposed[1], *SIMULATED[2:])
+    assert compared.code == 0, compared.err
+    assert "Differences are arm minus none" in compared.out
+    played = esper(*proposed[2], *SIMULATED[2:], "--rounds", "1", "--out", "played")
+    assert played.code == 0, played.err
+    assert "Test accuracy of 4 hosts grown by checkpoint:mine: " in played.out
+    assert checkpoint.read(Path("played"))["policy"] is not None
+
+
+def test_resume_ends_as_if_it_had_never_stopped(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    esper(*DIGITS, "--out", "whole")
+
+    def breaks(training: Any, **how: Any) -> None:
+        if (training.index, training.episode, training.epoch) == (1, 1, 1):
+            raise ArithmeticError("no more")
+        train_epoch(training, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.training.execution.workers.train_epoch", breaks)
+        found = esper(*DIGITS, "--out", "mine")
+    assert found.code == 1
+    first, second = found.err.splitlines()
+    assert re.fullmatch(r"Error: env 1, epoch 1, batch \d+: ArithmeticError: no more", first)
+    assert second == "Progress was saved. To continue: esper run --resume mine"
+    resumed = esper("run", "--resume", "mine")
+    assert (resumed.code, resumed.err) == (0, "")
+    lines = resumed.out.splitlines()
+    assert lines[0] == "resumed after round 1/2"
+    assert not any(line.startswith(("baseline", "round 1/2")) for line in lines)
+    same_run(Path("mine"), Path("whole"))
+    again = esper("run", "--resume", "mine")
+    assert again.code == 2
+    assert again.err == "Error: mine is finished: all 2 rounds were played and compared\n"
+
+
+@pytest.mark.finding("M12")
+def test_an_error_before_there_is_anything_to_resume_proposes_nothing(
+    esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(_training: Any, **_how: Any) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr("esper.training.execution.workers.train_epoch", breaks)
+    found = esper(*DIGITS, "--out", "mine")
+    assert found.code == 1
+    assert "Traceback" not in found.err
+    assert "--resume" not in found.err
+    assert "its events so far are in mine" in found.err
+
+
+def test_a_full_disk_ends_the_run_with_a_message(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The previous checkpoint is kept, and the run resumes from it once there is space."""
+
+    def full(_folder: Path, content: bytes, keep: bool) -> None:
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        written.append(content)
+        real(_folder, content, keep)
+
+    written: list[bytes] = []
+    real = checkpoint.write
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", full)
+        found = esper(*RUN, "--out", "mine")
+    assert found.code == 1
+    assert found.err.splitlines() == [
+        "Error: [Errno 28] No space left on device",
+        "Progress was saved. To continue: esper run --resume mine",
+    ]
+    assert checkpoint.read(Path("mine"))["round"] == 1
+    assert esper("run", "--resume", "mine").code == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("--controller", "none"),
+        ("--rounds", "9"),
+        ("--out", "there"),
+        ("--seed", "1"),
+        ("--task", "digits"),
+        ("--envs", "2"),
+        ("--set", "run.rounds=9"),
+        ("--config", "c.toml"),
+        ("--device", "cpu"),
+        ("--track", "tensorboard"),
+    ],
+)
+def test_resume_takes_no_other_option(esper: Esper, other: tuple[str, str]) -> None:
+    found = esper("run", "--resume", "mine", *other)
+    assert found.code == 2
+    assert found.err == (
+        "Error: --resume FOLDER continues the run with the settings it was started with; only the same user-defined "
+        "--task can be given with it\n"
+    )
+    assert list(Path().iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_resumed_is_named(esper: Esper) -> None:
+    Path("empty").mkdir()
+    for folder in ("gone", "empty"):
+        found = esper("run", "--resume", folder)
+        assert found.code == 2
+        assert found.err.startswith(f"Error: no checkpoint at {folder}/checkpoint.pt")
+    assert [path.name for path in Path().rglob("*")] == ["empty"]
+
+
+def test_ctrl_c_during_learning_prints_the_resume_command(tmp_path: Path) -> None:
+    child = start("run", *SIMULATED, "--rounds", "5000", "--out", "mine", folder=tmp_path)
+    until(child, "round 2/5000")
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
+    lines = out.splitlines()
+    assert "Nothing was compared: the agent is still learning." in lines
+    assert "  esper run --resume mine" in lines
+    done = checkpoint.read(tmp_path / "mine")["round"]
+    assert re.search(rf"^{done} rounds in \d+ s; run folder: mine$", out, re.MULTILINE)
+    assert not list((tmp_path / "mine").glob("*.part"))
+
+
+@pytest.mark.trap(30)
+def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
+    """SIGKILL gives the process no chance to say or write anything."""
+    every = ("--set", "run.checkpoint_every=2")
+    child = start(*RUN, "--rounds", "4000", *every, "--out", "mine", folder=tmp_path)
+    until(child, "round 3/4000")
+    child.kill()
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    done = checkpoint.read(tmp_path / "mine")["round"]
+    assert done >= 2
+    assert done % 2 == 0
+    again = start("run", "--resume", "mine", folder=tmp_path)
+    until(again, f"round {done + 2}/4000")
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    rounds = [e["round"] for e in read_events(tmp_path / "mine" / "events.jsonl") if e["event"] == "RoundCompleted"]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert len(rounds) >= done + 2
+
+
+def test_a_reader_that_goes_away_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:
+    """As in `esper run | head -1`."""
+    child = start(*RUN, "--out", "mine", folder=tmp_path)
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    child.stdout.close()
+    assert child.wait() == 1
+    assert [event["event"] for event in read_events(tmp_path / "mine" / "events.jsonl")][-1] == "RunCompleted"
+    assert child.stderr is not None
+    assert "Traceback" not in child.stderr.read()
+    child.stderr.close()

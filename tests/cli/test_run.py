@@ -1,0 +1,206 @@
+"""`esper run` and `esper --help`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.telemetry.event import Event, RoundCompleted
+from esper.telemetry.sinks.metrics_csv import MetricsCsvSink
+from tests.cli.child import start
+from tests.cli.conftest import TINY
+from tests.telemetry.sample_events import read_events
+
+
+def test_help_does_not_import_torch() -> None:
+    script = (
+        "import sys\n"
+        "from esper.cli.main import group\n"
+        "group(['--help'], standalone_mode=False)\n"
+        "print('heavy:', [name for name in ('torch', 'scipy', 'sklearn', 'gymnasium') if name in sys.modules])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.endswith("heavy: []\n")
+    assert "compare" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (
+            "run",
+            "--task --envs --episode-length --seed --device --config --set --controller --rounds --out --track "
+            "--resume",
+        ),
+        (
+            "compare",
+            "--task --envs --episode-length --seed --device --config --set --arm --pairs --reference --json --of --out "
+            "--resume",
+        ),
+        ("report", "--out"),
+        ("show", "--watch"),
+        ("info", "--observation --config --task"),
+        ("tasks", "--help"),
+    ],
+)
+def test_help_of_a_command_names_its_options(esper: Callable[..., Any], command: str, options: str) -> None:
+    for flag in ("-h", "--help"):
+        found = esper(command, flag)
+        assert found.code == 0
+        assert set(options.split()) <= set(found.out.split())
+
+
+def test_help_of_run_names_the_default_that_is_true(esper: Callable[..., Any]) -> None:
+    from esper.config import RunConfig
+
+    text = " ".join(esper("run", "--help").out.split())
+    assert f"[default: {RunConfig().controller}]" in text
+
+
+def test_the_last_lines_are_the_figures_of_the_run(esper: Callable[..., Any]) -> None:
+    found = esper("run", *TINY, "--rounds", "2", "--out", "mine")
+    assert found.code == 0
+    assert found.err == ""
+    *_, end = read_events("mine/events.jsonl")
+    lines = found.out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("Test accuracy"))
+    (told,) = end["comparisons"]
+    assert lines[first] == (
+        f"Test accuracy of 4 hosts grown by schedule: {told['accuracy']:.2f} %. "
+        "The same hosts under each baseline, and the paired difference:"
+    )
+    assert lines[first + 1] == lines[first + 3] == ""
+    assert lines[first + 2] == (
+        f"  none       {told['reference_accuracy']:6.2f} %   {told['difference']:+6.2f} pp, 95 % interval "
+        f"{told['low']:+.2f} to {told['high']:+.2f}: inconclusive, fewer than 10 pairs"
+    )
+    assert re.fullmatch(r"Parameters: 277 alone, \d+ grown \(\d\.\d seeds kept per host\)\.", lines[first + 4])
+    assert re.fullmatch(r"2 rounds in \d+ s; run folder: mine", lines[first + 5])
+    assert lines[first + 6 : first + 8] == ["", "Next:"]
+    assert all(line.startswith("  esper ") for line in lines[first + 8 :])
+
+
+def test_without_out_the_folder_is_named_after_task_and_controller(esper: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "late.toml").write_text('[[action]]\nepoch = 2\nop = "PRUNE"\nslot = "r0c0"\n')
+    found = esper("run", *TINY, "--rounds", "1", "--controller", "schedule:late.toml")
+    assert found.code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"digits-late-\d{8}-\d{6}", folder.name)
+    assert f"run folder: {Path('runs') / folder.name}" in found.out
+
+
+def test_a_flag_wins_over_set_and_set_over_the_file(esper: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[run]\nseed = 1\nrounds = 1\n[env]\nn_envs = 7\nepisode_length = 9\n")
+    esper("run", "--config", "c.toml", *TINY, "--set", "env.n_envs=5", "--set", "run.seed=4", "--out", "mine")
+    begin = next(read_events("mine/events.jsonl"))
+    assert (begin["rounds"], begin["seed"], begin["n_envs"], begin["episode_length"]) == (1, 4, 2, 3)
+
+
+def test_the_config_of_a_run_folder_runs_again(esper: Callable[..., Any]) -> None:
+    esper("run", *TINY, "--rounds", "1", "--seed", "5", "--controller", "random", "--out", "first")
+    found = esper("run", "--config", "first/config.toml", "--out", "second")
+    assert found.code == 0
+    epochs = [
+        [event for event in read_events(f"{name}/events.jsonl") if event["event"] == "EpochCompleted"]
+        for name in ("first", "second")
+    ]
+    assert len(epochs[0]) == 6
+    assert epochs[0] == epochs[1]
+
+
+def test_one_is_not_called_rounds(esper: Callable[..., Any]) -> None:
+    assert "1 round in " in esper("run", *TINY, "--rounds", "1", "--out", "mine").out
+
+
+def test_a_sink_that_fails_is_named_at_the_end_and_the_run_continues(
+    esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_sink: MetricsCsvSink, event: Event) -> None:
+        if isinstance(event, RoundCompleted):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(MetricsCsvSink, "handle", full)
+    found = esper("run", *TINY, "--rounds", "2", "--out", "mine")
+    assert found.code == 0
+    assert "Telemetry lost: MetricsCsvSink failed (" in found.out
+    assert "No space left on device" in found.out
+    *_, end = read_events("mine/events.jsonl")
+    assert end["event"] == "RunCompleted"
+
+
+def test_ctrl_c_keeps_the_finished_rounds(tmp_path: Path) -> None:
+    child = start("run", *TINY, "--rounds", "2000", "--out", "mine", folder=tmp_path)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith("round 1/2000"):
+            break
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
+    # stdout was read up to round 1; what else was printed came after.
+    whole = 1 + sum(line.startswith("round ") for line in out.splitlines())
+    assert whole < 2000
+    assert f"Test accuracy of {2 * whole} hosts grown by schedule" in out
+    assert "Interrupted: the figures above cover only the completed rounds." in out
+    assert "  esper run --resume mine" in out.splitlines()
+    with (tmp_path / "mine" / "metrics.csv").open(newline="") as file:
+        assert [row["round"] for row in csv.DictReader(file)] == [str(i + 1) for i in range(whole)]
+    events = list(read_events(tmp_path / "mine" / "events.jsonl"))
+    assert events[-1]["event"] == "RunCompleted"
+    assert events[-1]["pairs"] == 2 * whole
+    assert json.loads((tmp_path / "mine" / "best_host.json").read_text())["format"] == 2
+
+
+def test_ctrl_c_before_the_first_round_says_so(tmp_path: Path) -> None:
+    child = start("run", "--envs", "2", "--episode-length", "3000", "--rounds", "2", "--out", "mine", folder=tmp_path)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith("run folder"):
+            break
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert err.splitlines()[-1] == "Interrupted."  # before it, that a step is played to its end
+    assert "Test accuracy" not in out
+    last = out.splitlines()[-1]
+    assert last == "No checkpoint was written yet, so the run cannot be resumed; its events so far are in mine."
+    assert next(read_events(tmp_path / "mine" / "events.jsonl"))["event"] == "RunStarted"
+
+
+@pytest.mark.finding("H2")
+def test_the_header_and_the_log_tell_the_tier(esper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.training.execution.compiled.BACKEND", "eager")
+    compiled = ("--set", "run.tier=compiled", "--rounds", "1")
+    assert "steps: compiled, float32" in esper("run", *TINY, *compiled, "--out", "mine").out.splitlines()
+    assert next(read_events("mine/events.jsonl"))["tier"] == "compiled"
+    assert "steps: eager, float32" in esper("run", *TINY, "--rounds", "1", "--out", "plain").out.splitlines()
+
+    monkeypatch.setattr("esper.training.execution.compiled.compile_host", lambda *_inputs, **_options: "it has bugs")
+    found = esper("run", *TINY, *compiled, "--out", "broken")
+    assert found.code == 0
+    assert "steps: eager, float32; the configured tier cannot be used: it has bugs" in found.out.splitlines()
+    begin = next(read_events("broken/events.jsonl"))
+    assert (begin["tier"], begin["tier_refused"]) == ("eager", "it has bugs")
+
+    monkeypatch.setenv("ESPER_REQUIRE_NATIVE", "1")
+    with pytest.raises(RuntimeError, match="ESPER_REQUIRE_NATIVE=1, but hosts are not compiled: it has bugs"):
+        esper("run", *TINY, *compiled, "--out", "strict")
+
+
+@pytest.mark.slow
+def test_a_run_with_code_that_was_really_compiled(esper: Callable[..., Any]) -> None:
+    found = esper("run", *TINY, "--set", "run.tier=compiled", "--rounds", "1", "--out", "mine")
+    assert found.code == 0
+    assert "steps: compiled, float32" in found.out.splitlines()
+    assert [event["event"] for event in read_events("mine/events.jsonl")][-1] == "RunCompleted"

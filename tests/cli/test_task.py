@@ -1,0 +1,117 @@
+"""Tasks on the command line: their list, missing data, and user-defined tasks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import ConfigError
+from esper.data.tasks import SIMULATED, TASKS
+from esper.files.grown_host import load_host
+from tests.cli.conftest import MINE, TASK, Esper, executed
+
+TINY = (
+    "--envs",
+    "2",
+    "--episode-length",
+    "2",
+    "--set",
+    "task.samples_per_epoch=64",
+    "--set",
+    "env.baseline_episodes=1",
+)
+
+
+def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*_: Any) -> None:
+        raise AssertionError("data was read")
+
+    monkeypatch.setattr("esper.data.images.read_splits", touched)
+    monkeypatch.setattr("esper.data.chars.read_text", touched)
+    found = esper("tasks")
+    assert found.code == 0
+    for name in (*TASKS, *SIMULATED, "path.py:function"):
+        assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), name
+    assert len(TASKS) == 11
+
+
+@pytest.mark.parametrize("task", ["cifar10", "fashion_mnist", "tinystories"])
+def test_missing_data_is_a_message_and_nothing_is_started(esper: Esper, task: str) -> None:
+    found = esper("run", "--task", task, "--set", "task.data=nowhere", "--out", "out")
+    assert found.code == 2
+    assert "missing: nowhere/" in found.err
+    assert "Traceback" not in found.err
+    assert not Path("out").exists()
+    assert not Path("nowhere").exists()
+
+
+def test_an_unknown_task_lists_the_known_ones_and_the_form_of_ones_own(esper: Esper) -> None:
+    found = esper("run", "--task", "cifar11", "--out", "out")
+    assert found.code == 2
+    for word in ("'cifar11'", *TASKS, *SIMULATED, "path.py:function"):
+        assert word in found.err
+
+
+def test_a_run_of_a_users_task_asks_for_it_again(esper: Esper) -> None:
+    Path("mine.py").write_text(MINE)
+    found = esper("run", "--task", TASK, "--controller", "random", "--rounds", "1", "--out", "out", *TINY)
+    assert (found.code, found.err) == (0, "")
+    assert executed() == 1
+    assert "task mine.py:make_task" in found.out
+    assert f"--config out/config.toml --task {TASK}" in found.out
+
+    arms = ("--arm", "random", "--arm", "none", "--pairs", "1")
+    for arguments in (("run", "--resume", "out"), ("compare", "--config", "out/config.toml", *arms)):
+        found = esper(*arguments)
+        assert found.code == 2
+        if arguments[0] == "compare":
+            assert f"name it: --task {TASK}" in found.err
+    with pytest.raises(ConfigError, match=re.escape(TASK)):
+        load_host(Path("out/best_host"))
+    assert executed() == 0
+
+    assert esper("compare", "--config", "out/config.toml", "--task", TASK, *arms).code == 0
+    assert executed() == 1
+
+
+def test_resuming_a_users_task(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.rollout.collector import Collector
+
+    Path("mine.py").write_text(MINE)
+    arguments = ("run", "--task", TASK, "--controller", "random", "--rounds", "2", "--out", "out", *TINY)
+    play, calls = Collector.play, []
+
+    def interrupted(self: Collector) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("the power went")
+        return play(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Collector, "play", interrupted)
+        found = esper(*arguments)
+    assert found.code == 1
+    assert f"esper run --resume out --task {TASK}" in found.err
+    executed()
+
+    refused = esper("run", "--resume", "out")
+    assert refused.code == 2
+    assert f"name it: --task {TASK}" in refused.err
+    other = esper("run", "--resume", "out", "--task", "mine.py:another")
+    assert other.code == 2
+    assert "a run of the task" in other.err
+    assert executed() == 0
+    found = esper("run", "--resume", "out", "--task", TASK)
+    assert (found.code, found.err) == (0, "")
+    assert executed() == 1
+
+
+def test_a_config_of_ones_own_may_name_ones_own_task(esper: Esper) -> None:
+    Path("mine.py").write_text(MINE)
+    Path("mine.toml").write_text(f'[task]\nname = "{TASK}"\n[run]\ncontroller = "random"\nrounds = 1\n')
+    assert esper("run", "--config", "mine.toml", *TINY).code == 0
+    assert executed() == 1
+    assert [folder.name.startswith("mine-random-") for folder in Path("runs").iterdir()] == [True]

@@ -1,0 +1,90 @@
+"""Schedules: when their actions are executed, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import ConfigError
+from esper.control.script import ScheduleEntry, ScriptedController, read_schedule
+from tests.control.control_helpers import LAYOUT, SPEC, S, World
+
+
+def script(*entries: dict[str, Any]) -> ScriptedController:
+    made = ScriptedController([ScheduleEntry(**entry) for entry in entries], SPEC, LAYOUT, 1)
+    made.begin()
+    return made
+
+
+def test_a_script_waits_for_its_epoch_for_the_mask_and_for_the_gate() -> None:
+    controller = script(
+        {"epoch": 5, "op": "GERMINATE", "slot": "r0c1", "blueprint": "depthwise"},
+        {"epoch": 6, "op": "ADVANCE", "slot": "r0c1"},
+        {"epoch": 6, "op": "GERMINATE", "slot": "r1c0", "blueprint": "norm"},
+    )
+    world = World()
+    world.plateau(4)
+    assert world.ask(controller)[0] == "WAIT"
+    world.plateau(5)
+    assert world.ask(controller) == ("GERMINATE", "r0c1", "depthwise")
+    world.put("r0c1", S.GERMINATED, gate_passed=0.0)
+    world.plateau(8)
+    assert world.ask(controller)[0] == "WAIT"  # the gate is shut, and the other germination is masked out
+    world.slots["r0c1"]["gate_passed"] = 1.0
+    assert world.ask(controller)[:2] == ("ADVANCE", "r0c1")
+    world.put("r0c1", S.BLENDING)
+    assert world.ask(controller) == ("GERMINATE", "r1c0", "norm")
+    assert world.ask(controller)[0] == "WAIT"
+
+
+def test_a_scripts_entries_of_one_slot_keep_their_order_and_do_not_hold_up_others() -> None:
+    controller = script(
+        {"epoch": 0, "op": "ADVANCE", "slot": "r0c0"},
+        {"epoch": 0, "op": "PRUNE", "slot": "r0c0"},
+        {"epoch": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "norm"},
+    )
+    world = World()
+    world.put("r0c0", S.BLENDING)
+    assert world.ask(controller)[:2] == ("GERMINATE", "r0c1")
+    assert world.ask(controller)[0] == "WAIT"
+    world.slots["r0c0"]["gate_passed"] = 1.0
+    assert world.ask(controller)[0] == "ADVANCE"
+    assert world.ask(controller)[0] == "PRUNE"
+
+
+def test_a_script_starts_again_with_each_episode() -> None:
+    controller = script({"epoch": 0, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"})
+    world = World()
+    first = [world.ask(controller)[0] for _ in range(2)]
+    controller.begin()
+    assert [first, [world.ask(controller)[0] for _ in range(2)]] == [["GERMINATE", "WAIT"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a schedule consists of"),
+        ("[[action]]\nepoch = 1\nop = 'PRUNE'", "slot"),
+        ("[[action]]\nepoch = 1\nop = 'PRUNE'\nslot = 'r0c0'\nspeed = 3", "alpha_speed"),
+        ("[[action]]\nepoch = -1\nop = 'PRUNE'\nslot = 'r0c0'", "epoch"),
+        ("[[action", "TOML"),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_says_what_would_be_right(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "schedule.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_schedule(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"op": "GROW", "slot": "r0c0"}, "GERMINATE"),
+        ({"op": "PRUNE", "slot": "r7c7"}, "r0c0, r0c1, r1c0"),
+        ({"op": "GERMINATE", "slot": "r0c0", "blueprint": "lora"}, "conv_light"),
+    ],
+)
+def test_a_schedule_for_another_host_is_refused_before_it_runs(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        script({"epoch": 0, **entry})

@@ -1,0 +1,143 @@
+"""``esper/Growth-v0``: how Gymnasium finds it, what its keywords reach, and that knowing it costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from esper.config import ConfigError, TrainingConfig
+from esper.env.make import PLAIN, make_single, make_vector
+from esper.env.planted import PlantedVectorEnv
+from esper.env.single import SingleEnv
+from esper.env.vector_env import GrowthVectorEnv
+from tests.core_helpers import wait_actions
+
+ID = "esper/Growth-v0"
+SMALL: dict[str, Any] = {"episode_length": 2, "baseline_episodes": 1, "samples_per_epoch": 64, "batch_size": 32}
+
+
+def run_python(script: str, folder: Path) -> str:
+    found = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.strip()
+
+
+@pytest.mark.parametrize("name", [ID, f"esper:{ID}"])
+@pytest.mark.parametrize("first", ["import gymnasium, esper", "import esper, gymnasium, esper.env"])
+def test_the_id_is_known_once_both_are_imported(first: str, name: str, tmp_path: Path) -> None:
+    script = f"{first}\nprint(gymnasium.make_vec({name!r}, num_envs=2, task='planted'))"
+    assert run_python(script, tmp_path) == f"PlantedVectorEnv({ID}, num_envs=2)"
+
+
+def test_the_name_of_the_room_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
+    make = f"gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted')"
+    script = f"import esper, gymnasium\nprint({make}.num_envs)"
+    assert run_python(script, tmp_path) == "2"
+
+
+def test_gymnasium_finds_it_by_the_name_of_the_module_alone(tmp_path: Path) -> None:
+    script = f"import gymnasium\nprint(gymnasium.make_vec('esper:{ID}', num_envs=2, task='planted').num_envs)"
+    assert run_python(script, tmp_path) == "2"
+
+
+def test_importing_esper_imports_no_library_and_changes_no_import(tmp_path: Path) -> None:
+    script = """
+import sys
+before = list(sys.meta_path)
+import esper
+print(sorted({"torch", "numpy", "gymnasium"} & set(sys.modules)), sys.meta_path == before)
+import esper.env
+print(sorted({"torch"} & set(sys.modules)), "esper/Growth-v0" in sys.modules["gymnasium"].registry)
+"""
+    assert run_python(script, tmp_path).splitlines() == ["[] True", "[] True"]
+
+
+def test_make_vec_makes_hosts_that_are_reset_in_the_same_step() -> None:
+    env = gymnasium.make_vec(ID, num_envs=3, **SMALL)
+    assert isinstance(env, GrowthVectorEnv)
+    assert (env.num_envs, env.horizon, env.config.task.name) == (3, 2, "digits")
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    env.reset(seed=0)
+    env.step(wait_actions(3))
+    *_, terminated, _, info = env.step(wait_actions(3))
+    assert terminated.all()
+    assert info["_final_info"].all()
+    env.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, "Disabled"])
+def test_make_vec_leaves_ended_envs_alone_when_told_to(mode: Any) -> None:
+    env = gymnasium.make_vec(ID, num_envs=2, task="planted", autoreset_mode=mode)
+    assert isinstance(env, PlantedVectorEnv)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+
+
+def test_make_vec_refuses_the_mode_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match=r"SAME_STEP \('SameStep'\) or AutoresetMode.DISABLED \('Disabled'\)"):
+        gymnasium.make_vec(ID, num_envs=2, task="planted", autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def test_keywords_reach_the_config_and_override_it() -> None:
+    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"max_seeds": 1}, "run": {"seed": 5}})
+    env = make_vector(2, config=config, episode_length=7, reward={"mode": "sparse"}, env={"embargo": 3}, momentum=0.5)
+    assert (env.config.task.name, env.config.task.momentum) == ("planted", 0.5)
+    assert (env.config.env.max_seeds, env.config.env.embargo, env.horizon, env.num_envs) == (1, 3, 7, 2)
+    assert (env.config.run.seed, env.config.reward.mode) == (5, "sparse")
+    tables = make_vector(2, task="planted", config={"env": {"max_seeds": 1}}).config
+    assert (tables.env.max_seeds, tables.env.n_envs) == (1, 2)
+    assert set(PLAIN) >= {"episode_length", "batch_size", "auto_advance"}
+
+
+def test_no_keyword_stands_for_two_fields() -> None:
+    sections = TrainingConfig.model_fields
+    both = set(sections["task"].annotation.model_fields) & set(sections["env"].annotation.model_fields)  # type: ignore[union-attr]
+    assert not both
+    assert not set(PLAIN) & set(sections)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"episode_lenght": 3}, TypeError, "unexpected keyword argument 'episode_lenght'; known: .*episode_length"),
+        ({"render_mode": "rgb_array"}, TypeError, "render_mode is None"),
+        ({"reward": "sparse"}, TypeError, "reward must be a dict"),
+        ({"reward": {"mod": "sparse"}}, ConfigError, "unknown key reward.mod; reward has: mode"),
+        ({"episode_length": 0}, ConfigError, "env.episode_length: .*greater than or equal to 1"),
+        ({"task": "nope"}, ConfigError, "unknown task 'nope'"),
+        ({"config": {"env": {"n_envs": 7}}}, ConfigError, "num_envs is 2, but env.n_envs of the config is 7"),
+    ],
+)
+def test_what_cannot_be_is_refused(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gymnasium.make_vec(ID, num_envs=2, **keywords)
+
+
+def test_make_makes_one_host() -> None:
+    env = gymnasium.make(ID, task="planted", episode_length=3)
+    assert isinstance(env.unwrapped, SingleEnv)
+    assert env.unwrapped.env.horizon == 3
+    for keyword in ("num_envs", "autoreset_mode"):
+        with pytest.raises(TypeError, match=rf"{keyword}: not available for one env; use gymnasium.make_vec"):
+            make_single(**{keyword: 2})
+
+
+def test_gymnasiums_own_vector_env_takes_the_one_env_view() -> None:
+    env = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="sync", task="planted", episode_length=2)
+    assert isinstance(env, SyncVectorEnv)
+    observation, _ = env.reset(seed=0)
+    assert not np.array_equal(observation[0], observation[1]), "each has a seed of its own"
+
+
+def test_a_spec_makes_the_same_env_again() -> None:
+    env = gymnasium.make_vec(ID, num_envs=2, task="planted", reward={"mode": "sparse"})
+    assert env.spec is not None
+    again = gymnasium.make_vec(env.spec)
+    assert isinstance(again, PlantedVectorEnv)
+    assert again.config == env.unwrapped.config  # type: ignore[attr-defined]

@@ -1,0 +1,144 @@
+"""Optimizers, schedules, accumulation and scaling of a loop go on while seeds come and go."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+from esper.spaces.action import Op
+from tests.grower.loops import GROW, Loop, net, plain, same, script, stages, weights
+
+
+def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
+    actions = {**GROW, 9: (Op.PRUNE, {"slot": "r0c0", "alpha_speed": 0})}
+    loop = Loop(lambda p: torch.optim.Adam(p, 0.01), controller=script(actions), lr_factor=0.5, weight_decay=0.125)
+    host = set(loop.model.parameters())
+    loop.run(9)
+    optimizer = loop.optimizer
+    first, seed = optimizer.param_groups
+    assert seed["lr"] == 0.5 * first["lr"]
+    assert (seed["weight_decay"], first["weight_decay"]) == (0.125, 0)
+    assert set(optimizer.state) == host | set(seed["params"])
+    before = {p: copy.deepcopy(optimizer.state[p]) for p in host}
+    loop.run(1)
+    assert len(optimizer.param_groups) == 1
+    assert set(optimizer.state) == host
+    assert stages(loop)[-1] in ("PRUNED", "EMBARGOED")
+    assert before.keys() == host
+
+
+SCHEDULERS = {
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, 14 * 4),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14 * 4),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=8),
+            torch.optim.lr_scheduler.CosineAnnealingLR(o, 40),
+        ],
+        milestones=[8],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedules_go_on_for_the_host_and_seeds_follow(name: str) -> None:
+    rates: list[tuple[float, float]] = []
+
+    def step(loop: Loop, x: Tensor, y: Tensor) -> None:
+        plain(loop, x, y)
+        groups = loop.optimizer.param_groups
+        rates.append((groups[0]["lr"], groups[1]["lr"] if len(groups) > 1 else math.nan))
+
+    Loop(make_scheduler=SCHEDULERS[name], step=step, lr_factor=0.25).run()
+    grown = [host for host, _ in rates]
+    assert [seed for _, seed in rates[4:]] == [0.25 * host for host in grown[4:]]
+    rates.clear()
+    Loop(make_scheduler=SCHEDULERS[name], step=step, controller=None).run()
+    assert [host for host, _ in rates] == grown
+
+
+def test_a_scheduler_that_was_not_named_is_refused_before_training() -> None:
+    with pytest.raises(ConfigError, match="pass it as scheduler="):
+        Loop(make_scheduler=SCHEDULERS["cosine"], scheduler=())
+
+
+def test_a_scheduler_gets_its_optimizer_back() -> None:
+    loop = Loop(make_scheduler=SCHEDULERS["sequence"]).run()
+    assert loop.grower is not None
+    loop.grower.finish()
+    assert loop.scheduler.optimizer is loop.optimizer
+
+
+def accumulated(loop: Loop, x: Tensor, y: Tensor) -> None:
+    """Two halves, clipping of the model's gradients, one step."""
+    loop.optimizer.zero_grad()
+    for part_x, part_y in zip(x.chunk(2), y.chunk(2), strict=True):
+        (nn.functional.cross_entropy(loop.model(part_x), part_y) / 2).backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.5)
+    loop.optimizer.step()
+
+
+def test_accumulation_and_clipping_act_on_the_host_as_before() -> None:
+    grown = Loop(step=accumulated).run(4)
+    alone = Loop(step=accumulated, controller=None).run(4)
+    assert same(weights(grown.model), weights(alone.model))
+    assert grown.run().grower.kept  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler_scales_seeds_too(fused: bool) -> None:
+    """Bits of the seed equal those of a loop without a scaler: a power of two loses nothing."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def scaled(loop: Loop, x: Tensor, y: Tensor) -> None:
+        loop.optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(loop.model(x), y)).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+    def adam(p: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(p, 0.01, fused=fused)
+
+    one, other = Loop(adam, step=scaled), Loop(adam)
+    for loop in (one, other):
+        loop.run(6)
+        assert loop.grower is not None
+    mine, plain_ones = (
+        [p.detach() for p in loop.grower.groups.groups["r0c0"]["params"]]  # type: ignore[union-attr]
+        for loop in (one, other)
+    )
+    for p, q in zip(mine, plain_ones, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
+    whole = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run()
+    for cut in (1, 2, 4, 6, 9, 11):
+        first = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run(cut)
+        assert first.grower is not None
+        saved = copy.deepcopy(
+            {
+                "model": first.model.state_dict(),
+                "grower": first.grower.state_dict(),
+                "optimizer": first.optimizer.state_dict(),
+                "scheduler": first.scheduler.state_dict(),
+            }
+        )
+        second = Loop(lambda p: torch.optim.AdamW(p, 0.01), model=net(seed=5), make_scheduler=SCHEDULERS["one cycle"])
+        assert second.grower is not None
+        second.model.load_state_dict(saved["model"])
+        second.grower.load_state_dict(saved["grower"])
+        second.optimizer.load_state_dict(saved["optimizer"])
+        second.scheduler.load_state_dict(saved["scheduler"])
+        second.epoch = cut
+        second.run()
+        assert same(weights(second.model), weights(whole.model)), f"cut after {cut} epochs"
+        assert second.steps[-1].slots == whole.steps[-1].slots

@@ -1,0 +1,119 @@
+"""What a Grower refuses, with the reason and before anything is trained or planted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from esper.config import ConfigError
+from esper.grower.grower import Grower
+from tests.grower.loops import SITES, Loop, Net, net, scores
+
+
+def test_a_step_without_training_and_one_too_many_say_so() -> None:
+    loop = Loop(epochs=3)
+    assert loop.grower is not None
+    with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
+        loop.grower.step(scores)
+    loop.run(1)
+    with pytest.raises(RuntimeError, match=r"has not stepped since the last grower\.step"):
+        loop.grower.step(scores)
+    loop.run()
+    loop.train()
+    with pytest.raises(RuntimeError, match="all 3 epochs are over"):
+        loop.grower.step(scores)
+
+
+def test_a_grower_that_was_never_stepped_says_so() -> None:
+    loop = Loop()
+    loop.train()
+    assert loop.grower is not None
+    with pytest.raises(RuntimeError, match="never called"):
+        loop.grower.finish()
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "words"),
+    [
+        (math.nan, ValueError, "epoch 1: evaluate returned a score that is not finite"),
+        (torch.tensor([1.0, math.inf]), ValueError, "not finite"),
+        (93.5, ValueError, "points="),
+        (torch.ones(3, 3), TypeError, r"shape \[3, 3\]"),
+        (torch.ones(1), TypeError, "n >= 2"),
+        ((1.0, 2.0, 3.0), TypeError, "tuple of 3"),
+        ("good", TypeError, "returned str"),
+        (None, TypeError, "returned NoneType"),
+    ],
+)
+def test_a_score_that_is_none_says_what_it_should_be(result: object, error: type[Exception], words: str) -> None:
+    loop = Loop()
+    loop.train()
+    assert loop.grower is not None
+    with pytest.raises(error, match=words):
+        loop.grower.step(lambda _model: result)
+
+
+@pytest.mark.parametrize(
+    "result", [0.5, np.float32(0.5), torch.tensor(0.5), (0.5, 1.0), ([0.0, 1.0], torch.tensor(1.0))]
+)
+def test_scores_come_in_many_forms(result: object) -> None:
+    loop = Loop()
+    loop.train()
+    assert loop.grower is not None
+    assert loop.grower.step(lambda _model: result).score == 0.5
+
+
+def test_what_cannot_work_is_refused_before_training() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def refused(words: str, **changed: Any) -> None:
+        arguments: dict[str, Any] = {
+            "model": model,
+            "sites": SITES,
+            "optimizer": optimizer,
+            "horizon": 5,
+            "topology": "mlp",
+            **changed,
+        }
+        with pytest.raises(ConfigError, match=words):
+            Grower(**arguments)
+        assert not any(module._forward_hooks for module in model.modules())
+        assert len(optimizer.param_groups) == 1
+
+    refused("no submodule 'bod'", sites={"r0c0": "bod"})
+    refused("not of the form r0c0", sites={"one": "body"})
+    refused("unknown topology 'rnn'; known: cnn", topology="rnn")
+    refused("horizon is 1", horizon=1)
+    refused("points is 0", points=0)
+    refused("lr_factor is nan", lr_factor=math.nan)
+    refused("unknown controller 'huristic'; known", controller="huristic")
+    refused("not a torch.optim.Optimizer", optimizer=model)
+    refused("one after each of the 5 epochs", baseline=[0.1, 0.2])
+    refused("'ste' or 'shadow'", incubation="own")
+    refused("the model is compiled", model=torch.compile(model))
+    refused("use DistributedDataParallel", model=nn.DataParallel(model))
+
+
+def test_features_that_no_seed_fits_are_refused_in_the_first_batch() -> None:
+    loop = Loop(topology="cnn")
+    with pytest.raises(ConfigError, match="cnn seeds need floating-point features with 4 dimensions"):
+        loop.train()
+
+
+def test_a_submodule_that_never_runs_is_named() -> None:
+    class Idle(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle = nn.Linear(3, 3)
+
+    loop = Loop(model=Idle(), sites={"r0c0": "body.0", "r0c1": "idle"})
+    loop.train()
+    assert loop.grower is not None
+    with pytest.raises(ConfigError, match=r"slot r0c1 \(idle\)"):
+        loop.grower.step(scores)

@@ -1,0 +1,179 @@
+"""Which blueprints a controller may choose: what is registered, a user's own, and the list in the config."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.control.script import ScriptedController, read_schedule
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.env.vector_env import GrowthVectorEnv
+from esper.lifecycle.ramps import STYLES
+from esper.lifecycle.stage import SeedStage
+from esper.rollout.pretrain import practice_env
+from esper.seeds.blend import ChannelScale
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
+from esper.spaces.action import HEADS
+from tests.core_helpers import digits, one_thread, rig, tiny_config
+
+__all__ = ["one_thread"]
+
+S = SeedStage
+CNN = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
+
+
+class Shifted(nn.Module):
+    """A user's body: the pixel to the left, scaled."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = ChannelScale(channels, 1, 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        shifted: Tensor = self.scale(h.roll(1, dims=3))
+        return shifted
+
+
+def with_mine() -> BlueprintRegistry:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register("cnn", "mine", parameters=lambda c: c)
+    def mine(channels: int) -> nn.Module:
+        """The pixel to the left; C parameters."""
+        return Shifted(channels)
+
+    return registry
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_users_blueprint_can_be_grown_and_kept(style: str) -> None:
+    with rig(horizon=10, blueprints=with_mine()) as world:
+        spec = world.env.action_spec
+        assert spec.blueprints == (*CNN, "mine")
+        world.grow("r0c1", S.FOSSILIZED, "mine", style=style)
+        slot = world.slot("r0c1")
+        site = world.training().site_by_name["r0c1"]
+        assert site.blueprint is not None
+        assert (site.blueprint.name, site.seed is not None and type(site.seed.body)) == ("mine", Shifted)
+        assert slot.parameters == 6 + (6 * 8 + 8 + 8 + 1) * (style == "GATED_GATE")
+        assert world.value("r0c1/blueprint") == len(CNN) + 1
+        assert world.training().fossils() == [site]
+    assert "mine" not in BLUEPRINTS.names("cnn")
+
+
+SCHEDULE = """
+[[action]]
+epoch = 0
+op = "GERMINATE"
+slot = "r0c0"
+blueprint = "mine"
+
+[[action]]
+epoch = 1
+op = "ADVANCE"
+slot = "r0c0"
+"""
+
+
+def test_a_controller_chooses_a_users_blueprint_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE, encoding="utf-8")
+    with rig(blueprints=with_mine()) as world:
+        env = world.env
+        controller = ScriptedController(read_schedule(tmp_path / "s.toml"), env.action_spec, env.layout, 1, 0)
+        controller.begin()
+        observation, info = world.observation, world.info
+        for _ in range(2):
+            observation, _, _, _, info = env.step(controller.act(observation, info["action_mask"]))
+        slot = world.slot("r0c0")
+        assert slot.stage is S.TRAINING
+        assert isinstance(slot.seed, nn.Module)
+        assert isinstance(slot.seed.body, Shifted)
+        assert not torch.equal(slot.seed.body.scale.weight, torch.full((3, 1, 1), 0.1))  # and it learns
+
+
+def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
+    chosen = ("conv_heavy", "mine", "norm")
+    with rig(blueprints=with_mine(), env={"blueprints": chosen}) as world:
+        assert world.env.action_spec.blueprints == chosen
+        assert world.env.single_action_space.nvec[HEADS.index("blueprint")] == 3
+        assert world.info["action_mask"]["slot_blueprint"].shape == (1, 4, 3)
+        world.do("GERMINATE", "r1c0", "mine")
+        assert world.value("r1c0/blueprint") == 2
+        with pytest.raises(ValueError, match="conv_heavy, mine, norm"):
+            world.action("GERMINATE", "r0c0", "conv_light")
+        simulated = practice_env(world.env, world.env.config)
+        assert simulated.action_spec == world.env.action_spec
+        assert world.env.rules is not None
+        assert simulated.law.parameters == tuple(world.env.rules.largest.mean(axis=0).astype(int))
+
+
+WRONG = {
+    "unknown": (("norm", "conv_ligth"), "unknown 'conv_ligth'"),
+    "of another topology": (("lora",), "unknown 'lora'"),
+    "twice": (("norm", "attention", "norm"), "'norm' is given more than once"),
+    "none": ((), "it is empty; a run that plants nothing has run.controller = 'none'"),
+    "two mistakes": (("x", "norm", "norm"), "unknown 'x'; 'norm' is given more than once"),
+}
+
+
+@pytest.mark.finding("H6")
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_choice_lists_the_known_names(case: str) -> None:
+    chosen, complaint = WRONG[case]
+    config = tiny_config(env={"blueprints": chosen})
+    with pytest.raises(ConfigError) as caught:
+        GrowthVectorEnv(digits(), config)
+    assert str(caught.value) == f"env.blueprints: {complaint}; known for cnn hosts: {', '.join(CNN)}"
+
+
+def test_a_topology_without_blueprints_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no blueprint is registered for cnn hosts"):
+        GrowthVectorEnv(digits(), tiny_config(), blueprints=BlueprintRegistry())
+    assert choose(None, ("a", "b"), "here") == ("a", "b")
+    assert choose(("b",), ("a", "b"), "here") == ("b",)
+
+
+def test_the_choice_is_written_with_the_run_and_read_back(tmp_path: Path) -> None:
+    config = tiny_config(env={"blueprints": ("norm", "mine")})
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    again = TrainingConfig.parse(read_toml(tmp_path / "config.toml"))
+    assert again == config
+    assert again.env.blueprints == ("norm", "mine")
+    with pytest.raises(ConfigError, match=r"^env\.blueprints: give a list of names, not 3$"):
+        TrainingConfig.parse({"env": {"blueprints": 3}})
+
+
+@pytest.mark.parametrize(("text", "names"), [("norm", ("norm",)), ("norm, lora", ("norm", "lora")), ("", ())])
+def test_names_may_be_given_as_one_string_on_the_command_line(text: str, names: tuple[str, ...]) -> None:
+    assert TrainingConfig.parse({"env": {"blueprints": text}}).env.blueprints == names
+
+
+def test_a_misspelt_name_in_such_a_string_is_answered_with_the_known_names() -> None:
+    config = tiny_config(env={"blueprints": "conv_lite"})
+    with pytest.raises(ConfigError, match="unknown 'conv_lite'; known for cnn hosts: norm, attention"):
+        GrowthVectorEnv(digits(), config)
+
+
+def test_the_other_lists_of_names_may_be_given_as_one_string_too() -> None:
+    config = tiny_config(env={"stop_on": "plateau,divergence", "auto_advance": "G1"}).env
+    assert (config.stop_on, config.auto_advance) == ({"plateau", "divergence"}, {"G1"})
+
+
+def test_simulated_hosts_are_limited_to_the_choice_too() -> None:
+    """The same law, with the columns of the chosen blueprints, in the chosen order."""
+    config = TrainingConfig.parse({"env": {"n_envs": 2, "episode_length": 10, "blueprints": ["oak", "moss"]}})
+    env, whole = PlantedVectorEnv(config), Law()
+    assert env.action_spec.blueprints == ("oak", "moss")
+    assert env.law == replace(
+        whole, blueprints=("oak", "moss"), worth=((-4.0, 3.0), (9.0, -3.0), (-5.0, 7.0)), parameters=(600, 100)
+    )
+    env.reset(seed=0)
+    assert PlantedVectorEnv(config, env.law).law == env.law
+    assert PlantedVectorEnv(TrainingConfig()).law == whole
+    wrong = config.with_values(env={"blueprints": ("oak", "norm")})
+    with pytest.raises(ConfigError, match="unknown 'norm'; known for simulated hosts: moss, fern, oak, ivy"):
+        PlantedVectorEnv(wrong)
