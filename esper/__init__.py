@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from esper.env.make import make_env
     from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
-    from esper.grower.grower import Grower, GrowthStep
+    from esper.grower.grower import Grower
+    from esper.grower.report import GrowthStep
     from esper.hosts.graft import graft
     from esper.run.experiment import Experiment
     from esper.run.grow import Grown, grow
@@ -39,7 +40,7 @@ _HOMES = {
     "Experiment": "esper.run.experiment",
     "Grower": "esper.grower.grower",
     "Grown": "esper.run.grow",
-    "GrowthStep": "esper.grower.grower",
+    "GrowthStep": "esper.grower.report",
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
     "SeedGradientCollector": "esper.training.metrics",

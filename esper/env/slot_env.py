@@ -154,7 +154,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
         self.hosts.load_state_dict(state["hosts"], self.state)
-        return self._observe(), self._info(self.done)
+        return self._observe(), info_of(self, self.done)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -180,7 +180,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for term in self.reward_terms.values():
             term[starting] = 0.0
         self.loop.start(starting, self.run_seed)
-        return self._observe(), self._info(self.done)
+        return self._observe(), info_of(self, self.done)
 
     def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
@@ -200,7 +200,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             self._report(np.flatnonzero(~idle).tolist(), rewards)
             observation = self._observe()
         terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
-        info = self._info(idle)
+        info = info_of(self, idle)
         ended = terminated | truncated
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and ended.any():
             final = final_entries(observation, info, ended)
@@ -221,19 +221,6 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.budget, rules.largest)
         self._seen = reward_state(state, rules)
         return observe(state, self._seen, rules, self.layout)
-
-    def _info(self, idle: Bools) -> Info:
-        """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
-        assert self.rules is not None
-        return {
-            "action_mask": {name: mask.copy() for name, mask in self.mask.heads(self.action_spec).items()},
-            "reward_terms": {name: term.copy() for name, term in self.reward_terms.items()},
-            "illegal_actions": self.illegal_actions.copy(),
-            "idle": idle.copy(),
-            "validation_accuracy": self.state.accuracy.copy(),
-            "committed_accuracy": self.state.committed.copy(),
-            "baseline_accuracy": self.rules.baseline_at(self.state.epoch),
-        }
 
     def _pay(self, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""
@@ -257,6 +244,20 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def close_extras(self, **_kwargs: Any) -> None:
         self.hosts.close()
+
+
+def info_of(env: SlotVectorEnv, idle: Bools) -> Info:
+    """Returns the info dict of the present state; copies, because the env itself uses these arrays."""
+    assert env.rules is not None
+    return {
+        "action_mask": {name: mask.copy() for name, mask in env.mask.heads(env.action_spec).items()},
+        "reward_terms": {name: term.copy() for name, term in env.reward_terms.items()},
+        "illegal_actions": env.illegal_actions.copy(),
+        "idle": idle.copy(),
+        "validation_accuracy": env.state.accuracy.copy(),
+        "committed_accuracy": env.state.committed.copy(),
+        "baseline_accuracy": env.rules.baseline_at(env.state.epoch),
+    }
 
 
 def accepted_actions(env: SlotVectorEnv, actions: Actions) -> Actions:

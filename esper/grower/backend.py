@@ -55,8 +55,6 @@ class LoopBackend(Backend):
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
         self.counterfactual = CounterfactualHelper()
-        self.evaluate: Evaluate | None = None
-        """Scores the model; set before each validation."""
         self.names: dict[str, str] = {}
         """Names of the blend styles of the seeds, by slot."""
         self.chance: float | None = None
@@ -107,17 +105,23 @@ class LoopBackend(Backend):
         self.groups.set_learning([site.name for site in self.sites if site.seed is not None and site.learning])
         self.hooks.refresh_probes()
 
-    def measure(self, active: Bools, state: EnvState) -> None:
+    def score(self, evaluate: Evaluate, decision: int) -> None:
+        """Scores all networks that are to be compared; ``decision`` is the number of decisions so far.
+
+        Raises TypeError or ValueError as :func:`read_score` does.
+        """
         sites = list(self.hooks.sites.values())  # execution order
         self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
-        epoch = int(state.epoch[0])
-        plan = self.counterfactual.plan(sites, costly=epoch % self.config.env.counterfactual_every == 0)
+        plan = self.counterfactual.plan(sites, costly=decision % self.config.env.counterfactual_every == 0)
         names = [site.name for site in sites]
-        scores = [self._try(dict(zip(names, configuration, strict=True)), epoch) for configuration in plan]
+        scores = [self._score(evaluate, dict(zip(names, alphas, strict=True)), decision + 1) for alphas in plan]
         if len({len(score.samples) for score in scores}) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
         samples = np.stack([score.samples for score in scores])  # [K, n]
         self.counterfactual.record(samples * self.points / 100, self._losses(scores), np.ones(samples.shape[1]))
+
+    def measure(self, active: Bools, state: EnvState) -> None:
+        """Writes the results of the last :meth:`score` and of the epoch's gradients."""
         record_validation(state, 0, self.counterfactual)
         collector = self.groups.collector
         assert collector is not None
@@ -127,14 +131,13 @@ class LoopBackend(Backend):
         )
         self.finite = np.array([site.finite is None or bool(site.finite) for site in self.sites])
 
-    def _try(self, alphas: dict[str, float], epoch: int) -> Score:
+    def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
-        assert self.evaluate is not None
         model = self.hooks.model
         modes = [(module, module.training) for module in model.modules()]
         try:
             with self.hooks.trying(alphas), torch.no_grad():
-                return self.groups.ranks.of_first(read_score(self.evaluate(model), epoch + 1, self.points))
+                return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points))
         finally:
             for module, mode in modes:
                 module.training = mode

@@ -11,8 +11,8 @@ from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions
+from esper.env.training_backend import largest_sizes
 from esper.grower.backend import LoopBackend
-from esper.lifecycle.slots import Ints
 from esper.telemetry.span import Spans
 
 LOSS_SPREAD = 0.02
@@ -29,7 +29,6 @@ class LoopEnv(SlotVectorEnv):
     Args:
         config: with ``env.episode_length`` epochs, the number of decisions.
         backend: the model.
-        largest: parameters of each blueprint in each slot, [S, B].
         baseline: scores (pp) after each epoch of a loop without growth, T + 1 values; None if there is none.
         reporter: receives what happens.
     """
@@ -38,10 +37,11 @@ class LoopEnv(SlotVectorEnv):
         self,
         config: ResolvedConfig,
         backend: LoopBackend,
-        largest: Ints,
         baseline: tuple[float, ...] | None,
         reporter: Reporter,
     ) -> None:
+        channels = {site.name: site.place.channels for site in backend.sites}
+        largest = largest_sizes(backend.hooks.topology, channels, backend.spec, backend.blueprints)
         super().__init__(config, backend.spec, backend, Spans(marks=False), largest, reporter=reporter)
         self.reporter = reporter
         self.backend, self.known = backend, baseline

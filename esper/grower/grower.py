@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,60 +13,24 @@ from esper.config import ConfigError, TrainingConfig
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
 from esper.env.reporting import Reporter
-from esper.env.training_backend import largest_sizes
 from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.network import grown_in_place
 from esper.grower.optimizer import Scheduler, SeedGroups
 from esper.grower.ranks import Ranks
+from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
 from esper.hosts.host import row_major
-from esper.lifecycle.stage import SeedStage
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import ActionSpec
-from esper.telemetry.event import ActionTaken, Event, StageChanged
+from esper.telemetry.event import Event
 
 FORMAT = 1
 
 MakeController = Callable[[LoopEnv], Controller]
-
-
-@dataclass(frozen=True)
-class SlotReport:
-    """One slot after a step; differences of scores are in the unit of the score, None if they were not measured."""
-
-    stage: str
-    blueprint: str | None
-    alpha: float
-    """Share of the seed in the model's output, 0 to 1."""
-    contribution: float | None
-    """Score with all seeds minus score without this one."""
-    trial: float | None
-    """Score with this incubating seed at its target alpha minus score without it."""
-
-
-@dataclass(frozen=True)
-class GrowthStep:
-    """What :meth:`Grower.step` measured and did."""
-
-    epoch: int
-    """Number of epochs trained so far."""
-    score: float
-    """Score of the model with all blended seeds."""
-    committed: float
-    """Score of the model with its kept seeds only, which :meth:`Grower.finish` would return."""
-    alone: float
-    """Score of the model without any seed."""
-    action: ActionTaken | None
-    """The action of the controller; None if it waits."""
-    changes: tuple[StageChanged, ...]
-    """Changes of stages since the last step."""
-    slots: Mapping[str, SlotReport]
-    done: bool
-    """Whether this was the last step."""
 
 
 class Grower:
@@ -124,28 +85,15 @@ class Grower:
     ) -> None:
         model, ranks = plain_model(model)
         check_sites(model, sites, topology)
-        if horizon < 2:
-            raise ConfigError(f"horizon is {horizon}; it is the number of epochs that the loop trains, at least 2")
-        for name, value in (("lr_factor", lr_factor), ("points", points)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} is {value}; it must be positive")
-        if baseline is not None and len(baseline) != horizon:
-            raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
+        check_numbers(horizon, baseline, lr_factor=lr_factor, points=points)
+        check_incubation(incubation, ranks)
         self.model, self.horizon, self.points, self.callbacks = model, horizon, points, tuple(callbacks)
         self.config = _resolved(config or TrainingConfig(), horizon - 1)
-        if isinstance(controller, str):
-            check_name(controller)
-            self._make_controller: MakeController = partial(_named_controller, controller)
-        else:
-            self._make_controller = controller
+        self._make_controller = controller_maker(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
-        if incubation not in ("ste", "shadow"):
-            raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
-        if incubation == "shadow" and ranks.parallel:
-            raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
         self.incubation = incubation
         schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
         self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
@@ -160,8 +108,7 @@ class Grower:
     def step(self, evaluate: Evaluate) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
 
-        ``evaluate`` is called once for each network that is compared: the model, and with seeds in it, the model
-        without each of them. It may switch modes; they are restored.
+        ``evaluate`` is called once for each network that is compared, such as the model without one of its seeds.
 
         Raises:
             RuntimeError: the optimizer has not stepped since the last call, or all epochs are over.
@@ -169,13 +116,14 @@ class Grower:
         """
         self._require_trained()
         env = self._opened()
-        env.backend.evaluate = evaluate
+        env.backend.score(evaluate, self.epoch)  # first, because it may raise
         observation = env.begin() if self.epoch == 0 else env.conclude()
         self.epoch += 1
         self._steps_before, self._incubated = self.groups.steps, False
         if not env.done[0]:
             env.act(self.controller.act(observation, env.mask.heads(env.action_spec)))
-        return self._report(env)
+        events, self._events = self._events, []
+        return report(env, self.epoch, self.points, events)
 
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Trains incubating seeds on a batch, with ``incubation="shadow"``; call it before the optimizer steps.
@@ -276,9 +224,7 @@ class Grower:
             self.hooks.require_reached()
             reporter = Reporter(self._emit, self.spec, self.config.env, n_envs=1)
             backend = LoopBackend(self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points)
-            channels = {name: site.place.channels for name, site in self.hooks.sites.items()}
-            largest = largest_sizes(self.hooks.topology, channels, self.spec, self.blueprints)
-            self.env = LoopEnv(self.config, backend, largest, self._baseline, reporter)
+            self.env = LoopEnv(self.config, backend, self._baseline, reporter)
             self.controller: Controller = self._make_controller(self.env)
             self.controller.begin()
         return self.env
@@ -288,34 +234,24 @@ class Grower:
         for callback in self.callbacks:
             callback(event)
 
-    def _report(self, env: LoopEnv) -> GrowthStep:
-        events, self._events = self._events, []
-        state = env.state
-        return GrowthStep(
-            epoch=self.epoch,
-            score=float(state.accuracy[0]) / self.points,
-            committed=float(state.committed[0]) / self.points,
-            alone=float(state.all_off[0]) / self.points,
-            action=next((event for event in events if isinstance(event, ActionTaken)), None),
-            changes=tuple(event for event in events if isinstance(event, StageChanged)),
-            slots={name: self._slot(env, s) for s, name in enumerate(self.spec.slots)},
-            done=bool(env.done[0]),
-        )
 
-    def _slot(self, env: LoopEnv, s: int) -> SlotReport:
-        slots, at = env.state.slots, (0, s)
-        index = int(slots.blueprint[at])
-        contribution, trial = (
-            None if np.isnan(values[at]) else float(values[at]) / self.points
-            for values in (slots.contribution, slots.trial)
-        )
-        return SlotReport(
-            stage=SeedStage(slots.stage[at]).name,
-            blueprint=self.spec.blueprints[index] if index >= 0 else None,
-            alpha=float(slots.blended_alpha[at]),
-            contribution=contribution,
-            trial=trial,
-        )
+def check_numbers(horizon: int, baseline: Sequence[float] | None, **positive: float) -> None:
+    """Raises ConfigError for a number that does not fit."""
+    if horizon < 2:
+        raise ConfigError(f"horizon is {horizon}; it is the number of epochs that the loop trains, at least 2")
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name} is {value}; it must be positive")
+    if baseline is not None and len(baseline) != horizon:
+        raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
+
+
+def check_incubation(incubation: str, ranks: Ranks) -> None:
+    """Raises ConfigError for an unknown way to incubate, or one that does not work on several ranks."""
+    if incubation not in ("ste", "shadow"):
+        raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
+    if incubation == "shadow" and ranks.parallel:
+        raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
 
 
 def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
@@ -336,8 +272,12 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
     return model, Ranks(parallel=False)
 
 
-def _named_controller(name: str, env: LoopEnv) -> Controller:
-    return controller_for(name, env.config, env, env.run_seed)
+def controller_maker(controller: str | MakeController) -> MakeController:
+    """Returns what makes the controller; raises ConfigError for an unknown name."""
+    if not isinstance(controller, str):
+        return controller
+    check_name(controller)
+    return lambda env: controller_for(controller, env.config, env, env.run_seed)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:

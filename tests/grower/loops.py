@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from esper.config import TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.grower.env import LoopEnv
-from esper.grower.grower import Grower, GrowthStep, MakeController
+from esper.grower.grower import Grower, MakeController
+from esper.grower.report import GrowthStep
 from esper.spaces.action import Op
 
 SITES = {"r0c0": "body.0", "r0c1": "body.2"}

@@ -58,6 +58,19 @@ def test_a_score_that_is_none_says_what_it_should_be(result: object, error: type
         loop.grower.step(lambda _model: result)
 
 
+def test_after_a_bad_score_the_step_can_be_repeated() -> None:
+    """Nothing has advanced: the loop goes on as if the score had been right at once."""
+    loop, right = Loop(), Loop().run()
+    for epoch in range(loop.epochs):
+        loop.train()
+        assert loop.grower is not None
+        if epoch in (0, 3, 7):
+            with pytest.raises(ValueError, match=f"epoch {epoch + 1}: "):
+                loop.grower.step(lambda _model: math.nan)
+        loop.steps.append(loop.grower.step(scores))
+    assert loop.steps == right.steps
+
+
 @pytest.mark.parametrize(
     "result", [0.5, np.float32(0.5), torch.tensor(0.5), (0.5, 1.0), ([0.0, 1.0], torch.tensor(1.0))]
 )
