@@ -69,19 +69,18 @@ class LoopBackend(Backend):
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
         for row, s in np.argwhere(where).tolist():
+            site, operator = self.sites[s], STYLES[int(style[row, 0])]
+            recipe = self.blueprints.get(self.hooks.topology, self.spec.blueprints[int(blueprint[row, 0])])
             try:
-                self._plant(self.sites[s], self.spec.blueprints[int(blueprint[row, 0])], STYLES[int(style[row, 0])])
-                sizes[row] = self.sites[s].parameters
+                with seeded(derive_seed(self.config.run.seed, 0, 0, RngStream.SEED, self.germinations)):
+                    site.plant(recipe, BLEND_STYLES[operator], self.hooks.probes[site.name])
             except GerminationFailed as failure:
                 failures[row] = str(failure)
+                continue
+            self.germinations += 1
+            self._join(site, operator)
+            sizes[row] = site.parameters
         return sizes, failures
-
-    def _plant(self, site: Site, blueprint: str, style: str) -> None:
-        recipe = self.blueprints.get(self.hooks.topology, blueprint)
-        with seeded(derive_seed(self.config.run.seed, 0, 0, RngStream.SEED, self.germinations)):
-            site.plant(recipe, BLEND_STYLES[style], self.hooks.probes[site.name])
-        self.germinations += 1
-        self._join(site, style)
 
     def _join(self, site: Site, style: str) -> None:
         assert site.seed is not None
