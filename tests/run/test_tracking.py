@@ -33,7 +33,8 @@ from tests.run.run_helpers import (
     tiny,
     within_round,
 )
-from tests.telemetry.test_trackers import CLEANRL, Library
+from tests.telemetry.sample_events import CLEANRL
+from tests.telemetry.test_tracker import Library
 
 
 class Stands:
