@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.telemetry.test_trackers import CLEANRL, Library
 
 from esper.cli.run import closing_words
 from esper.config import ConfigError, TrainingConfig
@@ -34,6 +33,8 @@ from tests.run.run_helpers import (
     tiny,
     within_round,
 )
+from tests.telemetry.sample_events import CLEANRL
+from tests.telemetry.test_tracker import Library
 
 
 class Stands:

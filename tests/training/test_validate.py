@@ -21,10 +21,11 @@ from esper.env.governed_host import GovernedHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
+from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.site import SlotSite
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
-from esper.training.metrics import FIELDS, EpochMetrics, make_metrics
+from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.step import train_epoch
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
@@ -153,7 +154,7 @@ def test_hosts_that_are_not_reset_keep_their_totals_and_measurements() -> None:
             assert measured(index) == kept[index]
         assert not torch.equal(block[1], rows[1])
         assert measured(1) != kept[1]
-        assert block[1, 0].tolist() == [0.0] * FIELDS  # nothing was trained yet
+        assert block[1, 0].tolist() == [0.0] * len(ACCUMULATOR_FIELDS)  # nothing was trained yet
 
 
 # Who writes
