@@ -26,7 +26,7 @@ from esper.data.task import Split
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower, MakeController
 from esper.hosts.cnn import CNNHost
-from esper.rollout.policies import make_player
+from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 
@@ -95,7 +95,7 @@ def in_env(config: TrainingConfig, controller: str, seed: int) -> tuple[np.ndarr
     try:
         env.reset(seed=seed)
         hosts = [copy.deepcopy(cnn(training.host)) for training in env.training]
-        play_round(env, make_player(controller, env.config, env, seed), seed)
+        play_round(env, controller_for(controller, env.config, env, seed), seed)
         return env.test_accuracy(), hosts
     finally:
         env.close()

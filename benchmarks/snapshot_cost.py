@@ -19,11 +19,11 @@ import torch
 from esper.config import TrainingConfig
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
-from esper.env.episode import Episode
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import summary_lines
 from esper.hosts.cnn import CNNHost
 from esper.lifecycle.ramps import STYLES
+from esper.seeds.site import Role
 from esper.training.snapshot import Snapshot, ValidationRecord
 
 RECORD = ValidationRecord(1.0, 50.0, 40.0, 1.5)
@@ -44,26 +44,24 @@ def measure(name: str, task: Task) -> str:
     config = resolve(TrainingConfig.parse({"env": {"n_envs": 1, "baseline_episodes": 1}, "run": {"lanes": 1}}), task)
     env = GrowthVectorEnv(task, config)
     env.reset(seed=0)
-    episode = env.episodes[0]
-    training = episode.training
-    for slot in training.slots:
+    (training,), (host,) = env.training, env.hosts.each
+    for site in training.sites:
         blueprint = env.blueprints.get(training.host.topology, "conv_light")
-        training.germinate(slot, blueprint, STYLES["LINEAR_ADD"], 0, 1.0)
-        for _ in range(3):
-            slot.advance("benchmark")
-        slot.fossilize()
+        training.germinate(site, blueprint, STYLES["LINEAR_ADD"])
+        training.assign(site, Role.FOSSIL, 1.0, 1.0, learning=True)
 
     def epoch() -> None:
-        Episode.train(episode)
-        Episode.validate(episode)
+        env.hosts.trainer.epoch([training])
+        host.validate()
 
     whole = smallest(epoch, 5)
     snapshot = Snapshot()
-    snapshot.save(training, RECORD)
-    capture = smallest(lambda: snapshot.save(training, RECORD), 20)
+    measured: dict[str, dict[str, float]] = {site.name: {} for site in training.sites}
+    snapshot.save(training, RECORD, measured)
+    capture = smallest(lambda: snapshot.save(training, RECORD, measured), 20)
     restore = smallest(lambda: snapshot.restore(training), 20)
     env.close()
-    parameters = training.host_parameters + training.seed_parameters
+    parameters = training.host_parameters + sum(site.parameters for site in training.sites)
     return (
         f"| {name} | {parameters:,} | {snapshot.copies.bytes / 1024:,.0f} | {whole:.1f} | {capture:.3f} | "
         f"{100 * capture / whole:.2f} % | {restore:.3f} |"

@@ -70,7 +70,7 @@ def test_batches_are_the_windows_in_the_order_drawn(by_cursor: bool) -> None:
     assert split.text is not None
     loader = BatchLoader(split, 4, 8, Augmentation(), torch.float32)
     loader.by_cursor = by_cursor  # as on a GPU
-    loader.begin(0, torch.Generator().manual_seed(1))
+    loader.shuffle(0, torch.Generator().manual_seed(1))
     assert loader.order.tolist() != sorted(loader.order.tolist())
     for number in range(2):
         x, y = loader.batch(number)
