@@ -114,7 +114,7 @@ def test_no_sink_changes_a_learned_bit(
     assert full.dropped_sinks["BreaksAtTheThird"] == f"OSError: the server is gone; {events - 2} events not written"
     same_results(plain, dataclasses.replace(full, dropped_sinks={}))
     for library in libraries.values():
-        assert library.told[-1] == ("finish", None)
+        assert library.calls[-1] == ("finish", None)
         assert {tag for row in library.logged() for tag in row} >= CLEANRL
     words = closing_words(full, task)
     assert f"Telemetry lost: Stands failed ({full.dropped_sinks['Stands']})." in words.splitlines()
