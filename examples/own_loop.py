@@ -4,6 +4,7 @@ python examples/own_loop.py [EPOCHS]
 """
 
 import sys
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -37,7 +38,14 @@ def right(model: nn.Module, rows: slice) -> Tensor:
     return (model(x[rows]).argmax(1) == y[rows]).float()
 
 
-grower = esper.Grower(model, sites={"r0c0": "0", "r0c1": "1"}, optimizer=optimizer, scheduler=scheduler, horizon=EPOCHS)
+grower = esper.Grower(
+    model,
+    sites={"r0c0": "0", "r0c1": "1"},
+    optimizer=optimizer,
+    controller=f"schedule:{Path(__file__).with_name('two_convolutions.toml')}",
+    horizon=EPOCHS,
+    scheduler=scheduler,
+)
 for _ in range(EPOCHS):
     model.train()
     for rows in torch.randperm(1000).split(BATCH):
