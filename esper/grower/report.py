@@ -37,7 +37,7 @@ class GrowthStep:
     committed: float
     """Score of the model with its kept seeds only, which :meth:`Grower.finish` would return."""
     alone: float
-    """Score of the model as it is now without any seed. A model that leans on its seeds scores lower than one that never
+    """Score of the model as it is now without any seed; a model that leans on them scores lower than one that never
     grew."""
     action: ActionTaken | None
     """The action of the controller; None if it waits."""
