@@ -14,6 +14,8 @@ import argparse
 import copy
 import statistics
 import time
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -53,6 +55,7 @@ class PlainLoop:
             weight_decay=self.config.weight_decay,
         )
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs)
+        self.shadowed: Grower | None = None
         self.order = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> None:
@@ -60,10 +63,15 @@ class PlainLoop:
         rows = torch.randperm(len(self.x), generator=self.order)
         for part in rows[: len(rows) // self.batch * self.batch].split(self.batch):
             self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.host(self.x[part]), self.y[part]).backward()  # type: ignore[no-untyped-call]
+            self.loss(part).backward()  # type: ignore[no-untyped-call]
+            if self.shadowed is not None:
+                self.shadowed.incubate(partial(self.loss, part))
             nn.utils.clip_grad_norm_(self.host.parameters(), self.config.max_grad_norm)
             self.optimizer.step()
         self.scheduler.step()
+
+    def loss(self, rows: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.host(self.x[rows]), self.y[rows])
 
     def evaluate(self, host: nn.Module) -> tuple[Tensor, Tensor]:
         host.eval()
@@ -72,11 +80,20 @@ class PlainLoop:
             logits, self.validation[1]
         )
 
-    def grower(self, controller: str | MakeController) -> Grower:
+    def grower(self, controller: str | MakeController, incubation: Literal["ste", "shadow"]) -> Grower:
         config = TrainingConfig().with_values(task={"name": "digits"})
-        return Grower(
-            self.host, self.sites, self.optimizer, controller, self.epochs, scheduler=self.scheduler, config=config
+        grower = Grower(
+            self.host,
+            self.sites,
+            self.optimizer,
+            controller,
+            self.epochs,
+            incubation=incubation,
+            scheduler=self.scheduler,
+            config=config,
         )
+        self.shadowed = grower if incubation == "shadow" else None
+        return grower
 
     def accuracy(self, network: nn.Module) -> float:
         network.eval()
@@ -101,7 +118,7 @@ def in_env(config: TrainingConfig, controller: str, seed: int) -> tuple[np.ndarr
         env.close()
 
 
-def compare(hosts: int, incubation: str, controller: str, seed: int) -> None:
+def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, seed: int) -> None:
     config = TrainingConfig().with_values(
         task={"name": "digits"}, env={"n_envs": hosts, "baseline_episodes": 2, "incubation": incubation}
     )
@@ -115,7 +132,7 @@ def compare(hosts: int, incubation: str, controller: str, seed: int) -> None:
             plain.epoch()
         loop_alone.append(plain.accuracy(plain.host))
         loop = PlainLoop(host, config, epochs, number)
-        grower = loop.grower(controller)
+        grower = loop.grower(controller, incubation)
         for _ in range(epochs):
             loop.epoch()
             grower.step(loop.evaluate)
@@ -123,7 +140,7 @@ def compare(hosts: int, incubation: str, controller: str, seed: int) -> None:
     env_gain, loop_gain = grown - alone, np.array(loop_grown) - np.array(loop_alone)
     difference = loop_gain - env_gain
     half = stats.t.ppf(0.975, hosts - 1) * difference.std(ddof=1) / np.sqrt(hosts)
-    print(f"{hosts} hosts, {controller}, env incubates by {incubation}, {epochs} epochs, test accuracy in pp")
+    print(f"{hosts} hosts, {controller}, {incubation} incubation, {epochs} epochs, test accuracy in pp")
     print(f"env:  alone {alone.mean():.2f}, grown {grown.mean():.2f}, gain {env_gain.mean():+.2f}")
     print(f"loop: alone {np.mean(loop_alone):.2f}, grown {np.mean(loop_grown):.2f}, gain {loop_gain.mean():+.2f}")
     print(
@@ -132,7 +149,7 @@ def compare(hosts: int, incubation: str, controller: str, seed: int) -> None:
     print(f"{difference.mean() + half:+.2f}]")
 
 
-def cost(controller: str, turns: int) -> None:
+def cost(controller: str, incubation: Literal["ste", "shadow"], turns: int) -> None:
     """Prints the seconds of an epoch with its grower.step, by number of seeds, in units of the bare loop's epoch."""
     torch.manual_seed(0)
     task, epochs = load(), 200
@@ -140,7 +157,7 @@ def cost(controller: str, turns: int) -> None:
     loops = {}
     for name in ("bare", "grower"):
         loops[name] = PlainLoop(cnn(task.build_host()), config, epochs, 0)
-    grower = loops["grower"].grower(controller)
+    grower = loops["grower"].grower(controller, incubation)
     by_seeds: dict[int, list[tuple[float, float]]] = {}
     for _ in range(turns):
         start = time.perf_counter()
@@ -164,13 +181,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seed", type=int, default=20000, help="run seed of the hosts")
-    parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of the env")
+    parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of env and loop")
     parser.add_argument("--controller", default="schedule")
     parser.add_argument("--cost", action="store_true", help="measure the cost of an epoch only")
     parser.add_argument("--turns", type=int, default=60, help="epochs of --cost")
     arguments = parser.parse_args()
     if arguments.cost:
-        cost(arguments.controller, arguments.turns)
+        cost(arguments.controller, arguments.incubation, arguments.turns)
     else:
         compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
 
