@@ -259,7 +259,7 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
 
     Raises ConfigError for a compiled model: seeds that come and go would recompile it at every change.
     """
-    if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ConfigError(
             "the model is compiled, and every change of a seed would compile it again: pass the model itself, and "
             "compile what grower.finish() returns"

@@ -50,7 +50,9 @@ class SiteHooks:
             )
             for name, path in self.paths.items()
         ]
-        self._handles.append(model.register_forward_pre_hook(lambda *_: self._reached.clear()))
+        self._inside = False  # a forward pass of the whole model is running
+        self._handles.append(model.register_forward_pre_hook(lambda *_: self._enter()))
+        self._handles.append(model.register_forward_hook(lambda *_: self._leave(), always_call=True))
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
@@ -101,11 +103,18 @@ class SiteHooks:
             handle.remove()
         self._handles.clear()
 
+    def _enter(self) -> None:
+        self._reached.clear()
+        self._inside = True
+
+    def _leave(self) -> None:
+        self._inside = False
+
     def _pass(self, name: str, module: nn.Module, output: object) -> object:
         h = output[0] if isinstance(output, tuple) and output else output
         if name not in self._reached:
             self._reached.add(name)
-        elif not _in_backward():  # activation checkpointing runs it again there
+        elif self._inside:  # activation checkpointing runs it again outside, in the backward pass
             raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
         if name not in self._checked:
             self._check(name, h)
@@ -151,8 +160,3 @@ class SiteHooks:
             raise ConfigError(f"{where} returns {h.shape[channels]} channels, not {known.place.channels} as before")
         self.place(name, h.shape[channels])
         self._checked.add(name)
-
-
-def _in_backward() -> bool:
-    """Whether this thread is computing gradients."""
-    return torch._C._current_graph_task_id() != -1

@@ -155,8 +155,8 @@ class SeedGroups:
         )
         self.collector.add(stats)
         for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
-            if mine:
-                torch._foreach_mul_(mine, factor.to(mine[0].dtype))
+            for gradient in mine:
+                gradient.mul_(factor)
 
     def _hide_seeds(self, scheduler: Any) -> None:
         for inner in getattr(scheduler, "_schedulers", ()):
