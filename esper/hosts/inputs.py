@@ -24,7 +24,7 @@ def map_inputs(change: Callable[..., Tensor], x: Inputs, *others: Inputs) -> Inp
         return change(x, *others)
     if isinstance(x, Mapping):
         return {name: change(value, *(other[name] for other in others)) for name, value in x.items()}  # type: ignore[call-overload,index]
-    return tuple(change(value, *(other[i] for other in others)) for i, value in enumerate(x))  # type: ignore[call-overload,index]
+    return tuple(change(value, *(other[i] for other in others)) for i, value in enumerate(x))  # type: ignore[index]
 
 
 def samples_in(x: Inputs) -> int:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.config import ConfigError
+from esper.files.merge import merge_seeds
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.grown_module import GrownModule, grown_in_place
 from esper.hosts.inputs import Inputs, call, map_inputs
-from esper.hosts.merge import merge_seeds
 from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool
@@ -143,9 +143,11 @@ def _traced(module: nn.Module) -> fx.GraphModule:
         graph = _Tracer().trace(module)
     except Exception as error:  # whatever a user's own host runs into
         raise ConfigError(f"a {type(module).__name__} cannot be traced: {type(error).__name__}: {error}") from error
-    for node in graph.nodes:
+    own = fx.Graph()  # without a reference to the tracer, which would be saved, too
+    own.output(own.graph_copy(graph, {}))
+    for node in own.nodes:
         node.type = None  # annotations that are strings, as in Esper's files, cannot be saved
-    return fx.GraphModule(module, graph, class_name="Grown")
+    return fx.GraphModule(module, own, class_name="Grown")
 
 
 def _unfused(layer: NormReluPool) -> nn.Sequential:
@@ -203,12 +205,12 @@ def _wrapped(path: str, grown: GrownModule, seen: _Call) -> fx.GraphModule:
     else:
         graph.output(graph.call_module("seed", (output,)))
     parts = {"module": grown.module, "seed": _traced(_AddSeed(seed, grown.alpha))}
-    return fx.GraphModule(parts, graph, class_name="Grown").train(grown.training)  # type: ignore[no-any-return]
+    return fx.GraphModule(parts, graph, class_name="Grown").train(grown.training)
 
 
 def _placeholders(
     path: str, graph: fx.Graph, module: nn.Module, seen: _Call
-) -> tuple[tuple[fx.Node, ...], dict[str, fx.Node]]:
+) -> tuple[tuple[fx.Node, ...], dict[str, Any]]:
     """Adds the arguments of ``module``, and the keywords that were seen; returns its positional and named ones."""
     named = inspect.signature(module.forward).parameters.values()
     usual = [p for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
