@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.data.task import SAMPLE, Task
 from esper.hosts.host import Host
+from esper.hosts.inputs import form_of
 
 TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
 """Parameter dtypes that the fused optimizer supports."""
@@ -89,8 +90,7 @@ def _named_errors(task: Task, x: Tensor, mode: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{task.name}: the host cannot run on inputs {x.dtype} of shape {tuple(x.shape)}, in {mode}: "
-            f"{type(error).__name__}: {error}"
+            f"{task.name}: the host cannot run on inputs {form_of(x)}, in {mode}: {type(error).__name__}: {error}"
         ) from error
 
 
