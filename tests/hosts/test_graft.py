@@ -209,8 +209,8 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
     h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
     assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
     assert torch.equal(host.forward_from(Arguments(x), 0, h + 1, lambda _site, h: h), changed)
+    model.gru.batch_first = False
     with pytest.raises(ConfigError, match="batch_first"):
-        model.gru.batch_first = False
         graft(model, {"r0c0": "gru"}, "transformer", example=x)
 
 
