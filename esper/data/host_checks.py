@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.data.task import SAMPLE, Task
+from esper.data.task import SAMPLE, Split, Task
 from esper.hosts.host import Host
 from esper.hosts.inputs import form_of
 
@@ -41,6 +41,11 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
         raise ConfigError(f"{task.name}: the host has no parameters")
     with _named_errors(task, x, "evaluation"):
         host.probe(x)
+    if host.topology == "encoder" and isinstance(task.train, Split) and task.train.text is not None:
+        raise ConfigError(
+            f"{task.name}: the targets are the next tokens, which seeds of an encoder would see; use the topology "
+            "transformer"
+        )
     for name, parameter in host.named_parameters():
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             raise ConfigError(

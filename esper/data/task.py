@@ -73,6 +73,8 @@ class Split:
     """Tokens int64 [N · T + 1] that x and y are views of: row n of x starts at token n · T, that of y one later. None
     for other data."""
 
+    in_memory = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", as_inputs(self.x))
 
@@ -200,6 +202,7 @@ class Task:
     train: Split | Dataset[tuple[Tensor, Tensor]]
     """In memory, or a map-style dataset of samples (x, y) with equal shapes, which workers read."""
     validation: Split
+    """In memory; a map-style dataset becomes a ``StreamedSplit``, which reads it batch by batch."""
     test: Split
     description: str = ""
     learning_rate: float = 0.05
@@ -222,6 +225,8 @@ class Task:
     """Precision of forward and backward passes, see ``TaskConfig.precision``."""
 
     def __post_init__(self) -> None:
+        for name in ("validation", "test"):
+            self._stream(name)
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
         if not self.samples:
@@ -234,8 +239,17 @@ class Task:
         if not 0 <= crop < side:
             raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
 
+    def _stream(self, name: str) -> None:
+        """Makes a split of a map-style dataset, which is read while hosts are measured."""
+        from esper.data.streamed_split import StreamedSplit
+
+        given = getattr(self, name)
+        if not isinstance(given, Split):
+            split = StreamedSplit.of(given, f"{self.name}, {name} split", self.classes)
+            object.__setattr__(self, name, split)
+
     def _splits(self) -> dict[str, Split]:
-        """Returns the splits that are in memory, by name."""
+        """Returns the splits, by name; not a training set that is streamed."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if isinstance(split, Split)}
 

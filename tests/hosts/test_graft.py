@@ -218,13 +218,13 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
     "output",
     [
         torch.ones(2),
-        (torch.ones(2), torch.zeros(2)),
         {"loss": None, "logits": torch.ones(2)},
         SimpleNamespace(logits=torch.ones(2)),
     ],
 )
 def test_logits_are_found_in_what_a_network_returns(output: object) -> None:
     assert torch.equal(logits_of(output), torch.ones(2))
+    assert logits_of((output, 1)) == (output, 1)
 
 
 def test_a_named_tuple_stays_one_when_its_features_change() -> None:
