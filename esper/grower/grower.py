@@ -18,12 +18,12 @@ from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
-from esper.grower.network import grown_in_place
 from esper.grower.optimizer import Scheduler, SeedGroups
 from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
+from esper.hosts.grown_module import grown_in_place
 from esper.hosts.host import row_major
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
@@ -171,9 +171,9 @@ class Grower:
             if site.seed is not None and not site.fossil:
                 self.groups.remove(site.name)
                 site.remove()
-        kept = [site for site in self.hooks.sites.values() if site.seed is not None]
+        kept = {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in self.hooks.sites.items() if site.seed}
         self.env.close()
-        grown_in_place(self.model, {self.hooks.paths[site.name]: site for site in kept})
+        grown_in_place(self.model, kept)
         if self.log is not None:
             self.log.finish(self.env, len(kept), sum(parameter.numel() for parameter in self.model.parameters()))
         return self.model
