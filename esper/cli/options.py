@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.data.user_task import is_user_task, refuse_untrusted
+from esper.data.user_code import refuse_untrusted
+from esper.data.user_task import is_user_task
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -63,7 +64,7 @@ def build_tables(
     # A run puts an env.json beside its config.
     of_a_run = config_file is not None and (config_file.parent / "env.json").exists()
     if is_user_task(config.task.name) and not named_here and of_a_run:
-        raise refuse_untrusted(config.task.name, str(config_file))
+        raise refuse_untrusted("task", config.task.name, str(config_file))
     return tables
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.data.user_task import is_user_task, refuse_untrusted
+from esper.data.user_code import refuse_untrusted
+from esper.data.user_task import is_user_task
 from esper.evaluation.controls import CONTROLS
 from esper.rollout.policies import NAMES
 
@@ -138,7 +139,7 @@ def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
     task = str(_section(tables, "task").get("name"))
     from_run = (path.parent / "env.json").exists()
     if from_run and is_user_task(task) and _section(base, "task").get("name") != task:
-        raise refuse_untrusted(task, str(path))  # only a run folder names this code, and not the user
+        raise refuse_untrusted("task", task, str(path))  # only a run folder names this code, and not the user
     return _Draft(name, tables)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
-from esper.data.user_task import is_user_task, refuse_untrusted, same_task
+from esper.data.user_code import refuse_untrusted
+from esper.data.user_task import is_user_task, same_task
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
@@ -148,7 +149,7 @@ def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, An
     tables = policy.config.model_dump(mode="json", exclude_none=True)
     learned_on = policy.config.task.name
     if task is None and is_user_task(learned_on):
-        raise refuse_untrusted(learned_on, policy.name)
+        raise refuse_untrusted("task", learned_on, policy.name)
     if task is not None and not same_task(learned_on, task):
         tables["task"] = {}
         tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}
