@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,11 @@ from esper.config import ConfigError
 FORM = "path.py:function"
 
 Made = TypeVar("Made")
+
+
+def is_user_code(name: str) -> bool:
+    """True if a controller's name refers to a Python file, ``path.py:function``."""
+    return re.fullmatch(r"[^:]+\.py(:.*)?", name) is not None
 
 
 def refuse_untrusted(kind: str, name: str, where: str, option: str | None = None) -> ConfigError:

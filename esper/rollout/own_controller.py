@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from esper.config import ConfigError
 from esper.control.controller import Controller, PerEnvController
-from esper.data.user_code import FORM, refuse_untrusted, run_user_code, same_function
+from esper.data.user_code import FORM, is_user_code, refuse_untrusted, run_user_code, same_function
 from esper.env.slot_env import SlotVectorEnv
 
 OwnController = Callable[[SlotVectorEnv], Controller] | type[PerEnvController]
@@ -23,11 +22,6 @@ subclass of ``PerEnvController``."""
 UNNAMED = "callable:"
 """Begins the recorded name of a callable that no file and name lead to."""
 MEMBERS = ("episode", "begin", "act", "memory_state", "load_memory_state")
-
-
-def is_own(name: str) -> bool:
-    """True if a controller's name refers to a Python file: ``path.py:function``."""
-    return re.fullmatch(r"[^:]+\.py(:.*)?", name) is not None
 
 
 def name_of(controller: str | OwnController) -> str:
@@ -63,9 +57,20 @@ def make_own(controller: str | OwnController, env: SlotVectorEnv, run_seed: int)
     return _made(controller, env, run_seed)
 
 
+def loaded(controller: str | OwnController) -> str | OwnController:
+    """Returns the callable that ``path.py:function`` names, or any other controller as it is.
+
+    Raises ConfigError if the file cannot be run or has no such function.
+    """
+    if isinstance(controller, str) and is_user_code(controller):
+        return run_user_code("controller", controller, lambda make: make)
+    return controller
+
+
 def _made(make: Callable[..., Any], env: SlotVectorEnv, run_seed: int) -> Controller:
-    if isinstance(make, type) and issubclass(make, PerEnvController):
-        return make(env.action_spec, env.layout, env.num_envs, run_seed)
+    rule = make if isinstance(make, type) and issubclass(make, PerEnvController) else None
+    if rule is not None:
+        return rule(env.action_spec, env.layout, env.num_envs, run_seed)
     made: Controller = make(env)
     if missing := [member for member in MEMBERS if not hasattr(made, member)]:
         raise ConfigError(
@@ -95,10 +100,10 @@ def confirmed_controller(
             f"{FORM}, for a run that is to be resumed"
         )
     if given is None:
-        if is_own(found):
+        if is_user_code(found):
             raise refuse_untrusted("controller", found, where, option)
         return found
     name = name_of(given)
-    if name != found and not (is_own(found) and is_own(name) and same_function(found, name)):
+    if name != found and not (is_user_code(found) and is_user_code(name) and same_function(found, name)):
         raise ConfigError(f"{where} is a run of the controller {found!r}, not of {name!r}")
     return given

@@ -6,10 +6,10 @@ from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import Controller
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
-from esper.data.user_code import FORM
+from esper.data.user_code import FORM, is_user_code
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.policy import find_policy
-from esper.rollout.own_controller import OwnController, is_own, make_own, name_of
+from esper.rollout.own_controller import OwnController, make_own, name_of
 
 NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS, FORM)
 
@@ -24,7 +24,7 @@ def controller_for(
             play this host, ``ppo`` is named, which has to be trained first, or there is no such own controller.
     """
     check_name(controller)
-    if not isinstance(controller, str) or is_own(controller):
+    if not isinstance(controller, str) or is_user_code(controller):
         return make_own(controller, env, run_seed)
     kind, _, path = controller.partition(":")
     if kind in ("pretrained", "checkpoint"):
@@ -36,7 +36,7 @@ def check_name(controller: str | OwnController) -> None:
     """Raises ConfigError, listing the known names, unless ``controller`` names one, or is a callable."""
     name = name_of(controller)
     kind, _, path = name.partition(":")
-    if not isinstance(controller, str) or is_own(name) or name == "pretrained" or (kind == "checkpoint" and path):
+    if not isinstance(controller, str) or is_user_code(name) or name == "pretrained" or (kind == "checkpoint" and path):
         return
     if name == "ppo":
         raise ConfigError(
