@@ -20,7 +20,10 @@ Tables = dict[str, Any]
 
 ALONE = ("none", "no-growth")
 BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "pretrained", "ppo:RUN_FOLDER")
-FORMS = f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; or NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
+FORMS = (
+    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; or "
+    f"NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
+)
 
 SHARED: Mapping[tuple[str, str], str] = {
     ("task", "name"): "all arms train the same hosts on the same data",

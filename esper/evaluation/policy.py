@@ -145,7 +145,8 @@ def evaluate_controller(
 def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:
     """Returns the config for the hosts: that of its run; for another task, with that task's sizes and rates.
 
-    Without a trained agent, it is the default config. Raises ConfigError for a task that is code and is not named, and for a value that is invalid or has no effect.
+    Without a trained agent, it is the default config. Raises ConfigError for a task that is code and is not named, and
+    for a value that is invalid or has no effect.
     """
     for section, values in changes.items():
         for key in values if isinstance(values, dict) else ():

@@ -48,7 +48,7 @@ class Sized:
 
 
 def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> Sized:
-    """Finds the host like those of ``build_host``, no narrower, whose number of parameters is nearest to ``parameters``.
+    """Finds the host like those of ``build_host``, no narrower, whose size is nearest to ``parameters``.
 
     A tie goes to the smaller host. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, in steps
     of its number of heads, the host of a :class:`HostFamily` as that says. ``sample`` are inputs that initialise the

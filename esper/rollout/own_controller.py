@@ -79,8 +79,8 @@ def _made(make: Callable[..., Any], env: SlotVectorEnv, run_seed: int) -> Contro
         )
     if np.shape(made.episode) != (env.num_envs,):
         raise ConfigError(
-            f"{name_of(make)}: the controller's episode has shape {list(np.shape(made.episode))}; expected an int array "
-            f"[{env.num_envs}], one number per env"
+            f"{name_of(make)}: the controller's episode has shape {list(np.shape(made.episode))}; expected an int "
+            f"array [{env.num_envs}], one number per env"
         )
     return made
 
