@@ -22,7 +22,7 @@ torch.manual_seed(0)
 digits = load_digits()
 x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # [1797, 1, 8, 8]
 y = torch.tensor(digits.target)
-train, validation, test = slice(0, 500), slice(500, 900), slice(900, None)
+train, validation, test = slice(0, 300), slice(300, 600), slice(600, None)
 
 model = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)  # ten layers
 model.conv1 = nn.Conv2d(1, 64, 3, padding=1, bias=False)  # for small grey images
@@ -47,7 +47,7 @@ grower = esper.Grower(
 )
 for _ in range(EPOCHS):
     model.train()
-    for rows in torch.randperm(500).split(BATCH):
+    for rows in torch.randperm(300).split(BATCH):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
