@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,7 +228,7 @@ def test_a_run_records_it_and_resumes_when_it_is_named_again(
     name = f"{file}:make_controller"
     whole = played(name, tmp_path / "whole")
     assert f'controller = "{name}"' in (tmp_path / "whole" / "config.toml").read_text()
-    assert whole.comparison == played("heuristic", tmp_path / "named").comparison.__class__(**vars(whole.comparison))
+    assert whole.comparison == replace(played("heuristic", tmp_path / "named").comparison, name_a=name)
     interrupted(name, tmp_path / "run", monkeypatch)
     with pytest.raises(ConfigError, match=r"names the controller 'mine\.py:make_controller', .* name it: --controller"):
         Experiment.resume(tmp_path / "run")
