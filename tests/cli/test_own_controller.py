@@ -78,7 +78,7 @@ def test_the_config_of_a_run_folder_alone_does_not_run_it(esper: Esper) -> None:
 
 
 def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
-    arms = ("--arm", NAME, "--arm", "heuristic", "--arm", "none")
+    arms = ("--arm", f"mine:controller={NAME}", "--arm", "heuristic", "--arm", "none")
     found = esper("compare", *arms, "--pairs", "2", "--out", "out", *HOSTS)
     assert (found.code, executed()) == (0, 1)
     refused = esper("compare", "--resume", "out", "--reference", "heuristic")
@@ -86,7 +86,7 @@ def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
     assert f"name it: --arm {NAME}" in refused.err
     again = esper("compare", "--resume", "out", "--reference", "heuristic", "--arm", NAME)
     assert again.code == 0
-    assert any(line.split()[:2] == [NAME, "+0.00"] for line in again.out.splitlines()), again.out
+    assert any(line.split()[:2] == ["mine", "+0.00"] for line in again.out.splitlines()), again.out
 
 
 def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:
