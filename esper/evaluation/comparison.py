@@ -72,33 +72,37 @@ class ArmResult:
 
 def compare_controllers(
     config: TrainingConfig,
-    controllers: Sequence[str | OwnController],
+    controllers: Sequence[str | OwnController] | Mapping[str, str | OwnController],
     pairs: int = 10,
     progress: Progress | None = None,
     task: Task | None = None,
 ) -> list[ArmResult]:
-    """Plays ``controllers``, names or callables, on ``pairs`` hosts with the same initial weights and the same batches.
+    """Plays ``controllers`` on ``pairs`` hosts with the same initial weights and the same batches.
 
     The hosts are the held-out hosts of ``run.seed``, the same ones that an agent's run with that seed ends with.
 
     Args:
         config: config of all arms.
+        controllers: each by name or as a callable; a mapping gives them names of its own in the results.
         progress: called after each arm's round.
         task: what hosts are trained on; None: the task named in ``config``.
 
     Raises:
         ConfigError: a controller is unknown or repeated, or the config cannot run.
     """
-    names = [name_of(controller) for controller in controllers]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"a controller is given twice: {', '.join(names)}")
-    for controller in controllers:
+    if isinstance(controllers, Mapping):
+        named = dict(controllers)
+    else:
+        named = {name_of(controller): controller for controller in controllers}
+    if len(named) < len(controllers):
+        raise ConfigError(f"a controller is given twice: {', '.join(named)}; name each, as in {{'mine': controller}}")
+    for controller in named.values():
         check_name(controller)
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
     seed = config.run.seed + HELD_OUT
-    made = [partial(controller_for, controller, maker.config, run_seed=seed) for controller in controllers]
-    return play_arms(maker, dict(zip(names, made, strict=True)), pairs, seed, progress)
+    made = {name: partial(controller_for, each, maker.config, run_seed=seed) for name, each in named.items()}
+    return play_arms(maker, made, pairs, seed, progress)
 
 
 @one_thread()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def name_of(controller: str | OwnController) -> str:
             f"controller is a {type(controller).__name__}; expected a name, or a function that makes a controller for "
             "an env"
         )
-    name = str(getattr(controller, "__qualname__", type(controller).__name__))
+    called = controller.func if isinstance(controller, partial) else controller
+    name = str(getattr(called, "__qualname__", type(called).__name__))
     module = sys.modules.get(getattr(controller, "__module__", None) or "")
     file = str(getattr(module, "__file__", None) or "")
     if getattr(module, name, None) is not controller or not file.endswith(".py"):

@@ -95,7 +95,7 @@ def test_the_name_of_a_callable_leads_to_it_again(monkeypatch: pytest.MonkeyPatc
     assert name_of(Waits) == "test_own_controller.py:Waits"
     assert [name_of(each) for each in (lambda env: env, partial(make_controller), "random")] == [
         "callable:test_the_name_of_a_callable_leads_to_it_again.<locals>.<lambda>",
-        "callable:partial",
+        "callable:make_controller",
         "random",
     ]
 
@@ -134,8 +134,11 @@ def test_comparisons_play_them_beside_others(file: str) -> None:
     for arm in arms[1:3]:
         np.testing.assert_array_equal(arm.accuracy, arms[0].accuracy)
     assert (arms[0].accuracy != arms[3].accuracy).any()
-    with pytest.raises(ConfigError, match="given twice"):
-        compare_controllers(PLANTED, [make_controller, make_controller])
+    twice = [partial(make_controller), partial(make_controller)]
+    with pytest.raises(ConfigError, match="given twice: callable:make_controller; name each"):
+        compare_controllers(PLANTED, twice)
+    named = compare_controllers(PLANTED, dict(zip("ab", twice, strict=True)), pairs=3)
+    assert [arm.controller for arm in named] == ["a", "b"]
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -115,7 +115,7 @@ def test_a_model_without_masks_plays_and_is_told_what_was_illegal() -> None:
 def test_it_is_an_arm_like_any_other() -> None:
     model = untrained(MaskablePPO, FlatActionVector)
     arms = compare_controllers(CONFIG, [partial(SB3Controller, model), "none"], pairs=3)
-    assert [arm.controller for arm in arms] == ["callable:partial", "none"]
+    assert [arm.controller for arm in arms] == ["callable:SB3Controller", "none"]
 
 
 def test_a_model_of_other_hosts_is_refused() -> None:
