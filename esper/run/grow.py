@@ -13,7 +13,8 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.files.grown_host import committed_network
 from esper.files.system_info import check_devices
 from esper.hosts.grown import GrownHost
-from esper.rollout.policies import controller_for
+from esper.rollout.own_controller import OwnController
+from esper.rollout.policies import check_name, controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.spaces.action import Op
@@ -40,14 +41,18 @@ class Grown:
 
 @one_thread()
 def grow(
-    task: Task, controller: str = "heuristic", epochs: int | None = None, config: TrainingConfig | None = None
+    task: Task,
+    controller: str | OwnController = "heuristic",
+    epochs: int | None = None,
+    config: TrainingConfig | None = None,
 ) -> Grown:
     """Trains a host of ``task`` for ``epochs`` while ``controller`` grows it, then trains the same host alone.
 
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
         controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (the shipped agent), or
-            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names.
+            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names; or one of your
+            own, as ``path.py:function`` or a callable that makes a controller for an env.
         epochs: length of the episode; None: the config's, or the task's.
         config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
             on one host.
@@ -60,6 +65,7 @@ def grow(
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})
+    check_name(controller)
     check_devices(config.run.device)
     maker = EnvMaker.of(config.with_values(env=values), task)
     refusals: dict[str, None] = {}
@@ -86,7 +92,7 @@ def grow(
     )
 
 
-def _play(env: SlotVectorEnv, controller: str, config: TrainingConfig) -> float:
+def _play(env: SlotVectorEnv, controller: str | OwnController, config: TrainingConfig) -> float:
     """Plays one episode and returns the test accuracy of the host, in pp."""
     play_round(env, controller_for(controller, config, env, config.run.seed), config.run.seed)
     return float(env.test_accuracy()[0])
