@@ -9,7 +9,8 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``graft``: makes a host of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
 - ``grow``: grows one host of a task; ``Grown``: its result.
 - ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did.
-- ``export``, ``load_host``, ``accuracy``: save a grown network, load it as a plain ``nn.Module``, and evaluate it.
+- ``export``, ``load_host``, ``accuracy``: save a grown network, load it as an ``nn.Module``, and evaluate it.
+- ``plain``: makes a grown network an ordinary module, which needs no Esper to be loaded, exported and run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from esper.env.make import make_env
     from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
+    from esper.files.plain import plain
     from esper.grower.grower import Grower
     from esper.grower.report import GrowthStep
     from esper.hosts.graft import graft
@@ -55,6 +57,7 @@ _HOMES = {
     "grow": "esper.run.grow",
     "load_host": "esper.files.grown_host",
     "make_env": "esper.env.make",
+    "plain": "esper.files.plain",
 }
 __all__ = [
     "Augmentation",
@@ -74,6 +77,7 @@ __all__ = [
     "grow",
     "load_host",
     "make_env",
+    "plain",
 ]
 
 

@@ -16,12 +16,12 @@ from esper.env.reporting import Reporter
 from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
-from esper.grower.network import grown_in_place
 from esper.grower.optimizer import Scheduler, SeedGroups
-from esper.grower.ranks import Ranks
+from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
+from esper.hosts.grown_module import grown_in_place
 from esper.hosts.host import row_major
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
@@ -54,6 +54,8 @@ class Grower:
         weight_decay: weight decay of seeds.
         points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
             and controllers compare percentage points.
+        governor: whether to roll the model, its kept seeds and their optimizer state back to a snapshot when a score or
+            a weight is not finite, or the loss collapses or diverges. It keeps two snapshots.
         baseline: scores after each of the ``horizon`` epochs of a loop without growth, which controllers compare with;
             None: the scores of this model without its seeds.
         config: thresholds of gates, limits on seeds and the run seed; None: the defaults.
@@ -78,6 +80,7 @@ class Grower:
         lr_factor: float = 1.0,
         weight_decay: float = 0.0,
         points: float = 100.0,
+        governor: bool = False,
         baseline: Sequence[float] | None = None,
         config: TrainingConfig | None = None,
         blueprints: BlueprintRegistry | None = None,
@@ -94,7 +97,7 @@ class Grower:
         names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
-        self.incubation = incubation
+        self.incubation, self.governed = incubation, governor
         schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
         self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
@@ -158,9 +161,9 @@ class Grower:
             if site.seed is not None and not site.fossil:
                 self.groups.remove(site.name)
                 site.remove()
-        kept = [site for site in self.hooks.sites.values() if site.seed is not None]
+        kept = {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in self.hooks.sites.items() if site.seed}
         self.env.close()
-        grown_in_place(self.model, {self.hooks.paths[site.name]: site for site in kept})
+        grown_in_place(self.model, kept)
         return self.model
 
     @property
@@ -223,7 +226,9 @@ class Grower:
         if self.env is None:
             self.hooks.require_reached()
             reporter = Reporter(self._emit, self.spec, self.config.env, n_envs=1)
-            backend = LoopBackend(self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points)
+            backend = LoopBackend(
+                self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points, self.governed
+            )
             self.env = LoopEnv(self.config, backend, self._baseline, reporter)
             self.controller: Controller = self._make_controller(self.env)
             self.controller.begin()
@@ -266,6 +271,8 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
         )
     if isinstance(model, nn.DataParallel):
         raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
+    if is_sharded(model):
+        raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         inner: nn.Module = model.module
         return inner, Ranks(parallel=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.graft import LAYOUTS
+from esper.hosts.outputs import features_of, with_features
 from esper.seeds.site import Site, SlotSite
 from esper.training.step import delta_of, straight_through
 
@@ -111,7 +112,7 @@ class SiteHooks:
         self._inside = False
 
     def _pass(self, name: str, module: nn.Module, output: object) -> object:
-        h = output[0] if isinstance(output, tuple) and output else output
+        h = features_of(output)
         if name not in self._reached:
             self._reached.add(name)
         elif self._inside:  # activation checkpointing runs it again outside, in the backward pass
@@ -123,9 +124,7 @@ class SiteHooks:
             self.probes[name] = h[:MAX_PROBE].detach().clone()
             self._fresh.add(name)
         out = self._grown(self.sites[name], h, module.training)
-        if out is h:
-            return None
-        return (out, *output[1:]) if isinstance(output, tuple) else out
+        return None if out is h else with_features(output, out)
 
     def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
         if site.seed is None:

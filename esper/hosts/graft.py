@@ -15,7 +15,7 @@ from esper.config import ConfigError
 from esper.hosts.host import At, Host, row_major
 from esper.seeds.site import SlotSite
 
-LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "mlp": (2, 1)}
+LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "encoder": (3, 2), "mlp": (2, 1)}
 """Rank of the features and the index of their channel dimension, by topology."""
 
 
