@@ -21,7 +21,7 @@ FILE = "grower.pt"  # in each checkpoint
 class GrowthCallback(TrainerCallback):
     """Grows a model while ``Trainer.train`` trains it: one :meth:`Grower.step` after each evaluation.
 
-    When training ends, kept seeds become submodules of the model. Each checkpoint holds the growth in ``grower.pt``, and
+    When training ends, kept seeds become submodules of the model. Checkpoints hold the growth in ``grower.pt``, and
     ``train(resume_from_checkpoint=...)`` with a new model and the same arguments grows on to the same bits.
 
     Args:
@@ -36,15 +36,14 @@ class GrowthCallback(TrainerCallback):
                  checkpoint: Path | str | None = None, **options: Any) -> None:  # fmt: skip
         self.sites, self.score, self.horizon, self.checkpoint, self.options = sites, score, horizon, checkpoint, options
         self.grower: Grower | None = None
-        self.steps: list[GrowthStep] = []
-        """What each step since the start of ``train`` reported."""
+        self.steps: list[GrowthStep] = []  # since the start of training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **has: Any) -> None:
         """Makes the Grower. Raises ConfigError if it cannot work here, or the checkpoint lacks the growth."""
-        if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp or args.torch_compile:
-            raise ConfigError("growth in a Trainer works on one device, without DeepSpeed, FSDP and torch_compile")
-        if args.load_best_model_at_end:
-            raise ConfigError("load_best_model_at_end would put old weights beside the newest seeds: turn it off")
+        sharded = args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp
+        if sharded or args.torch_compile or args.load_best_model_at_end:  # that would put old weights beside new seeds
+            unfit = "several devices, DeepSpeed, FSDP, torch_compile and load_best_model_at_end"
+            raise ConfigError(f"growth in a Trainer does not work with {unfit}; esper.Grower works with DDP")
         planned = {"horizon": self.horizon or _evaluations(args, state), "scheduler": has["lr_scheduler"]}
         self.grower = Grower(has["model"], self.sites, has["optimizer"], **planned, **self.options)
         self.steps, self._step, self._optimizer = [], state.global_step, unwrapped(has["optimizer"])
@@ -78,8 +77,8 @@ class GrowthCallback(TrainerCallback):
         if self.grower is not None:
             self._hook.remove()
             saved = {"grower": self.grower.state_dict(), "optimizer": self._optimizer.state_dict()}
-            torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/{FILE}")
             self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
+            torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/{FILE}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is not None:
@@ -94,7 +93,7 @@ def _without_seeds(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluations(args: Any, state: Any) -> int:
-    """Returns the planned number of evaluations. Raises ConfigError if there are none."""
+    """Returns the planned number of evaluations."""
     if args.eval_strategy == "epoch":
         return int(state.num_train_epochs)
     if args.eval_strategy == "steps" and state.eval_steps:

@@ -95,8 +95,7 @@ def test_a_trainer_grows_what_a_loop_of_ones_own_grows(tmp_path: Path) -> None:
     trainer.validate(module, data(), verbose=False)  # the grown module is an ordinary one
 
 
-@pytest.mark.parametrize("at_the_end", [None, False], ids=["end of the epoch", "end of validation"])
-@pytest.mark.parametrize("epoch", [2, 7])
+@pytest.mark.parametrize(("at_the_end", "epoch"), [(None, 7), (False, 2)], ids=["epoch", "validation"])
 def test_a_checkpoint_continues_to_the_same_bits(tmp_path: Path, epoch: int, at_the_end: bool | None) -> None:
     whole = growth()
     module, _ = fit(tmp_path, whole, at_the_end=at_the_end)

@@ -109,9 +109,9 @@ def test_a_checkpoint_without_growth_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"load_best_model_at_end": True}, "load_best_model_at_end would put old weights"),
+        ({"load_best_model_at_end": True}, "does not work with .* load_best_model_at_end"),
         ({"eval_strategy": "no"}, "set eval_strategy"),
-        ({"torch_compile": True}, "works on one device"),
+        ({"torch_compile": True}, "does not work with .* torch_compile"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
