@@ -62,16 +62,14 @@ class GrowthCallback(TrainerCallback):
             self.grower.groups.forget_gradients()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **has: Any) -> None:
-        grower = self.grower
-        if grower is None or grower.epoch >= grower.horizon or state.global_step == self._step:
-            return
-
         def evaluate(model: nn.Module) -> Tensor:
             model.eval()
             return torch.cat([self.score(model, batch) for batch in has["eval_dataloader"]]).float()
 
-        self._step = state.global_step
-        self.steps.append(grower.step(evaluate))
+        grower = self.grower
+        if grower is not None and grower.epoch < grower.horizon and state.global_step != self._step:
+            self._step = state.global_step
+            self.steps.append(grower.step(evaluate))
 
     def on_save(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
         if self.grower is not None:
