@@ -21,7 +21,7 @@ from esper.files.merge import merge_seeds
 from esper.hosts.graft import GraftedHost
 from esper.hosts.grown import GrownHost
 from esper.hosts.grown_module import GrownModule, grown_in_place
-from esper.hosts.inputs import Inputs, call, map_inputs
+from esper.hosts.inputs import as_inputs, call
 from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import BlendOperator
 from esper.ops import NormReluPool
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 """Max difference of outputs from those of the network, in units of its largest output; rounding differs."""
 
 
-def plain(network: nn.Module, example: Inputs, merge: bool = False) -> nn.Module:
+def plain(network: nn.Module, example: Any, merge: bool = False) -> nn.Module:
     """Returns a copy of a grown network that needs no Esper: torch's own modules, and yours.
 
     It is trained, saved (``torch.save``, safetensors of its ``state_dict``) and exported (``torch.export``,
@@ -167,7 +167,7 @@ class _Call:
     ran: bool = False
 
 
-def _replace_grown_modules(model: nn.Module, example: Inputs) -> None:
+def _replace_grown_modules(model: nn.Module, example: Any) -> None:
     grown = {path: module for path, module in model.named_modules() if isinstance(module, GrownModule)}
     calls = {path: _Call() for path in grown}
 
@@ -230,12 +230,12 @@ def _default(value: Any) -> Any:
     return value if simple else inspect.Signature.empty
 
 
-def _output(network: nn.Module, example: Inputs) -> Tensor:
+def _output(network: nn.Module, example: Any) -> Tensor:
     """Returns the logits of ``example`` in eval mode; every module's mode is as before afterwards."""
     modes = [(module, module.training) for module in network.modules()]
     try:
         with torch.no_grad():
-            output = logits_of(call(network.eval(), map_inputs(torch.clone, example)))
+            output = logits_of(call(network.eval(), as_inputs(example).clone()))
     except ConfigError:
         raise
     except Exception as error:
@@ -248,7 +248,7 @@ def _output(network: nn.Module, example: Inputs) -> Tensor:
     return output
 
 
-def _require_equal(network: nn.Module, result: nn.Module, example: Inputs) -> None:
+def _require_equal(network: nn.Module, result: nn.Module, example: Any) -> None:
     wanted, found = _output(network, example), _output(result, example)
     scale = max(1.0, float(wanted.abs().max()))
     if (difference := float((found - wanted).abs().max())) > TOLERANCE * scale:

@@ -23,13 +23,12 @@ def with_features(output: object, h: Tensor) -> Any:
 
 
 def logits_of(output: object) -> Any:
-    """Returns the logits in a network's output: ``logits`` of an object or a dict, the first element of a tuple.
+    """Returns ``logits`` of an object or a dict, as the models of Hugging Face return them; any other output as it is.
 
-    That is how the models of Hugging Face return them. Any other output is returned as it is.
+    A tuple is not searched: its other elements may be outputs that a loss needs, too.
     """
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
         return output.get("logits", output)
-    logits = getattr(output, "logits", None)
-    return features_of(output) if logits is None else logits
+    return getattr(output, "logits", output)
