@@ -22,6 +22,7 @@ from esper.files.run_folder import CONFIG, EVENTS
 from esper.lifecycle.gates import GATES, Gates
 from esper.lifecycle.stage import SeedStage
 from esper.report.event_log import EventLog
+from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import check_name
 from esper.rollout.threads import one_thread
 from esper.run.experiment import Experiment
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 @one_thread()
 def grow(
     task: Task,
-    controller: str = "heuristic",
+    controller: str | OwnController = "heuristic",
     epochs: int | None = None,
     config: TrainingConfig | None = None,
     *,
@@ -66,7 +67,8 @@ def grow(
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
         controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (the shipped agent), or
-            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names.
+            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names; or one of your
+            own, as ``path.py:function`` or a callable that makes a controller for an env.
         epochs: length of the episode; None: the config's, or the task's.
         config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
             on one host.
@@ -87,12 +89,12 @@ def grow(
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})
-    settings = config.with_values(env=values, run={"controller": controller, "rounds": 1})
+    settings = config.with_values(env=values, run={"controller": name_of(controller), "rounds": 1})
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         watch = Watch(callbacks, alone)
         sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole())] if progress else [])]
-        experiment = watch.experiment = _opened(settings, place, sinks, task)
+        experiment = watch.experiment = _opened(settings, place, sinks, task, controller)
         summary, interrupted = _run(experiment)
         return _result(watch, summary, interrupted, None if folder is None else place)
 
@@ -123,10 +125,12 @@ class Watch(Sink):
                 logger.warning("%s", self.failures[-1])
 
 
-def _opened(settings: TrainingConfig, place: Path, sinks: Sequence[Sink], task: Task) -> Experiment:
+def _opened(
+    settings: TrainingConfig, place: Path, sinks: Sequence[Sink], task: Task, controller: str | OwnController
+) -> Experiment:
     """Returns the run in ``place``, or a new one. Raises ConfigError if the one there has another config."""
     if not checkpoint.files(place):
-        return Experiment(settings, place, sinks, task)
+        return Experiment(settings, place, sinks, task, controller=controller)
     asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
     there = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
     changed = [f"{name}.{key}" for name in asked for key in asked[name] if asked[name][key] != there[name].get(key)]
@@ -134,7 +138,7 @@ def _opened(settings: TrainingConfig, place: Path, sinks: Sequence[Sink], task: 
         raise ConfigError(
             f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
         )
-    return Experiment.resume(place, sinks, task)
+    return Experiment.resume(place, sinks, task, controller)
 
 
 def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:

@@ -12,6 +12,7 @@ from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.own_controller import OwnController
 from esper.run.agents import FixedAgent, LearningAgent
 from esper.run.best_host import BestHost
 from esper.run.checkpointing import Checkpoints
@@ -27,12 +28,18 @@ class Trainer:
     """Plays the rounds of a run, then evaluates. Its state can be saved and loaded between any two steps.
 
     Args:
-        follows: the controller's name; for a resumed run, with the path of the schedule or checkpoint in its folder.
+        follows: the controller's name, or a callable that makes it; for a resumed run, the name has the path of the
+            schedule or checkpoint in its folder.
         last_is_intact: see :class:`~esper.run.checkpointing.Checkpoints`.
     """
 
     def __init__(
-        self, maker: EnvMaker, telemetry: RunTelemetry, files: RunFolder, follows: str, last_is_intact: bool
+        self,
+        maker: EnvMaker,
+        telemetry: RunTelemetry,
+        files: RunFolder,
+        follows: str | OwnController,
+        last_is_intact: bool,
     ) -> None:
         self.maker, self.config, self.telemetry = maker, maker.config, telemetry
         self.env = maker.make(emit=telemetry.emit)
