@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from esper.hosts.graft import graft
     from esper.hosts.sizes import HostFamily
     from esper.run.experiment import Experiment
-    from esper.run.grow import Grown, grow
+    from esper.run.grow import grow
+    from esper.run.grown import Grown
     from esper.run.summary import RunSummary
 
 __version__ = "0.1.0"
@@ -43,7 +44,7 @@ _HOMES = {
     "CounterfactualHelper": "esper.attribution.counterfactual",
     "Experiment": "esper.run.experiment",
     "Grower": "esper.grower.grower",
-    "Grown": "esper.run.grow",
+    "Grown": "esper.run.grown",
     "GrowthStep": "esper.grower.report",
     "HostFamily": "esper.hosts.sizes",
     "ParallelEnvState": "esper.training.host_training",

@@ -13,7 +13,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.py"))
-NEEDS = {"gpt2_lora.py": "transformers"}
+NEEDS = {"accelerate_loop.py": "accelerate", "gpt2_lora.py": "transformers"}
 """Libraries of the extra `integrations` that examples import."""
 RUN = """
 import importlib.util, runpy, sys

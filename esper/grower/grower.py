@@ -18,7 +18,7 @@ from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
-from esper.grower.optimizer import Scheduler, SeedGroups
+from esper.grower.optimizer import Scheduler, SeedGroups, plain_schedulers
 from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
@@ -102,8 +102,8 @@ class Grower:
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
-        schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
-        self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
+        clip = self.config.task.max_grad_norm
+        self.groups = SeedGroups(optimizer, plain_schedulers(scheduler), lr_factor, weight_decay, clip, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         self.epoch = 0
         """Number of epochs trained so far."""
