@@ -161,7 +161,7 @@ def test_per_head_masks_side_by_side_are_what_foreign_agents_read() -> None:
         place = 0
         for name, size in zip(
             ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
-            (6, 4, 7, 4, 3, 3, 4, 5),
+            (6, 4, len(SIZES), 4, 3, 3, 4, 5),
             strict=True,
         ):
             assert np.array_equal(flat[:, place : place + size], heads[name])
