@@ -21,7 +21,6 @@ from esper.rewards.modes import MODES
 from esper.rollout.rollout import play_round
 from esper.spaces.action import Op
 
-
 HORIZON = 24
 """Enough for three seeds, one after the other; the search takes half as long as at 30 epochs."""
 
