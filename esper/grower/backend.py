@@ -107,8 +107,8 @@ class LoopBackend(Backend):
         self.groups.set_learning([site.name for site in self.sites if site.seed is not None and site.learning])
         self.hooks.refresh_probes()
 
-    def score(self, evaluate: Evaluate, decision: int) -> None:
-        """Scores all networks that are to be compared; ``decision`` is the number of decisions so far.
+    def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
+        """Scores all networks that are to be compared, after ``epoch`` epochs and ``decision`` decisions.
 
         Raises TypeError or ValueError as :func:`read_score` does; if the model is governed, scores after the first
         need not be finite.
@@ -117,7 +117,7 @@ class LoopBackend(Backend):
         self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
         plan = self.counterfactual.plan(sites, costly=decision % self.config.env.counterfactual_every == 0)
         names = [site.name for site in sites]
-        scores = [self._score(evaluate, dict(zip(names, alphas, strict=True)), decision + 1) for alphas in plan]
+        scores = [self._score(evaluate, dict(zip(names, alphas, strict=True)), epoch) for alphas in plan]
         if len({len(score.samples) for score in scores}) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
         # A score that is not finite counts as 0, and its loss stays: the governor rolls such a model back.

@@ -29,7 +29,8 @@ class LoopEnv(SlotVectorEnv):
     Args:
         config: with ``env.episode_length`` epochs, the number of decisions.
         backend: the model.
-        baseline: scores (pp) after each epoch of a loop without growth, T + 1 values; None if there is none.
+        baseline: scores (pp) of a loop without growth at each of the T + 1 observations, or at all but the first, which
+            is then measured; None if there is none.
         reporter: receives what happens.
     """
 
@@ -97,4 +98,5 @@ class LoopEnv(SlotVectorEnv):
             np.where(measured, curve, now) for curve, now in zip(self.alone, (score, loss), strict=True)
         )
         spread = LOSS_SPREAD * max(float(losses[0]), 1e-3)
-        return Baseline(self.known or tuple(accuracy.tolist()), tuple(losses.tolist()), spread, episodes=1)
+        known = self.known and (*accuracy[: len(accuracy) - len(self.known)].tolist(), *self.known)
+        return Baseline(known or tuple(accuracy.tolist()), tuple(losses.tolist()), spread, episodes=1)

@@ -39,7 +39,8 @@ class Grower:
 
     The loop, the loss, the optimizer, its schedule and the data stay yours. Until a seed is blended in, the model
     computes the same bits as without growth: a seed first learns beside it, straight through, from the same backward
-    pass. Seeds are planted from the first :meth:`step` on, so the first epoch trains the model alone.
+    pass. Seeds are planted from the first :meth:`step` on, so the first epoch trains the model alone, unless
+    :meth:`start` is called before it.
 
     Args:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
@@ -94,6 +95,8 @@ class Grower:
         check_numbers(horizon, baseline, lr_factor=lr_factor, points=points)
         check_incubation(incubation, ranks)
         self.model, self.horizon, self.points, self.callbacks = model, horizon, points, tuple(callbacks)
+        self.started = False
+        """Whether the controller acted before the first epoch."""
         self.config = _resolved(config or TrainingConfig(), horizon - 1)
         check_name(controller)
         self._given_controller = loaded(controller)
@@ -118,6 +121,23 @@ class Grower:
         self._steps_before = 0
         self._incubated = False
 
+    def start(self, evaluate: Evaluate) -> GrowthStep:
+        """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
+
+        Raises RuntimeError if anything was trained before; TypeError and ValueError as :meth:`step` does.
+        """
+        if self.env is not None or self.groups.steps:
+            raise RuntimeError("grower.start() comes once, before the first epoch is trained")
+        self._begin_early()
+        self.hooks.find_sites(evaluate)
+        return self._decide(evaluate)
+
+    def _begin_early(self) -> None:
+        """Makes room for one decision more."""
+        self.started, self.config = True, _resolved(self.config, self.horizon)
+        if self.log is not None:
+            self.log.config = self.config
+
     def step(self, evaluate: Evaluate) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
 
@@ -128,10 +148,14 @@ class Grower:
             TypeError, ValueError: ``evaluate`` returned something else than finite scores.
         """
         self._require_trained()
-        env = self._opened()
-        env.backend.score(evaluate, self.epoch)  # first, because it may raise
-        observation = env.begin() if self.epoch == 0 else env.conclude()
-        self.epoch += 1
+        return self._decide(evaluate, epochs=1)
+
+    def _decide(self, evaluate: Evaluate, epochs: int = 0) -> GrowthStep:
+        """Lets the controller act on the model as it is after ``epochs`` more epochs."""
+        env, decisions = self._opened(), self.epoch + self.started * epochs
+        env.backend.score(evaluate, decisions, self.epoch + epochs)  # first, because it may raise
+        observation = env.conclude() if decisions else env.begin()
+        self.epoch += epochs
         self._steps_before, self._incubated = self.groups.steps, False
         if not env.done[0]:
             env.act(self.controller.act(observation, env.mask.heads(env.action_spec)))
@@ -188,10 +212,11 @@ class Grower:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
         log = None if self.log is None else self.log.state_dict()
         if self.env is None:
-            return {"format": FORMAT, "epoch": self.epoch, "log": log}
+            return {"format": FORMAT, "epoch": self.epoch, "started": False, "log": log}
         return {
             "format": FORMAT,
             "epoch": self.epoch,
+            "started": self.started,
             "log": log,
             "env": self.env.state_dict(),
             "alone": torch.from_numpy(self.env.alone.copy()),
@@ -207,6 +232,8 @@ class Grower:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
         if state.get("format") != FORMAT:
             raise ConfigError(f"the state has format {state.get('format')}; this version reads {FORMAT}")
+        if state["started"]:
+            self._begin_early()
         if "env" in state:
             channels = state["env"]["hosts"]["channels"]
             if set(channels) != set(self.spec.slots):
@@ -221,7 +248,7 @@ class Grower:
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
             self.hooks.before_first_pass(None)
-            self.log.resume(state["log"], self.horizon - 1, self.epoch)
+            self.log.resume(state["log"], self.config.env.episode_length, self.epoch)
 
     def _require_trained(self) -> None:
         if self.epoch >= self.horizon:

@@ -68,6 +68,14 @@ class SiteHooks:
                 "before grower.step(), and call the model itself, not its parts"
             )
 
+    def find_sites(self, evaluate: Callable[[nn.Module], object]) -> None:
+        """Runs the untrained model once, with probes from this pass."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        with torch.no_grad():
+            evaluate(self.model)
+        for module, mode in modes:
+            module.training = mode
+
     def place(self, name: str, channels: int) -> None:
         """Adds a site that no forward pass has reached yet."""
         self.sites.setdefault(name, Site(SlotSite(name, channels)))
@@ -128,8 +136,9 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, h)
         assert isinstance(h, Tensor)
-        if module.training and name not in self._fresh:
-            self.probes[name] = h[:MAX_PROBE].detach().clone()
+        if (module.training and name not in self._fresh) or name not in self.probes:
+            with torch.inference_mode(False):  # seeds are tried on it with gradients
+                self.probes[name] = h[:MAX_PROBE].detach().clone()
             self._fresh.add(name)
         out = self._grown(self.sites[name], h, module.training)
         return None if out is h else with_features(output, out)

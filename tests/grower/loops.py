@@ -97,6 +97,7 @@ class Loop:
 
     Args:
         step: replaces the plain step of a batch.
+        early: whether the controller acts before the first epoch.
         arguments: of the Grower; ``controller`` None: no growth at all.
     """
 
@@ -106,6 +107,7 @@ class Loop:
         model: nn.Module | None = None,
         controller: str | OwnController | None = GROWS,
         epochs: int = 14,
+        early: bool = False,
         step: Callable[[Loop, Tensor, Tensor], None] | None = None,
         make_scheduler: Callable[[Any], Any] | None = None,
         sites: Mapping[str, str] = SITES,
@@ -114,7 +116,7 @@ class Loop:
         self.model = net() if model is None else model
         self.optimizer = make_optimizer(self.model.parameters())
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
-        self.epochs, self.take = epochs, step or plain
+        self.epochs, self.take, self.early = epochs, step or plain, early
         self.steps: list[GrowthStep] = []
         self.epoch = 0
         if controller is None:
@@ -141,6 +143,8 @@ class Loop:
         self.epoch += 1
 
     def run(self, epochs: int | None = None) -> Loop:
+        if self.early and self.epoch == 0 and self.grower is not None:
+            self.steps.append(self.grower.start(scores))
         for _ in range(self.epochs - self.epoch if epochs is None else epochs):
             self.train()
             if self.grower is not None:

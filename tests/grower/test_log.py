@@ -25,8 +25,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in volatile} for line in found]
 
 
-def grown(folder: Path) -> Loop:
-    loop = Loop(folder=folder).run()
+def grown(folder: Path, early: bool = False) -> Loop:
+    loop = Loop(folder=folder, early=early).run()
     assert loop.grower is not None
     loop.grower.finish()
     return loop
@@ -64,11 +64,11 @@ def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(tmp_pa
     assert all((weights(loop.model)[name] == value).all() for name, value in before.items())
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 6])
-def test_a_resumed_loop_continues_its_log(tmp_path: Path, epochs: int) -> None:
+@pytest.mark.parametrize(("epochs", "early"), [(0, False), (1, False), (6, False), (6, True)])
+def test_a_resumed_loop_continues_its_log(tmp_path: Path, epochs: int, early: bool) -> None:
     """What was logged after the state was taken is logged again, once."""
-    grown(tmp_path / "whole")
-    half = Loop(folder=tmp_path / "half").run(epochs)
+    grown(tmp_path / "whole", early)
+    half = Loop(folder=tmp_path / "half", early=early).run(epochs)
     if not epochs:
         scores(half.model)  # a pass that makes the folder
     assert half.grower is not None

@@ -29,6 +29,18 @@ def test_a_step_without_training_and_one_too_many_say_so() -> None:
         loop.grower.step(scores)
 
 
+def test_an_early_start_after_training_or_a_second_one_says_so() -> None:
+    loop = Loop()
+    assert loop.grower is not None
+    loop.train()
+    with pytest.raises(RuntimeError, match="comes once, before the first epoch"):
+        loop.grower.start(scores)
+    loop = Loop(early=True).run(0)
+    assert loop.grower is not None
+    with pytest.raises(RuntimeError, match="comes once, before the first epoch"):
+        loop.grower.start(scores)
+
+
 def test_a_grower_that_was_never_stepped_says_so() -> None:
     loop = Loop()
     loop.train()
