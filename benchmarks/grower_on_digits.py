@@ -1,19 +1,16 @@
-"""A Grower in a plain loop against the vector env on the same hosts of `digits`, and the cost of a Grower.
+"""A Grower in a plain loop against the vector env on the same hosts of `digits`.
 
     python benchmarks/grower_on_digits.py --hosts 16 --incubation ste
-    python benchmarks/grower_on_digits.py --cost
 
-Every host is trained four times from the same weights for the task's episode, with its optimizer and schedule: grown
-and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each of them, and the
-difference of the two with its 95 % interval over hosts.
+Every host is trained four times from the same weights on the same batches for the task's episode, with its optimizer
+and schedule: grown and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each
+of them, and the difference of the two with its 95 % interval over hosts.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-import time
 from functools import partial
 from typing import Literal
 
@@ -26,11 +23,13 @@ from esper.config import TrainingConfig
 from esper.data.digits import load
 from esper.data.task import Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.grower.grower import Grower, MakeController
+from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
+from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
+from esper.training.rng import RngStream, derive_seed
 
 
 def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
@@ -38,9 +37,12 @@ def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
 
 
 class PlainLoop:
-    """The task's training written as a plain loop: SGD with momentum, clipping, a cosine by epochs."""
+    """The task's training written as a plain loop: SGD with momentum, clipping, a cosine by epochs.
 
-    def __init__(self, host: CNNHost, config: TrainingConfig, epochs: int, seed: int) -> None:
+    ``seed`` and ``env`` give the batches of that env in its first episode.
+    """
+
+    def __init__(self, host: CNNHost, config: TrainingConfig, epochs: int, seed: int, env: int = 0) -> None:
         task = load()
         self.sites = {site.name: str(i) for i, site in enumerate(host.sites)}
         self.host = nn.Sequential(*host.segments)
@@ -56,7 +58,7 @@ class PlainLoop:
         )
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs)
         self.shadowed: Grower | None = None
-        self.order = torch.Generator().manual_seed(seed)
+        self.order = torch.Generator().manual_seed(derive_seed(seed, env, 0, RngStream.DATA))
 
     def epoch(self) -> None:
         self.host.train()
@@ -80,8 +82,9 @@ class PlainLoop:
             logits, self.validation[1]
         )
 
-    def grower(self, controller: str | MakeController, incubation: Literal["ste", "shadow"]) -> Grower:
-        config = TrainingConfig().with_values(task={"name": "digits"})
+    def grower(
+        self, controller: str | OwnController, incubation: Literal["ste", "shadow"], config: TrainingConfig
+    ) -> Grower:
         grower = Grower(
             self.host,
             self.sites,
@@ -127,12 +130,12 @@ def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, s
     epochs = load().episode_length
     loop_grown, loop_alone = [], []
     for number, host in enumerate(fresh):
-        plain = PlainLoop(copy.deepcopy(host), config, epochs, number)
+        plain = PlainLoop(copy.deepcopy(host), config, epochs, seed, number)
         for _ in range(epochs):
             plain.epoch()
         loop_alone.append(plain.accuracy(plain.host))
-        loop = PlainLoop(host, config, epochs, number)
-        grower = loop.grower(controller, incubation)
+        loop = PlainLoop(host, config, epochs, seed, number)
+        grower = loop.grower(controller, incubation, config)
         for _ in range(epochs):
             loop.epoch()
             grower.step(loop.evaluate)
@@ -149,33 +152,6 @@ def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, s
     print(f"{difference.mean() + half:+.2f}]")
 
 
-def cost(controller: str, incubation: Literal["ste", "shadow"], turns: int) -> None:
-    """Prints the seconds of an epoch with its grower.step, by number of seeds, in units of the bare loop's epoch."""
-    torch.manual_seed(0)
-    task, epochs = load(), 200
-    config = TrainingConfig().with_values(task={"name": "digits"})
-    loops = {}
-    for name in ("bare", "grower"):
-        loops[name] = PlainLoop(cnn(task.build_host()), config, epochs, 0)
-    grower = loops["grower"].grower(controller, incubation)
-    by_seeds: dict[int, list[tuple[float, float]]] = {}
-    for _ in range(turns):
-        start = time.perf_counter()
-        loops["bare"].epoch()
-        with torch.no_grad():
-            loops["bare"].evaluate(loops["bare"].host)
-        middle = time.perf_counter()
-        loops["grower"].epoch()
-        trained = len(grower.groups.groups)
-        grower.step(loops["grower"].evaluate)
-        by_seeds.setdefault(trained, []).append((middle - start, time.perf_counter() - middle))
-    for seeds, pairs in sorted(by_seeds.items()):
-        ratios = sorted(mine / bare for bare, mine in pairs)
-        bare = statistics.median(bare for bare, _ in pairs)
-        print(f"{seeds} seeds: {statistics.median(ratios):.2f} times the bare epoch of {1000 * bare:.0f} ms", end="")
-        print(f" ({ratios[0]:.2f} to {ratios[-1]:.2f}, {len(pairs)} epochs)")
-
-
 @one_thread()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,13 +159,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20000, help="run seed of the hosts")
     parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of env and loop")
     parser.add_argument("--controller", default="schedule")
-    parser.add_argument("--cost", action="store_true", help="measure the cost of an epoch only")
-    parser.add_argument("--turns", type=int, default=60, help="epochs of --cost")
     arguments = parser.parse_args()
-    if arguments.cost:
-        cost(arguments.controller, arguments.incubation, arguments.turns)
-    else:
-        compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
+    compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
 
 
 if __name__ == "__main__":
