@@ -18,6 +18,7 @@ from esper.config_files import set_dotted
 from esper.control.names import make_controller
 from esper.data.task import resolve
 from esper.data.tasks import load_task
+from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
@@ -125,18 +126,13 @@ def test_the_toml_of_a_page_is_a_config_or_a_schedule(page: Path, tmp_path: Path
 def test_the_schedule_of_the_readme_makes_a_fossil(tmp_path: Path) -> None:
     (text,) = (text for text in blocks(README, "toml") if "[[action]]" in text)
     (tmp_path / "s.toml").write_text(text, encoding="utf-8")
-    script = f"""
-from pathlib import Path
-from esper.config import TrainingConfig
-from esper.run.experiment import Experiment
-config = TrainingConfig.parse({{
-    "run": {{"rounds": 1, "controller": {f"schedule:{tmp_path / 's.toml'}"!r}}},
-    "env": {{"n_envs": 3, "episode_length": 12, "baseline_episodes": 1}},
-}})
-print(Experiment(config, Path("run")).run().fossils)
-"""
-    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert float(found.stdout) > 0
+    config = TrainingConfig.parse(
+        {
+            "run": {"rounds": 1, "controller": f"schedule:{tmp_path / 's.toml'}"},
+            "env": {"n_envs": 3, "episode_length": 12, "baseline_episodes": 1},
+        }
+    )
+    assert Experiment(config, tmp_path / "run").run().fossils > 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

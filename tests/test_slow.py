@@ -1,7 +1,8 @@
-"""`--minutes` bounds how long tests are started."""
+"""`--minutes` bounds how long tests are started; the whole suite runs on several cores, and a selection does not."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -26,3 +27,25 @@ def test_no_test_is_started_after_the_minutes_have_passed(minutes: str, result: 
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1].startswith(result)
     assert (f"not started: {minutes} minutes have passed" in found.stdout) == ("skipped" in result)
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n", "0"), ("-p", "no:xdist"), ("tests",), ("--pdb",)])
+def test_the_whole_suite_runs_on_several_cores(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(
+        "import os, pathlib, pytest\n"
+        "@pytest.mark.parametrize('number', range(8))\n"
+        "def test_it(number):\n"
+        "    pathlib.Path('by ' + os.environ.get('PYTEST_XDIST_WORKER', 'one process')).touch()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    several = not arguments and len(os.sched_getaffinity(0)) > 1
+    names = {path.name for path in tmp_path.glob("by *")}
+    assert (names == {"by one process"}) is not several, names
+    assert all(name.startswith("by gw") for name in names) is several, names

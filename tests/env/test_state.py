@@ -159,6 +159,14 @@ def _leaves(info: dict[str, Any]) -> list[NDArray[Any]]:
     return [leaf for value in info.values() for leaf in (value.values() if isinstance(value, dict) else (value,))]
 
 
+def taken_up(name: str, count: int) -> range:
+    """The states that are gone on from: all of them in some worlds, and in the others every second one, the even and
+    the odd in turn."""
+    if name in ("float images", "planted"):
+        return range(count)
+    return range(list(WORLDS).index(name) % 2 if name in WORLDS else 0, count, 2)
+
+
 @pytest.mark.trap(30)
 @pytest.mark.parametrize("name", [*WORLDS, "planted", "planted, cut short"])
 def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
@@ -181,11 +189,11 @@ def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
     used = Course(name)
     used.begin(0)
     used.step()
-    for number, state in enumerate(states):
-        other = used if number % 2 else Course(name)
+    for turn, number in enumerate(taken_up(name, len(states))):
+        other = used if turn % 2 else Course(name)
         heard = len(other.events)
-        other.go_on_from(state)
-        if number % 2 == 0 and not simulated:
+        other.go_on_from(states[number])
+        if turn % 2 == 0 and not simulated:
             heard += 1  # the baseline, which every env tells once
         np.testing.assert_array_equal(other.observation, observed[number])
         for expected in steps[number:]:

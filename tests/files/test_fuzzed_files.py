@@ -29,7 +29,7 @@ from tests.core_helpers import plant, tiny_config
 from tests.run.run_helpers import play, tiny
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-slow = settings(quick, max_examples=25)
+few, many = settings(quick, max_examples=12), settings(quick, max_examples=100)
 
 SECTIONS = {name: tuple(field.annotation.model_fields) for name, field in TrainingConfig.model_fields.items()}  # type: ignore[union-attr]
 NAMES = sorted({*SECTIONS, *(name for names in SECTIONS.values() for name in names), "gates", "level"})
@@ -200,9 +200,7 @@ def copied(run: Path, there: Path) -> Path:
     return there
 
 
-@slow
-@given(edit=edits())
-def test_a_damaged_log_is_shown_as_far_as_it_is_readable(edit: Edit, run: Path, tmp_path: Path) -> None:
+def show_damaged_log(edit: Edit, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     edit(lines)
@@ -210,9 +208,7 @@ def test_a_damaged_log_is_shown_as_far_as_it_is_readable(edit: Edit, run: Path, 
     shown(folder)
 
 
-@slow
-@given(data=st.data())
-def test_files_that_were_damaged_are_shown_as_far_as_they_go(data: st.DataObject, run: Path, tmp_path: Path) -> None:
+def show_damaged_files(data: st.DataObject, run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path / "r")
     for name in ("events.jsonl", "metrics.csv", "baseline.json", "config.toml", "env.json"):
         if data.draw(st.booleans(), label=name):
@@ -221,6 +217,29 @@ def test_files_that_were_damaged_are_shown_as_far_as_they_go(data: st.DataObject
             (folder / name).unlink()
     said = refusal(lambda: shown(folder))
     assert not said or "is not a run folder" in said
+
+
+# A page has a dozen charts and takes a second.
+
+
+@few
+@given(edit=edits())
+def test_a_damaged_log_is_shown_as_far_as_it_is_readable(edit: Edit, run: Path, tmp_path: Path) -> None:
+    show_damaged_log(edit, run, tmp_path)
+
+
+@few
+@given(data=st.data())
+def test_files_that_were_damaged_are_shown_as_far_as_they_go(data: st.DataObject, run: Path, tmp_path: Path) -> None:
+    show_damaged_files(data, run, tmp_path)
+
+
+@pytest.mark.slow
+@many
+@given(edit=edits(), data=st.data())
+def test_many_damaged_logs_and_files_are_shown(edit: Edit, data: st.DataObject, run: Path, tmp_path: Path) -> None:
+    show_damaged_log(edit, run, tmp_path)
+    show_damaged_files(data, run, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -10,29 +10,48 @@ import torch
 import esper
 from esper.config import ConfigError
 from esper.hosts.zoo import SITES, torchvision_host
+from esper.lifecycle.ramps import BlendOperator
+from esper.seeds.blend import Seed
+from esper.seeds.blueprints import BLUEPRINTS
 from tests.run.test_grow import SCHEDULE
 
 
-def test_a_resnet18_grows(tmp_path: Path) -> None:
-    """Two classes of noise that differ in colour; images are as small as the network takes them."""
+def test_a_model_of_torchvision_grows(tmp_path: Path) -> None:
+    """Two classes of noise that differ in colour."""
     generator = torch.Generator().manual_seed(0)
-    y = torch.arange(24) % 2
-    x = torch.randn(24, 3, 16, 16, generator=generator) + y[:, None, None, None]
-    splits = [esper.Split(x[rows], y[rows]) for rows in (slice(0, 16), slice(16, 20), slice(20, 24))]
+    y = torch.arange(48) % 2
+    x = torch.randn(48, 3, 32, 32, generator=generator) + y[:, None, None, None]
+    splits = [esper.Split(x[rows], y[rows]) for rows in (slice(0, 32), slice(32, 40), slice(40, 48))]
 
     def build_host() -> esper.hosts.graft.GraftedHost:
-        return torchvision_host("resnet18", 2, sites={"r0c0": "layer1", "r0c1": "layer4"}, small_images=True)
+        return torchvision_host("shufflenet_v2_x0_5", 2, sites={"r0c0": "stage2", "r0c1": "stage4"})
 
-    task = esper.Task("noise", 2, build_host, *splits, batch_size=8, learning_rate=0.01)
+    task = esper.Task("noise", 2, build_host, *splits, batch_size=16, learning_rate=0.01)
     (tmp_path / "s.toml").write_text(SCHEDULE)
     config = esper.TrainingConfig.parse(
         {"env": {"baseline_episodes": 1, "gates": {"min_training_epochs": 1, "trial_standard_errors": 1e6}}}
     )
     grown = esper.grow(task, f"schedule:{tmp_path / 's.toml'}", epochs=7, config=config)
     assert grown.seeds == {"r0c0": "conv_light"}
-    assert grown.host_parameters == 11_173_962 - 8 * 513
-    assert grown.parameters == grown.host_parameters + 9 * 64 * 64 + 3 * 64
+    assert grown.host_parameters == 1_366_792 - 998 * 1025
+    assert grown.parameters == grown.host_parameters + 9 * 48 * 48 + 3 * 48
     assert esper.accuracy(grown.network, task.test.x, task.test.y) == grown.accuracy
+
+
+def test_a_seed_learns_in_a_resnet18_for_small_images() -> None:
+    """Images of 32 pixels, as CIFAR's."""
+    host = torchvision_host("resnet18", 2, sites={"r0c0": "layer1", "r0c1": "layer4"}, small_images=True)
+    x = torch.randn(2, 3, 32, 32)
+    host.probe(x)
+    assert [site.channels for site in host.sites] == [64, 512]
+    assert host.parameter_count == 11_173_962 - 8 * 513
+    seed = Seed(BLUEPRINTS.get("cnn", "conv_light").build(64), BlendOperator.ADD, 64, "cnn")
+    logits = host.train().walk(x, lambda site, h: h + seed(h) if site == 0 else h)
+    torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    for parameter in (*host.parameters(), *seed.parameters()):
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all())
+        assert float(parameter.grad.norm()) > 0
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "convnext_tiny", "densenet121"])

@@ -60,7 +60,7 @@ CONFIGS: dict[str, Any] = {
 
 @pytest.mark.trap(30)
 def test_a_run_killed_several_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    killed_again_and_again(CONFIGS["ppo"](), 3, 0, tmp_path)
+    killed_again_and_again(CONFIGS["ppo"](), 2, 0, tmp_path)
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
