@@ -154,7 +154,7 @@ def _unfused(layer: NormReluPool) -> nn.Sequential:
     norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
     norm.load_state_dict(layer.state_dict())
     norm.to(layer.weight.device)
-    return nn.Sequential(norm, nn.ReLU(), *([nn.MaxPool2d(2)] if layer.pool else []))
+    return nn.Sequential(norm, nn.ReLU(), *([nn.MaxPool2d(2)] if layer.pool else [])).train(layer.training)
 
 
 @dataclass
@@ -204,8 +204,10 @@ def _wrapped(path: str, grown: GrownModule, seen: _Call) -> fx.GraphModule:
         graph.output(graph.call_function(operator.add, ((graph.call_module("seed", (first,)),), rest)))
     else:
         graph.output(graph.call_module("seed", (output,)))
-    parts = {"module": grown.module, "seed": _traced(_AddSeed(seed, grown.alpha))}
-    return fx.GraphModule(parts, graph, class_name="Grown").train(grown.training)
+    parts = {"module": grown.module, "seed": _traced(_AddSeed(seed, grown.alpha).train(seed.training))}
+    wrapped = fx.GraphModule(parts, graph, class_name="Grown")
+    wrapped.training = grown.training  # and not that of a part of the submodule that is frozen
+    return wrapped
 
 
 def _placeholders(

@@ -92,7 +92,7 @@ def test_a_grown_host_becomes_an_ordinary_module(host: Host, x: Tensor | None) -
     assert without_esper(copy)
     assert sum(p.numel() for p in copy.parameters()) == sum(p.numel() for p in network.parameters())
     require_same(network, copy, x)
-    assert not copy.training
+    assert not any(module.training for module in copy.modules())
     if len(host.sites) > 1:
         with pytest.warns(UserWarning, match="r0c0: its host is a "):
             esper.plain(network, x, merge=True)
@@ -104,8 +104,10 @@ def test_what_a_grower_returns_needs_no_hooks_and_its_copy_trains_on() -> None:
     network = loop.grower.finish()
     network.zero_grad()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    network.train().body[3].eval()  # frozen
     copy = esper.plain(network, torch.randn(2, 8))
-    assert copy.training == network.training
+    modes = {name: module.training for name, module in copy.named_modules()}
+    assert [name for name, mode in modes.items() if not mode] == ["body.3"]
     copy.train()(torch.randn(4, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in copy.parameters())
     assert all(parameter.grad is None for parameter in network.parameters())

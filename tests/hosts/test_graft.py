@@ -147,13 +147,13 @@ class Pair(nn.Module):
 @pytest.mark.parametrize(
     ("sites", "topology", "words"),
     [
-        ({"r0c0": "nowhere"}, "cnn", "no submodule 'nowhere'; it has: shared, unused, pair, pooled"),
+        ({"r0c0": "nowhere"}, "cnn", "no submodule 'nowhere'; it has: shared, unused, pair, named, pooled"),
         ({"r0c0": "shared"}, "cnn", "slot r0c0: shared runs more than once"),
         ({"r0c0": "unused"}, "cnn", r"never runs the submodule of slot r0c0 \(unused\)"),
         ({"r0c0": "named"}, "cnn", "named returns dict; a site is one tensor, or the first of a tuple"),
         ({"r0c0": "pooled"}, "transformer", "transformer seeds need floating-point features with 3 dimensions"),
         ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
-        ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, mlp"),
+        ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, encoder, mlp"),
         ({"r0c0": "pooled", "r0c1": "pooled"}, "cnn", "each on its own submodule"),
         ({}, "cnn", "one or more slots"),
     ],
@@ -209,9 +209,6 @@ def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_sever
     h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
     assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
     assert torch.equal(host.forward_from(Arguments(x), 0, h + 1, lambda _site, h: h), changed)
-    model.gru.batch_first = False
-    with pytest.raises(ConfigError, match="batch_first"):
-        graft(model, {"r0c0": "gru"}, "transformer", example=x)
 
 
 @pytest.mark.parametrize(
