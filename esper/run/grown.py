@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from esper.hosts.grown import GrownHost
 from esper.telemetry.event import EpochCompleted
 from esper.telemetry.seeds_tried import TriedSeed
 from esper.telemetry.text import count
+
+WIDTH = 116
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +66,8 @@ class Grown:
         lines += [f"  not planted: {reason}" for reason in self.refusals]
         lines += [f"  hint: {hint}" for hint in self.hints()]
         lines += [f"  warning: {warning}" for warning in self.warnings]
-        return "\n".join(lines)
+        wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        return "\n".join(wrap.fill(line) for line in lines)
 
     def _compared(self) -> str:
         return "" if self.gain is None else f", {self.gain:+.2f} pp against {self.alone:.2f} % alone"
