@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 from esper.config import ConfigError, Precision, TaskConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.hosts.host import Host
+from esper.hosts.inputs import Inputs, as_inputs, empty_like, stack, tensors_of
 from esper.ops import stage_images
 
 SAMPLE = 3
@@ -58,16 +60,23 @@ class Augmentation:
 class Split:
     """Samples in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
 
+    Inputs of a model that takes several are a dict of its arguments by name, or a tuple of them, as in ``Arguments``.
+
     With a ``table``, float32 [C, 256], inputs are images stored as bytes, x uint8 [N, H, W, C], and networks see
     ``table[c, pixel]`` as float32 [B, C, H, W] in channels_last.
     """
 
-    x: Tensor
+    x: Any
     y: Tensor
     table: Tensor | None = None
     text: Tensor | None = None
     """Tokens int64 [N · T + 1] that x and y are views of: row n of x starts at token n · T, that of y one later. None
     for other data."""
+
+    in_memory = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", as_inputs(self.x))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -96,17 +105,17 @@ class Split:
         table = None if self.table is None else self.table.to(device)
         return Split(self.x.to(device), self.y.to(device), table)
 
-    def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Any:
         """Returns samples ``first`` to ``last`` − 1 as networks see them; ``dtype`` applies to images from bytes."""
         if self.table is None:
             return self.x[first:last]
         rows = torch.arange(first, min(last, len(self)), device=self.x.device)
         return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
 
-    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Any:
         """Allocates an uninitialised buffer for ``count`` inputs."""
         if self.table is None:
-            return self.x.new_empty((count, *self.x.shape[1:]))
+            return empty_like(self.x, count)
         _, height, width, channels = self.x.shape
         shape = (count, channels, height, width)
         return torch.empty(shape, dtype=dtype, device=self.x.device, memory_format=torch.channels_last)
@@ -155,13 +164,13 @@ class Split:
                 yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
 
 
-def unusable_sample(x: Tensor, y: Tensor, classes: int) -> tuple[int, str] | None:
+def unusable_sample(x: Inputs, y: Tensor, classes: int) -> tuple[int, str] | None:
     """Returns the index of the first sample that cannot be trained on and the reason, or None.
 
     Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens.
     """
-    if x.is_floating_point():
-        finite = x.isfinite().flatten(1).all(dim=1)
+    for values in (tensor for tensor in tensors_of(x) if tensor.is_floating_point()):
+        finite = values.isfinite().reshape(len(values), -1).all(dim=1)
         if not finite.all():
             return int((~finite).int().argmax()), "its inputs are not finite"
     legal = (y >= 0) & (y < classes)
@@ -193,6 +202,7 @@ class Task:
     train: Split | Dataset[tuple[Tensor, Tensor]]
     """In memory, or a map-style dataset of samples (x, y) with equal shapes, which workers read."""
     validation: Split
+    """In memory; a map-style dataset becomes a ``StreamedSplit``, which reads it batch by batch."""
     test: Split
     description: str = ""
     learning_rate: float = 0.05
@@ -215,6 +225,8 @@ class Task:
     """Precision of forward and backward passes, see ``TaskConfig.precision``."""
 
     def __post_init__(self) -> None:
+        for name in ("validation", "test"):
+            self._stream(name)
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
         if not self.samples:
@@ -227,8 +239,17 @@ class Task:
         if not 0 <= crop < side:
             raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
 
+    def _stream(self, name: str) -> None:
+        """Makes a split of a map-style dataset, which is read while hosts are measured."""
+        from esper.data.streamed_split import StreamedSplit
+
+        given = getattr(self, name)
+        if not isinstance(given, Split):
+            split = StreamedSplit.of(given, f"{self.name}, {name} split", self.classes)
+            object.__setattr__(self, name, split)
+
     def _splits(self) -> dict[str, Split]:
-        """Returns the splits that are in memory, by name."""
+        """Returns the splits, by name; not a training set that is streamed."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if isinstance(split, Split)}
 
@@ -237,24 +258,24 @@ class Task:
         """Number of training samples."""
         return len(self.train)  # type: ignore[arg-type]
 
-    def calibration_inputs(self, count: int = 256) -> Tensor:
+    def calibration_inputs(self, count: int = 256) -> Any:
         """Returns the first training inputs, at most ``count``, on the task's device."""
         count = min(count, self.samples)
         if isinstance(self.train, Split):
             return self.train.inputs(0, count)
-        return torch.stack([self.train[row][0] for row in range(count)]).to(self.device)
+        return stack([self.train[row][0] for row in range(count)]).to(self.device)
 
     @property
     def device(self) -> torch.device:
         """Device of the data in memory, on which hosts train."""
-        return self.validation.x.device
+        return self.validation.y.device
 
     def to(self, device: torch.device) -> Task:
         """Returns the same task with its in-memory splits on ``device``."""
         return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
 
     @property
-    def sample(self) -> Tensor:
+    def sample(self) -> Any:
         """A few validation inputs, on which networks are tried."""
         return self.validation.inputs(0, SAMPLE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,12 +17,13 @@ from esper.env.reporting import Reporter
 from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
-from esper.grower.network import grown_in_place
-from esper.grower.optimizer import Scheduler, SeedGroups
+from esper.grower.log import LoopLog
+from esper.grower.optimizer import Scheduler, SeedGroups, plain_schedulers
 from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
+from esper.hosts.grown_module import grown_in_place
 from esper.hosts.host import row_major
 from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
@@ -60,6 +62,7 @@ class Grower:
         config: thresholds of gates, limits on seeds and the run seed; None: the defaults.
         blueprints: what seeds can be; None: the built-in ones.
         callbacks: receive every event.
+        folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; the model is compiled.
@@ -84,6 +87,7 @@ class Grower:
         config: TrainingConfig | None = None,
         blueprints: BlueprintRegistry | None = None,
         callbacks: Sequence[Callable[[Event], None]] = (),
+        folder: str | Path | None = None,
     ) -> None:
         model, ranks = plain_model(model)
         check_sites(model, sites, topology)
@@ -98,12 +102,18 @@ class Grower:
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
-        schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
-        self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
+        clip = self.config.task.max_grad_norm
+        self.groups = SeedGroups(optimizer, plain_schedulers(scheduler), lr_factor, weight_decay, clip, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
+        self.log: LoopLog | None = None
+        """The run folder; None without one, and on ranks other than 0."""
+        if folder is not None and ranks.first:
+            name = controller if isinstance(controller, str) else getattr(controller, "__name__", "own")
+            self.log = LoopLog(Path(folder), self.config, type(model).__name__, name)
+            self.hooks.before_first_pass(self.log.create)
         self._events: list[Event] = []
         self._steps_before = 0
         self._incubated = False
@@ -161,9 +171,11 @@ class Grower:
             if site.seed is not None and not site.fossil:
                 self.groups.remove(site.name)
                 site.remove()
-        kept = [site for site in self.hooks.sites.values() if site.seed is not None]
+        kept = {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in self.hooks.sites.items() if site.seed}
         self.env.close()
-        grown_in_place(self.model, {self.hooks.paths[site.name]: site for site in kept})
+        grown_in_place(self.model, kept)
+        if self.log is not None:
+            self.log.finish(self.env, len(kept), sum(parameter.numel() for parameter in self.model.parameters()))
         return self.model
 
     @property
@@ -174,11 +186,13 @@ class Grower:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
+        log = None if self.log is None else self.log.state_dict()
         if self.env is None:
-            return {"format": FORMAT, "epoch": self.epoch}
+            return {"format": FORMAT, "epoch": self.epoch, "log": log}
         return {
             "format": FORMAT,
             "epoch": self.epoch,
+            "log": log,
             "env": self.env.state_dict(),
             "alone": torch.from_numpy(self.env.alone.copy()),
             "controller": self.controller.memory_state(),
@@ -199,12 +213,15 @@ class Grower:
                 raise ConfigError(f"the state has slots {', '.join(channels)}, not {', '.join(self.spec.slots)}")
             for name, count in channels.items():
                 self.hooks.place(name, count)
-            env = self._opened()
+            env = self._opened(new=False)
             env.alone[...] = state["alone"].numpy()
             env.load_state_dict(state["env"])
             env.refresh()
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
+        if self.log is not None and state["log"] is not None:
+            self.hooks.before_first_pass(None)
+            self.log.resume(state["log"], self.horizon - 1, self.epoch)
 
     def _require_trained(self) -> None:
         if self.epoch >= self.horizon:
@@ -221,7 +238,7 @@ class Grower:
                 "grower.incubate(lambda: loss of the batch) before each optimizer step"
             )
 
-    def _opened(self) -> LoopEnv:
+    def _opened(self, new: bool = True) -> LoopEnv:
         """Returns the env; the first call makes it, since sites are known only after a forward pass."""
         if self.env is None:
             self.hooks.require_reached()
@@ -234,10 +251,14 @@ class Grower:
                 self._given_controller, self.config, self.env, self.env.run_seed
             )
             self.controller.begin()
+            if new and self.log is not None:
+                self.log.start(self.env)
         return self.env
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
+        if self.log is not None:
+            self.log.emit(event)
         for callback in self.callbacks:
             callback(event)
 

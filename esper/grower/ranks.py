@@ -31,6 +31,8 @@ class Ranks:
 
     def __init__(self, parallel: bool) -> None:
         self.parallel = parallel
+        self.first = not parallel or dist.get_rank() == 0
+        """Whether this is rank 0."""
 
     def average(self, gradients: list[Tensor]) -> None:
         """Averages gradients over the ranks, in place."""

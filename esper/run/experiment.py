@@ -23,7 +23,7 @@ from esper.rollout.threads import one_thread
 from esper.run.summary import RunSummary
 from esper.run.telemetry import RunTelemetry
 from esper.run.tracking import check_trackers
-from esper.run.trainer import Trainer
+from esper.run.trainer import Stopped, Trainer
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import being_written
 
@@ -124,18 +124,26 @@ class Experiment(AbstractContextManager["Experiment"]):
                 else:
                     self._continue_from(self.resumed_from)
                 summary = self._end(trainer.train(), interrupted=False)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as reason:
                 if self.finished:
                     raise
                 if collector.running and collector.consistent:
                     trainer.checkpoints.save()
-                if self.telemetry.hub is None or not trainer.done:
+                if self.telemetry.hub is None or not (trainer.done or isinstance(reason, Stopped)):
                     raise
-                summary = self._end([] if self.config.run.learns else trainer.evaluate(), interrupted=True)
+                compared = trainer.done and not self.config.run.learns
+                summary = self._end(trainer.evaluate() if compared else [], interrupted=True)
             finally:
                 trainer.checkpoints.write()
         # Sinks may still fail while the hub closes.
         return replace(summary, dropped_sinks=self.telemetry.dropped_sinks())
+
+    def stop(self) -> None:
+        """Ends the run at the end of the current step, as Ctrl-C does; callable from callbacks and from any thread.
+
+        :meth:`run` then returns, also before the first round is complete, and :meth:`resume` continues.
+        """
+        self.trainer.stopping = True
 
     def _begin(self) -> None:
         """Opens the folder and the log, and measures the baseline."""

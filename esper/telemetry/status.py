@@ -83,7 +83,7 @@ def verdict(view: RunView) -> Section:
         f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
         f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict.partition(' (')[0]}"
         for c in (completed.comparisons if completed else ())
-    ] or ["not compared yet"]
+    ] or ["nothing was compared" if completed else "not compared yet"]
 
 
 def seed_counts(view: RunView) -> Section:
