@@ -25,10 +25,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run_example(name: str, epochs: str, folder: Path) -> str:
+def run_example(name: str, size: str, folder: Path) -> str:
     """Runs an example in ``folder`` and returns what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    command = [sys.executable, "-c", RUN, str(EXAMPLES / name), epochs]
+    command = [sys.executable, "-c", RUN, str(EXAMPLES / name), size]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
