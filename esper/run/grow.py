@@ -114,7 +114,7 @@ class Watch(Sink):
                 logger.warning("training diverged: %s", _rollback(event))
             case EpisodeCompleted() if not self.alone:
                 self.experiment.stop()
-            case RunResumed() if not self.alone and self.experiment.trainer.agent.rollout.finished:
+            case RunResumed() if not self.alone and (grown := self.experiment.trainer.agent.rollout).begun and grown.over:
                 self.experiment.stop()
         for callback in list(self.callbacks):
             try:
