@@ -114,7 +114,7 @@ class Watch(Sink):
                 logger.warning("training diverged: %s", _rollback(event))
             case EpisodeCompleted() if not self.alone:
                 self.experiment.stop()
-            case RunResumed() if not self.alone and (grown := self.experiment.trainer.agent.rollout).begun and grown.over:
+            case RunResumed() if not self.alone and self._grown():
                 self.experiment.stop()
         for callback in list(self.callbacks):
             try:
@@ -123,6 +123,11 @@ class Watch(Sink):
                 self.callbacks.remove(callback)
                 self.failures.append(f"a callback failed and was dropped: {type(error).__name__}: {error}")
                 logger.warning("%s", self.failures[-1])
+
+    def _grown(self) -> bool:
+        """Whether the host had grown to its end before the run was resumed."""
+        rollout = self.experiment.trainer.agent.rollout
+        return rollout.begun and rollout.over
 
 
 def _opened(
