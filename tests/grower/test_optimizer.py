@@ -166,7 +166,7 @@ def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
         assert second.steps[-1].slots == whole.steps[-1].slots
 
 
-class Wrapped(torch.optim.Optimizer):
+class Prepared(torch.optim.Optimizer):
     """As that of accelerate: it is an Optimizer, but only hands on what it is asked for."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -186,7 +186,7 @@ class Wrapped(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
 
-class WrappedScheduler:
+class PreparedScheduler:
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
 
@@ -197,8 +197,8 @@ class WrappedScheduler:
 def test_an_optimizer_and_a_scheduler_may_be_wrapped_as_by_accelerate() -> None:
     plainly = Loop(make_scheduler=SCHEDULERS["cosine"]).run()
     wrapped = Loop(
-        lambda p: Wrapped(torch.optim.SGD(p, 0.1, momentum=0.9)),
-        make_scheduler=lambda o: WrappedScheduler(SCHEDULERS["cosine"](o.optimizer)),
+        lambda p: Prepared(torch.optim.SGD(p, 0.1, momentum=0.9)),
+        make_scheduler=lambda o: PreparedScheduler(SCHEDULERS["cosine"](o.optimizer)),
     ).run()
     assert wrapped.steps == plainly.steps
     assert same(weights(wrapped.model), weights(plainly.model))
