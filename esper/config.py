@@ -24,6 +24,7 @@ from esper.config_types import Count, Finite, Fraction, Listed, Multiples, Names
 from esper.config_types import describe_fields as describe_fields
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Optimizer = Literal["sgd", "adamw"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 MAX_PROBLEMS = 5
@@ -84,10 +85,19 @@ class TaskConfig(Section):
     """Learning rate of host and seeds at the start of an episode; None takes the task's default."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate schedule over the episode: cosine to zero, or constant."""
+    warmup_epochs: NonNegative | None = None
+    """Epochs, or a fraction of one, over whose steps the learning rate rises linearly from near zero, times the
+    schedule; None takes the task's default."""
+    optimizer: Optimizer | None = None
+    """Optimizer of hosts and seeds: sgd, or adamw, which suits transformers; None takes the task's default. Their
+    learning rates differ by orders of magnitude: set task.learning_rate with it."""
     momentum: Fraction = 0.9
-    """SGD momentum of hosts and seeds."""
-    weight_decay: NonNegative = 5e-4
-    """SGD weight decay of hosts; seeds have none."""
+    """SGD momentum of hosts and seeds; with adamw, the decay of the mean gradient, beta 1."""
+    beta2: Fraction = 0.999
+    """AdamW: decay of the mean squared gradient."""
+    weight_decay: NonNegative | None = None
+    """Weight decay of hosts; seeds have none, and with adamw norms and biases neither. None takes the task's default.
+    """
     precision: Precision | None = None
     """Number format of forward and backward passes: float32, bfloat16, float16, or auto, which is bfloat16 on devices
     with instructions for it and float32 elsewhere; None takes the task's default. Weights are always float32."""
@@ -207,7 +217,8 @@ class GovernorConfig(Section):
     window: Count | None = None
     """Number of recent healthy validation losses to compare with; None: max(5, 20 T/150)."""
     collapse_loss: Positive = 0.935
-    """Collapse: a validation loss at or above this multiple of chance, ln(classes), after a healthy recent mean."""
+    """Collapse: a validation loss at or above this multiple of chance, after a healthy recent mean. Chance is
+    ln(classes) for cross-entropy, and otherwise the loss of the untrained host."""
     healthy_loss: Positive = 0.6
     """Collapse: a recent mean loss below this multiple of chance is healthy."""
     divergence_sigma: Positive = 6.0
