@@ -25,9 +25,9 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
     it and restores it.
 
     Raises:
-        ConfigError: the result of ``build_host`` is not a host, its outputs have the wrong shape or do not suit the loss
-            or the score, hosts share weights, or a network cannot be grown: it has no parameters or parameters of a
-            dtype that cannot be trained, sparse gradients, activation checkpointing, or a site at which gradients are
+        ConfigError: the result of ``build_host`` is not a host, its outputs have the wrong shape or do not suit the
+            loss or the score, hosts share weights, or a network cannot be grown: it has no parameters or parameters of
+            a dtype that cannot be trained, sparse gradients, activation checkpointing, or a site at which gradients are
             switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)

@@ -19,6 +19,7 @@ from esper.data.objective import PAD as PAD
 from esper.data.objective import Objective, PerSample, make_objective
 from esper.hosts.host import Host
 from esper.ops import stage_images
+from esper.telemetry.score import ScoreUnit
 
 SAMPLE = 3
 """Number of inputs on which networks are tried."""
@@ -269,6 +270,15 @@ class Task:
     def objective(self) -> Objective:
         """The loss and the score of samples."""
         return make_objective(self.loss, self.score, self.classes, self.validation.y)
+
+    @property
+    def score_shown(self) -> ScoreUnit:
+        """How reports show the score: accuracy in per cent, others in a unit of their own."""
+        score = self.score or ("r2" if self.loss == "mse" else "accuracy")
+        name = self.score_name or (score if isinstance(score, str) else str(getattr(score, "__name__", "score")))
+        if score == "accuracy" and self.points == 100 and not self.score_unit:
+            return ScoreUnit(name)
+        return ScoreUnit("score" if name == "<lambda>" else name, self.score_unit, self.score_unit, self.points)
 
     @property
     def samples(self) -> int:

@@ -22,6 +22,7 @@ from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
 from esper.rollout.policies import controller_for
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.rng import seeded
 
 ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
@@ -46,6 +47,8 @@ class PolicyEvaluation:
     """Hosts left alone (``none``), ``greedy`` and ``stochastic``; host i is the same host in each."""
     comparisons: tuple[ArmComparison, ...]
     """``greedy`` and ``stochastic``, each minus ``none``."""
+    unit: ScoreUnit = ACCURACY
+    """How the score of hosts is shown; ``arms`` and ``comparisons`` have it in percentage points."""
 
     @property
     def pairs(self) -> int:
@@ -126,7 +129,7 @@ def evaluate_controller(
     }
     arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
-    return PolicyEvaluation(policy, config, width, tuple(arms), tuple(comparisons))
+    return PolicyEvaluation(policy, config, width, tuple(arms), tuple(comparisons), maker.score)
 
 
 def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:

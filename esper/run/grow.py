@@ -22,7 +22,10 @@ from esper.telemetry.event import ActionTaken, Event
 
 @dataclass(frozen=True)
 class Grown:
-    """A grown host compared with the same host left alone; accuracies in pp, test split."""
+    """A grown host compared with the same host left alone; accuracies in pp, test split.
+
+    For a task with a score of its own, they are that score, in its unit.
+    """
 
     network: GrownHost
     """The host with its kept seeds, on the CPU, in eval mode."""
@@ -87,6 +90,6 @@ def grow(
 
 
 def _play(env: SlotVectorEnv, controller: str, config: TrainingConfig) -> float:
-    """Plays one episode and returns the test accuracy of the host, in pp."""
+    """Plays one episode and returns the test accuracy of the host, in pp, or its score in the task's unit."""
     play_round(env, controller_for(controller, config, env, config.run.seed), config.run.seed)
-    return float(env.test_accuracy()[0])
+    return env.score.of(float(env.test_accuracy()[0]))

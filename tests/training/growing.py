@@ -134,9 +134,8 @@ class Growing:
         self.lanes, self.registry = lanes, registry
         self.task = kind.task().to(torch.device(device))
         self.config = resolve(_config(kind, n, task), self.task)
-        language = self.task.validation.y.dim() == 2
         sites = len(self.task.build_host().sites)
-        totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), language)
+        totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), self.task.objective.dtype)
         self.envs = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
         if isinstance(lanes, StreamLanes):
             for env in self.envs:
