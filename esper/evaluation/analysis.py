@@ -130,7 +130,8 @@ class ArmComparison:
         interval = f"95 % interval {low} to {high}" if pair.pairs > 1 else "no interval"
         more = {"inconclusive": f", fewer than {MIN_PAIRS} pairs", "no evidence": " of a difference"}
         gap = f" {score.gap}" if score.gap else ""
-        return f"{score.of(pair.difference):+6.{2 + score.decimals}f}{gap}, {interval}: {self.word}{more.get(self.word, '')}"
+        difference = f"{score.of(pair.difference):+6.{2 + score.decimals}f}{gap}"
+        return f"{difference}, {interval}: {self.word}{more.get(self.word, '')}"
 
 
 def corrected(pairs: Sequence[PairedComparison], metric: Metric = TEST_ACCURACY) -> list[ArmComparison]:
