@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.attribution.counterfactual import CounterfactualHelper
+from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
-from esper.lifecycle import transitions
-from esper.lifecycle.slots import MEASUREMENTS, Slots
+from esper.lifecycle.slots import Slots
 from esper.ops import grad_stats
-from esper.spaces.action import Op
 from esper.training.governor import Governor, Panic
+from esper.training.host_state import RestorableHost
 from esper.training.host_training import HOST, HostTraining
 from esper.training.metrics import EpochMetrics
-from esper.training.snapshot import Snapshot, ValidationRecord
+from esper.training.snapshot import Snapshot
 from esper.training.validate import Evaluation, evaluate
 
 
@@ -36,6 +36,8 @@ class GovernedHost:
         """Number of non-finite values in losses, scores, host and fossils."""
         self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
+        restorable = RestorableHost(training)
+        self.governance = Governance(row, restorable, self.sites, training.remove, self.counterfactual, governor)
 
     # Lanes report errors by index, epoch and batch.
     @property
@@ -107,56 +109,8 @@ class GovernedHost:
                 f"env {self.index}: the host is not finite before any training (validation loss {loss:g}); check its "
                 "initial weights and the validation data"
             )
-        self.governor.start_from(loss)
-        self._take_snapshot_if_due(state)
+        self.governance.start(state)
 
     def govern(self, state: EnvState) -> tuple[Panic, Snapshot] | None:
-        """Rolls a bad host back; of a healthy one, cuts non-finite living seeds and takes a snapshot if one is due.
-
-        Returns the reason of a rollback and the restored snapshot.
-        """
-        row, slots, governor = self.row, state.slots, self.governor
-        panic = governor.check(float(state.loss[row]), self.not_finite)
-        state.anomaly_pending[row] = governor.anomaly_pending
-        gone = np.zeros_like(slots.gate_passed)
-        if panic is not None:
-            snapshot = self._roll_back(state)
-            gone[row] = slots.occupied[row] & [site.seed is None for site in self.sites]
-            transitions.revoke(slots, gone)
-            state.rolled_back[row], state.rollbacks[row], state.anomaly_pending[row] = True, governor.rollbacks, False
-            return panic, snapshot
-        if not self.finite.all():
-            gone[row] = slots.living[row] & ~self.finite
-            transitions.cut(slots, gone)
-            for s in np.flatnonzero(gone[row]).tolist():
-                self.training.remove(self.sites[s])
-        self._take_snapshot_if_due(state)
-        return None
-
-    def _take_snapshot_if_due(self, state: EnvState) -> None:
-        row, slots = self.row, state.slots
-        recorded = (state.committed_loss, state.committed, state.all_off, state.all_off_loss)
-        measured = {
-            site.name: {name: getattr(slots, name)[row, s].item() for name in MEASUREMENTS}
-            for s, site in enumerate(self.sites)
-            if site.fossil
-        }
-        fossilized = state.last_op[row] == Op.FOSSILIZE and bool(state.succeeded[row])
-        record = ValidationRecord(*(float(values[row]) for values in recorded))
-        self.governor.snapshot_if_due(self.training, record, measured, fossilized)
-
-    def _roll_back(self, state: EnvState) -> Snapshot:
-        """Restores a snapshot, and what was measured of the committed network then."""
-        row, slots, snapshot = self.row, state.slots, self.governor.roll_back(self.training)
-        self.counterfactual.reset()  # its results are those of the bad network
-        record = snapshot.record
-        state.accuracy[row] = state.committed[row] = record.committed
-        state.loss[row] = state.committed_loss[row] = record.loss
-        state.all_off[row], state.all_off_loss[row] = record.all_off, record.all_off_loss
-        # What the bad epoch measured of a fossil is not true of the restored one.
-        for s, site in enumerate(self.sites):
-            for name, value in snapshot.measured.get(site.name, {}).items():
-                getattr(slots, name)[row, s] = value
-            if site.name in snapshot.measured and not math.isnan(slots.contribution[row, s]):
-                slots.epochs_since_measured[row, s] += self.epoch - snapshot.epoch
-        return snapshot
+        """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
+        return self.governance.govern(state, self.not_finite, self.finite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,20 +10,22 @@ import torch
 from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import CounterfactualHelper
+from esper.config import Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
+from esper.env.governance import Governance
 from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
 from esper.grower.hooks import SiteHooks
+from esper.grower.host import LoopHost
 from esper.grower.optimizer import SeedGroups
 from esper.grower.scores import Evaluate, Score, read_score
-from esper.lifecycle import transitions
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import GerminationFailed, Site
 from esper.spaces.action import STYLES, ActionSpec
-from esper.training.governor import Panic
+from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
 from esper.training.rng import RngStream, derive_seed, seeded
 from esper.training.snapshot import Snapshot
@@ -38,6 +41,7 @@ class LoopBackend(Backend):
         blueprints: what seeds are built from.
         config: the seed of new weights, and the counterfactuals.
         points: percentage points in a unit of the score.
+        governed: whether a bad model is rolled back.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class LoopBackend(Backend):
         blueprints: BlueprintRegistry,
         config: ResolvedConfig,
         points: float,
+        governed: bool,
     ) -> None:
         self.hooks, self.groups, self.spec, self.blueprints = hooks, groups, spec, blueprints
         self.config, self.points = config, points
@@ -55,12 +60,14 @@ class LoopBackend(Backend):
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
         self.counterfactual = CounterfactualHelper()
-        self.names: dict[str, str] = {}
-        """Names of the blend styles of the seeds, by slot."""
         self.chance: float | None = None
-        """The first measured loss, the unit of losses that follow from scores only."""
+        """The first measured loss, the unit of the governor's thresholds."""
         self.germinations = 0
-        self.finite = np.ones(len(self.sites), dtype=np.bool_)
+        self.host = LoopHost(hooks, groups)
+        durations = Durations.of(config, config.env.episode_length)
+        self.governor = Governor(config.governor, durations, classes=2) if governed else None
+        remove, results = self.host.remove, self.counterfactual
+        self.governance = Governance(0, self.host, self.sites, remove, results, self.governor)
         groups.collector = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
@@ -78,21 +85,17 @@ class LoopBackend(Backend):
                 failures[row] = str(failure)
                 continue
             self.germinations += 1
-            self._join(site, operator)
+            self._join(site)
             sizes[row] = site.parameters
         return sizes, failures
 
-    def _join(self, site: Site, style: str) -> None:
+    def _join(self, site: Site) -> None:
         assert site.seed is not None
-        self.names[site.name] = style
         self.groups.add(site.name, site.seed)
 
     def remove(self, where: Bools) -> None:
         for _, s in np.argwhere(where).tolist():
-            site = self.sites[s]
-            site.remove()
-            self.groups.remove(site.name)
-            del self.names[site.name]
+            self.host.remove(self.sites[s])
 
     def train(self, active: Bools, state: EnvState) -> None:
         """Gives each site its role for the epoch that the loop trains next."""
@@ -107,7 +110,8 @@ class LoopBackend(Backend):
     def score(self, evaluate: Evaluate, decision: int) -> None:
         """Scores all networks that are to be compared; ``decision`` is the number of decisions so far.
 
-        Raises TypeError or ValueError as :func:`read_score` does.
+        Raises TypeError or ValueError as :func:`read_score` does; if the model is governed, scores after the first
+        need not be finite.
         """
         sites = list(self.hooks.sites.values())  # execution order
         self.groups.ranks.copy_from_first(b for site in sites if site.seed is not None for b in site.seed.buffers())
@@ -116,11 +120,13 @@ class LoopBackend(Backend):
         scores = [self._score(evaluate, dict(zip(names, alphas, strict=True)), decision + 1) for alphas in plan]
         if len({len(score.samples) for score in scores}) > 1:
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
-        samples = np.stack([score.samples for score in scores])  # [K, n]
+        # A score that is not finite counts as 0, and its loss stays: the governor rolls such a model back.
+        samples = np.nan_to_num(np.stack([score.samples for score in scores]), posinf=0.0, neginf=0.0)  # [K, n]
         self.counterfactual.record(samples * self.points / 100, self._losses(scores), np.ones(samples.shape[1]))
 
     def measure(self, active: Bools, state: EnvState) -> None:
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
+        self.host.epoch = int(state.epoch[0])
         record_validation(state, 0, self.counterfactual)
         collector = self.groups.collector
         assert collector is not None
@@ -128,15 +134,15 @@ class LoopBackend(Backend):
         record_seeds(
             state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates.gradient_ratio_decay
         )
-        self.finite = np.array([site.finite is None or bool(site.finite) for site in self.sites])
 
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
         model = self.hooks.model
         modes = [(module, module.training) for module in model.modules()]
+        finite = self.governor is None or self.chance is None
         try:
             with self.hooks.trying(alphas), torch.no_grad():
-                return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points))
+                return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -148,30 +154,43 @@ class LoopBackend(Backend):
             self.chance = max(losses[0], 1e-6)
         return np.array(losses)
 
+    def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
+        if self.governor is not None:
+            assert self.chance is not None
+            self.governor.chance = self.chance
+        self.governance.start(state)
+
     def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
-        """Cuts living seeds that had a non-finite value."""
-        gone = state.slots.living & ~self.finite
-        transitions.cut(state.slots, gone)
-        self.remove(gone)
-        return {}
+        if not active[0]:
+            return {}
+        broken = [site.finite is not None and not bool(site.finite) for site in self.sites]
+        losses = (state.loss[0], state.committed_loss[0], state.all_off_loss[0])
+        bad = float(sum(not math.isfinite(loss) for loss in losses))
+        if self.governor is not None:
+            bad += self.host.not_finite()
+        counts = self.groups.ranks.largest(np.array([bad, *broken]))
+        rollback = self.governance.govern(state, float(counts[0]), counts[1:] == 0)
+        return {} if rollback is None else {0: rollback}
 
     def test_accuracy(self, state: EnvState) -> Floats:
         return state.committed.copy()
 
     def state_dict(self) -> Any:
         """Returns the seeds in the order of their parameter groups; their optimizer state is the optimizer's."""
-        seeds = {}
+        seeds, styles = {}, {style: name for name, style in BLEND_STYLES.items()}
         for name in self.groups.groups:
             site = self.hooks.sites[name]
             assert site.seed is not None
             assert site.blueprint is not None
             weights = {key: value.detach().cpu().clone() for key, value in site.seed.state_dict().items()}
-            seeds[name] = {"blueprint": site.blueprint.name, "style": self.names[name], "weights": weights}
+            assert site.style is not None
+            seeds[name] = {"blueprint": site.blueprint.name, "style": styles[site.style], "weights": weights}
         return {
             "seeds": seeds,
             "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
             "probes": {name: probe.cpu().clone() for name, probe in self.hooks.probes.items()},
             "germinations": self.germinations,
+            "governor": None if self.governor is None else self.governor.state_dict(),
             "chance": self.chance,
         }
 
@@ -185,7 +204,10 @@ class LoopBackend(Backend):
                 site.plant(recipe, BLEND_STYLES[seed["style"]], self.hooks.probes[name])
             assert site.seed is not None
             site.seed.load_state_dict(seed["weights"])
-            self._join(site, seed["style"])
+            self._join(site)
+        if self.governor is not None:
+            self.governor.chance = saved["chance"]
+            self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,9 +17,10 @@ from esper.env.reporting import Reporter
 from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
+from esper.grower.log import LoopLog
 from esper.grower.network import grown_in_place
 from esper.grower.optimizer import Scheduler, SeedGroups
-from esper.grower.ranks import Ranks
+from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
@@ -54,11 +56,14 @@ class Grower:
         weight_decay: weight decay of seeds.
         points: percentage points in one unit of the score: 100 for fractions (0 to 1), 1 for per cent. Gates, rewards
             and controllers compare percentage points.
+        governor: whether to roll the model, its kept seeds and their optimizer state back to a snapshot when a score or
+            a weight is not finite, or the loss collapses or diverges. It keeps two snapshots.
         baseline: scores after each of the ``horizon`` epochs of a loop without growth, which controllers compare with;
             None: the scores of this model without its seeds.
         config: thresholds of gates, limits on seeds and the run seed; None: the defaults.
         blueprints: what seeds can be; None: the built-in ones.
         callbacks: receive every event.
+        folder: a new or empty folder for the events, which `esper show` and `esper report` read; rank 0 writes it.
 
     Raises:
         ConfigError: a site, the controller, the optimizer or a number does not fit; the model is compiled.
@@ -78,10 +83,12 @@ class Grower:
         lr_factor: float = 1.0,
         weight_decay: float = 0.0,
         points: float = 100.0,
+        governor: bool = False,
         baseline: Sequence[float] | None = None,
         config: TrainingConfig | None = None,
         blueprints: BlueprintRegistry | None = None,
         callbacks: Sequence[Callable[[Event], None]] = (),
+        folder: str | Path | None = None,
     ) -> None:
         model, ranks = plain_model(model)
         check_sites(model, sites, topology)
@@ -94,13 +101,19 @@ class Grower:
         names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
-        self.incubation = incubation
+        self.incubation, self.governed = incubation, governor
         schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
         self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
+        self.log: LoopLog | None = None
+        """The run folder; None without one, and on ranks other than 0."""
+        if folder is not None and ranks.first:
+            name = controller if isinstance(controller, str) else getattr(controller, "__name__", "own")
+            self.log = LoopLog(Path(folder), self.config, type(model).__name__, name)
+            self.hooks.before_first_pass(self.log.create)
         self._events: list[Event] = []
         self._steps_before = 0
         self._incubated = False
@@ -161,6 +174,8 @@ class Grower:
         kept = [site for site in self.hooks.sites.values() if site.seed is not None]
         self.env.close()
         grown_in_place(self.model, {self.hooks.paths[site.name]: site for site in kept})
+        if self.log is not None:
+            self.log.finish(self.env, len(kept), sum(parameter.numel() for parameter in self.model.parameters()))
         return self.model
 
     @property
@@ -171,11 +186,13 @@ class Grower:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
+        log = None if self.log is None else self.log.state_dict()
         if self.env is None:
-            return {"format": FORMAT, "epoch": self.epoch}
+            return {"format": FORMAT, "epoch": self.epoch, "log": log}
         return {
             "format": FORMAT,
             "epoch": self.epoch,
+            "log": log,
             "env": self.env.state_dict(),
             "alone": torch.from_numpy(self.env.alone.copy()),
             "controller": self.controller.memory_state(),
@@ -196,12 +213,15 @@ class Grower:
                 raise ConfigError(f"the state has slots {', '.join(channels)}, not {', '.join(self.spec.slots)}")
             for name, count in channels.items():
                 self.hooks.place(name, count)
-            env = self._opened()
+            env = self._opened(new=False)
             env.alone[...] = state["alone"].numpy()
             env.load_state_dict(state["env"])
             env.refresh()
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
+        if self.log is not None and state["log"] is not None:
+            self.hooks.before_first_pass(None)
+            self.log.resume(state["log"], self.horizon - 1, self.epoch)
 
     def _require_trained(self) -> None:
         if self.epoch >= self.horizon:
@@ -218,19 +238,25 @@ class Grower:
                 "grower.incubate(lambda: loss of the batch) before each optimizer step"
             )
 
-    def _opened(self) -> LoopEnv:
+    def _opened(self, new: bool = True) -> LoopEnv:
         """Returns the env; the first call makes it, since sites are known only after a forward pass."""
         if self.env is None:
             self.hooks.require_reached()
             reporter = Reporter(self._emit, self.spec, self.config.env, n_envs=1)
-            backend = LoopBackend(self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points)
+            backend = LoopBackend(
+                self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points, self.governed
+            )
             self.env = LoopEnv(self.config, backend, self._baseline, reporter)
             self.controller: Controller = self._make_controller(self.env)
             self.controller.begin()
+            if new and self.log is not None:
+                self.log.start(self.env)
         return self.env
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
+        if self.log is not None:
+            self.log.emit(event)
         for callback in self.callbacks:
             callback(event)
 
@@ -266,6 +292,8 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
         )
     if isinstance(model, nn.DataParallel):
         raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
+    if is_sharded(model):
+        raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         inner: nn.Module = model.module
         return inner, Ranks(parallel=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -50,9 +50,14 @@ class SiteHooks:
             )
             for name, path in self.paths.items()
         ]
+        self._before_first: Callable[[], None] | None = None
         self._inside = False  # a forward pass of the whole model is running
         self._handles.append(model.register_forward_pre_hook(lambda *_: self._enter()))
         self._handles.append(model.register_forward_hook(lambda *_: self._leave(), always_call=True))
+
+    def before_first_pass(self, action: Callable[[], None] | None) -> None:
+        """Sets what is done once, before the next forward pass of the model."""
+        self._before_first = action
 
     def require_reached(self) -> None:
         """Raises ConfigError for a site that no forward pass has reached."""
@@ -104,6 +109,9 @@ class SiteHooks:
         self._handles.clear()
 
     def _enter(self) -> None:
+        if self._before_first is not None:
+            self._before_first()
+            self._before_first = None
         self._reached.clear()
         self._inside = True
 

@@ -18,6 +18,8 @@ from esper.training.metrics import SeedGradientCollector
 from esper.training.step import EXPLODING
 
 Scheduler = LRScheduler
+UNFIT = (torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
+"""Optimizers for one group, for matrices only, and for sparse gradients."""
 Group = dict[str, Any]
 
 
@@ -41,13 +43,18 @@ class HostGroups:
 def unwrapped(optimizer: object) -> Optimizer:
     """Returns the torch optimizer inside ``optimizer``, which may be wrapped in objects with an ``optimizer``.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if there is none, or if it cannot update seeds.
     """
     found: Any = optimizer
     while not isinstance(found, Optimizer):
         found = getattr(found, "optimizer", None)
         if found is None:
             raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    if isinstance(found, UNFIT):
+        raise ConfigError(
+            f"{type(found).__name__} cannot update seeds, which have dense parameters of any shape in groups of their "
+            "own; use another optimizer, such as AdamW or SGD"
+        )
     return found
 
 

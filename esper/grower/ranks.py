@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 T = TypeVar("T")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP, of either version, has split the model's parameters over ranks."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes seconds to import
+
+    return any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules())
 
 
 class Ranks:
@@ -20,6 +31,8 @@ class Ranks:
 
     def __init__(self, parallel: bool) -> None:
         self.parallel = parallel
+        self.first = not parallel or dist.get_rank() == 0
+        """Whether this is rank 0."""
 
     def average(self, gradients: list[Tensor]) -> None:
         """Averages gradients over the ranks, in place."""
@@ -30,6 +43,14 @@ class Ranks:
         flat /= dist.get_world_size()
         for g, mean in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             g.copy_(mean.view_as(g))
+
+    def largest(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the element-wise maximum over the ranks of ``values`` [n]."""
+        if self.parallel:
+            gathered: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, values)
+            values = np.max(gathered, axis=0)
+        return values
 
     def of_first(self, value: T) -> T:
         """Returns the value that rank 0 has."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.grower.env import LoopEnv
 from esper.lifecycle.stage import SeedStage
-from esper.telemetry.event import ActionTaken, Event, StageChanged
+from esper.telemetry.event import ActionTaken, Event, GovernorRollback, StageChanged
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class GrowthStep:
     changes: tuple[StageChanged, ...]
     """Changes of stages since the last step."""
     slots: Mapping[str, SlotReport]
+    rollback: GovernorRollback | None
+    """Why the governor restored a snapshot, whose scores the others of this report then are; None if it did not."""
     done: bool
-    """Whether this was the last step."""
+    """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
 
 
 def report(env: LoopEnv, epoch: int, points: float, events: Sequence[Event]) -> GrowthStep:
@@ -59,6 +61,7 @@ def report(env: LoopEnv, epoch: int, points: float, events: Sequence[Event]) -> 
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
         changes=tuple(event for event in events if isinstance(event, StageChanged)),
         slots={name: _slot(env, s, points) for s, name in enumerate(env.action_spec.slots)},
+        rollback=next((event for event in events if isinstance(event, GovernorRollback)), None),
         done=bool(env.done[0]),
     )
 

@@ -32,12 +32,12 @@ class Score:
         return float(self.samples.mean())
 
 
-def read_score(result: object, epoch: int, points: float) -> Score:
+def read_score(result: object, epoch: int, points: float, finite: bool = True) -> Score:
     """Reads the result of ``evaluate`` after ``epoch`` epochs, whose unit is ``points`` percentage points.
 
     Raises:
         TypeError: it has none of the forms that ``Evaluate`` describes.
-        ValueError: a score is not finite, or its mean is not of the order of 100 pp.
+        ValueError: a score is not finite, or its mean is not of the order of 100 pp; never if ``finite`` is False.
     """
     loss = None
     if isinstance(result, tuple):
@@ -48,13 +48,13 @@ def read_score(result: object, epoch: int, points: float) -> Score:
     samples = _numbers(result)
     if samples.ndim > 1 or samples.size == 0 or (samples.ndim == 1 and len(samples) < 2):
         raise TypeError(f"evaluate returned an array of shape {list(samples.shape)}; return {FORMS}")
-    if not np.isfinite(samples).all():
+    if finite and not np.isfinite(samples).all():
         raise ValueError(
             f"epoch {epoch}: evaluate returned a score that is not finite ({samples[~np.isfinite(samples)][0]}); "
             "the model has diverged, or the score is undefined for it"
         )
     mean = float(samples.mean())
-    if abs(mean * points) > MAX_POINTS:
+    if finite and abs(mean * points) > MAX_POINTS:
         raise ValueError(
             f"epoch {epoch}: evaluate returned {mean:g}, which is {mean * points:g} percentage points: pass points= so "
             f"that scores span about 100 of them (1 if scores are in per cent, 100 if they are fractions)"

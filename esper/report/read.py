@@ -101,8 +101,11 @@ class Run:
 
     def _fill_in(self) -> None:
         """Takes data missing in the event log from other files."""
-        # Before the first epoch, the baseline may not be measured yet; simulated hosts have neither.
-        if not self.of(events.BaselineMeasured) and (self.of(events.EpochCompleted) or not self.log.exists):
+        # Before the first epoch, the baseline may not be measured yet; simulated hosts have neither, and a loop outside
+        # Esper has no tier and no baseline.
+        started = self.last(events.RunStarted)
+        trains = self.of(events.EpochCompleted) and (started is None or started.tier is not None)
+        if not self.of(events.BaselineMeasured) and (trains or not self.log.exists):
             fields = self._read("baseline.json", json.loads)
             try:
                 if fields is not None:
@@ -153,7 +156,8 @@ class Run:
         """Describes the state and the progress."""
         state, rounds = self.state(), count(self.rounds, "round")
         if state == "finished":
-            return f"finished: {rounds} played and compared"
+            compared = any(event.comparisons for event in self.of(events.RunCompleted))
+            return f"finished: {rounds} played" + (" and compared" if compared else "")
         if state == "unknown":
             state = f"not finished (last written {self.silent_seconds:,.0f} s ago; it may still be running)"
         if self.view.done >= self.rounds > 0:

@@ -48,9 +48,10 @@ class RunStarted(Event):
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     tier: str | None
-    """How steps of hosts are executed: eager, compiled or graph; None if hosts are simulated."""
+    """How steps of hosts are executed: eager, compiled or graph; None if hosts are simulated, or trained by a loop
+    outside Esper (``esper.Grower``)."""
     precision: str | None
-    """Number format of the computation; None if hosts are simulated."""
+    """Number format of the computation; None as ``tier``."""
     micro_batches: int
     """Number of parts that each batch is split into."""
     tier_refused: str | None = volatile()
@@ -220,7 +221,8 @@ class RoundCompleted(Event):
 
     ``committed_accuracy`` is that of committed networks on validation images, ``baseline_accuracy`` that of the
     no-growth baseline at the same epoch. The other two accuracies are on test images, of the grown hosts and of the
-    same hosts left alone; None in a round that an agent learns from. ``mean_return`` is discounted. ``seconds``
+    same hosts left alone; None in a round that an agent learns from, and in a loop outside Esper. ``mean_return`` is
+    discounted, but not in such a loop. ``samples`` is 0 if unknown. ``seconds``
     includes the hosts left alone; rates and ``phase_seconds`` do not. ``phase_seconds`` are wall seconds by phase
     (``esper.telemetry.span.PHASES``), each counted once; phases never entered are missing, and reporting the round is
     in none. ``memory`` is the memory in use at the end of the round, bytes by kind and place

@@ -84,7 +84,7 @@ def verdict(view: RunView) -> Section:
         f"{clean(c.reference, 24):10s} {shown(c.difference)}, 95 % interval "
         f"{shown(c.low, unit=False)} to {shown(c.high, unit=False)}: {c.verdict.partition(' (')[0]}"
         for c in (completed.comparisons if completed else ())
-    ] or ["not compared yet"]
+    ] or ["nothing was compared" if completed else "not compared yet"]
 
 
 def seed_counts(view: RunView) -> Section:

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from esper.config import Durations, GovernorConfig
-from esper.training.host_training import HostTraining
 from esper.training.placement import HostCopy
-from esper.training.snapshot import Snapshot, ValidationRecord
+from esper.training.snapshot import Restorable, Snapshot, ValidationRecord
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class Governor:
 
     def snapshot_if_due(
         self,
-        training: HostTraining,
+        training: Restorable,
         record: ValidationRecord,
         measured: Mapping[str, Mapping[str, float]],
         fossilized: bool,
@@ -171,7 +170,7 @@ class Governor:
             total[snapshot.copies.place] += snapshot.copies.bytes
         return total
 
-    def roll_back(self, training: HostTraining) -> Snapshot:
+    def roll_back(self, training: Restorable) -> Snapshot:
         """Restores the newest snapshot, or the older one if the last rollback was less than ``snapshot_every`` ago."""
         last = self._rolled_back_at
         recent = last is not None and training.epoch - last <= self.durations.snapshot_every

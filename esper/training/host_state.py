@@ -5,7 +5,7 @@ Restoring copies into the existing tensors, because captured steps refer to thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -31,6 +31,30 @@ def network_tensors(training: HostTraining, sites: Iterable[str]) -> Iterator[tu
             for name, value in group.optimizer.state.get(parameter, {}).items():
                 if value is not None:
                     yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
+
+
+class RestorableHost:
+    """A host that snapshots of ``esper.training.snapshot`` restore."""
+
+    def __init__(self, training: HostTraining) -> None:
+        self.training = training
+
+    @property
+    def epoch(self) -> int:
+        return self.training.epoch
+
+    def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        return network_tensors(self.training, slots)
+
+    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
+        """Removes all seeds but ``kept``, and gradients; momentum is always saved. The scale of losses restarts."""
+        training = self.training
+        for site in training.sites:
+            if site.seed is not None and site.name not in kept:
+                training.remove(site)
+        training.arithmetic.reset()
+        for group in (training.host_group, *training.seed_groups.values()):
+            group.drop_gradients()
 
 
 def all_tensors(training: HostTraining) -> Iterator[tuple[str, Tensor]]:

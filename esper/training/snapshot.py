@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from esper.training.host_state import cpu_copy, fill, memory_like, network_tensors
-from esper.training.host_training import HostTraining
+from esper.training.host_state import cpu_copy, fill, memory_like
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,20 @@ class ValidationRecord:
     committed: float
     all_off: float
     all_off_loss: float
+
+
+class Restorable(Protocol):
+    """A host in training that can be rolled back."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs trained so far."""
+
+    def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yields by name all that training writes of the host and of the seeds in ``slots``."""
+
+    def discard(self, kept: Collection[str], saved: Collection[str]) -> None:
+        """Removes the seeds in slots other than ``kept``, gradients, and optimizer state that is not in ``saved``."""
 
 
 class TensorCopies:
@@ -98,31 +111,24 @@ class Snapshot:
         """Measurements of each fossil by name, kept for the caller."""
         self.record = ValidationRecord(0.0, 0.0, 0.0, 0.0)
 
-    def save(
-        self, training: HostTraining, record: ValidationRecord, measured: Mapping[str, Mapping[str, float]]
-    ) -> None:
+    def save(self, training: Restorable, record: ValidationRecord, measured: Mapping[str, Mapping[str, float]]) -> None:
         """Copies the present state of the host and of the fossils that ``measured`` names, over the earlier one."""
         self.epoch, self.record = training.epoch, record
         self.measured = {name: dict(values) for name, values in measured.items()}
-        self.copies.save(network_tensors(training, self.measured))
+        self.copies.save(training.network_tensors(self.measured))
 
     def take_over(self, other: Snapshot) -> None:
         """Becomes a copy of ``other``, which may then be overwritten."""
         self.epoch, self.record, self.measured = other.epoch, other.record, other.measured
         self.copies.save(other.copies.tensors.items())
 
-    def restore(self, training: HostTraining) -> None:
+    def restore(self, training: Restorable) -> None:
         """Restores host and fossils bit for bit, and removes every other seed.
 
         Clocks, schedules and generators do not rewind. The scale of losses in float16 is as at first.
         """
-        for site in training.sites:
-            if site.seed is not None and site.name not in self.measured:
-                training.remove(site)
-        training.arithmetic.reset()
-        for group in (training.host_group, *training.seed_groups.values()):
-            group.drop_gradients()
-        self.copies.restore(network_tensors(training, self.measured))
+        training.discard(self.measured, self.copies.tensors)
+        self.copies.restore(training.network_tensors(self.measured))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the snapshot as plain values and CPU tensors; copies."""

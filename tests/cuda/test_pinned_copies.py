@@ -9,7 +9,7 @@ from esper.config import Durations, TrainingConfig
 from esper.env.make import make_env
 from esper.env.vector_env import GrowthVectorEnv
 from esper.training.governor import Governor
-from esper.training.host_state import host_state, pinned_copy, restore_host_state
+from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
 from esper.training.placement import HostCopy
 from esper.training.snapshot import TensorCopies, ValidationRecord
 from esper.training.step import train_epoch
@@ -75,7 +75,7 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]
 
     def take() -> None:
         busy()
-        assert governor.snapshot_if_due(env, RECORD, unmeasured_fossils(env), fossilized=False)
+        assert governor.snapshot_if_due(RestorableHost(env), RECORD, unmeasured_fossils(env), fossilized=False)
         states.append(tensors_of(env))
         train_epoch(env)
 
@@ -85,16 +85,16 @@ def test_rollbacks_are_exact_wherever_snapshots_lie(pinned: tuple[HostCopy, ...]
     places = ["pinned" if copy in pinned else "cuda:0" for copy in (HostCopy.NEWEST, HostCopy.OLDER)]
     assert [snapshot.copies.place for snapshot in governor._generations] == places
     for expected in (states[3], states[2]):
-        governor.roll_back(env)
+        governor.roll_back(RestorableHost(env))
         same_bits(tensors_of(env), expected)
     env.epoch += 1
     take()
-    governor.roll_back(env)
+    governor.roll_back(RestorableHost(env))
     same_bits(tensors_of(env), states[4])
     loaded = Governor(config.governor, Durations.of(config, 60), 10, pinned)
     loaded.load_state_dict(saved, env.device)
     for expected in (states[3], states[2]):
-        loaded.roll_back(env)
+        loaded.roll_back(RestorableHost(env))
         same_bits(tensors_of(env), expected)
 
 

@@ -17,7 +17,7 @@ import torch
 from esper.config import ConfigError, RunConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
 from esper.training.governor import Governor
-from esper.training.host_state import host_state, pinned_copy, restore_host_state
+from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
 from esper.training.host_training import HostTraining
 from esper.training.placement import MIB, HostCopy, copies_to_pin, pinned_copies
 from esper.training.snapshot import TensorCopies, ValidationRecord
@@ -116,7 +116,7 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
     for episode in range(2):
         training.reset(0, episode)
         governor.reset()
-        governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+        governor.snapshot_if_due(RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=False)
         for _ in range(12):
             roll = dice.random()
             empty = [site.name for site in training.sites if site.seed is None]
@@ -124,9 +124,11 @@ def course(pinned: tuple[HostCopy, ...], seed: int) -> list[dict[str, torch.Tens
                 plant(training, dice.choice(empty), "norm", stage=SeedStage.FOSSILIZED)
             train(training)
             if roll > 0.6:
-                governor.roll_back(training)
+                governor.roll_back(RestorableHost(training))
             else:
-                governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=roll < 0.2)
+                governor.snapshot_if_due(
+                    RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=roll < 0.2
+                )
             if roll > 0.9:  # as a run that was stopped and goes on
                 state = governor.state_dict()
                 governor = Governor(config.governor, training.durations, 10, pinned)
@@ -152,7 +154,9 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
     governor = Governor(config.governor, training.durations, 10, (OLDER,))
     states = []
     for _ in range(4):
-        assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+        assert governor.snapshot_if_due(
+            RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=False
+        )
         states.append(tensors_of(training))
         train(training)
         assert [snapshot.copies.pinned for snapshot in governor._generations] == [False, True]
@@ -161,19 +165,19 @@ def test_the_newest_snapshot_moves_before_its_storage_is_filled_again() -> None:
         for snapshot in governor._generations
     }
     for _ in range(2):
-        governor.roll_back(training)
+        governor.roll_back(RestorableHost(training))
     same_bits(tensors_of(training), states[2])
     assert [snapshot.copies.pinned for snapshot in governor._generations] == [True, False]
     train(training)
     now = tensors_of(training)
-    assert governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+    assert governor.snapshot_if_due(RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=False)
     assert [snapshot.copies.pinned for snapshot in governor._generations] == [False, True]
     for snapshot in governor._generations:
         assert snapshot.copies.tensors["host.segments.0.0.weight"] is places[snapshot.copies.pinned]
     train(training, 2)
-    governor.roll_back(training)
+    governor.roll_back(RestorableHost(training))
     same_bits(tensors_of(training), now)
-    governor.roll_back(training)
+    governor.roll_back(RestorableHost(training))
     same_bits(tensors_of(training), states[2])
 
 
@@ -185,13 +189,15 @@ def test_snapshots_saved_under_one_placement_are_loaded_under_another() -> None:
             governor = Governor(config.governor, training.durations, 10, before)
             states = []
             for _ in range(3):
-                governor.snapshot_if_due(training, RECORD, unmeasured_fossils(training), fossilized=False)
+                governor.snapshot_if_due(
+                    RestorableHost(training), RECORD, unmeasured_fossils(training), fossilized=False
+                )
                 states.append(tensors_of(training))
                 train(training)
             loaded = Governor(config.governor, training.durations, 10, after)
             loaded.load_state_dict(governor.state_dict(), training.device)
             for expected in (states[2], states[1]):
-                loaded.roll_back(training)
+                loaded.roll_back(RestorableHost(training))
                 same_bits(tensors_of(training), expected)
 
 

@@ -1,0 +1,116 @@
+"""The run folder of a loop: config, environment and events, for `esper show` and `esper report`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from esper.config_resolved import ResolvedConfig
+from esper.files.run_folder import EVENTS, RunFolder, require_empty
+from esper.grower.env import LoopEnv
+from esper.telemetry.event import Event, RoundCompleted, RunCompleted, RunResumed, RunStarted
+from esper.telemetry.hub import TelemetryHub
+from esper.telemetry.sinks.jsonl import JsonlSink
+
+
+class LoopLog:
+    """Writes the events of one loop, as the only round of a run with one host.
+
+    Args:
+        path: a new or empty folder, or that of the loop that is resumed.
+        task: name of what is trained.
+        controller: its name.
+    """
+
+    def __init__(self, path: Path, config: ResolvedConfig, task: str, controller: str) -> None:
+        self.folder, self.config = RunFolder(path, resumed=True), config
+        self.task, self.controller = task, controller
+        self.hub: TelemetryHub | None = None
+        self.began = time.perf_counter()
+        self.seconds_before = 0.0
+        """Seconds before the loop was resumed."""
+
+    def create(self) -> None:
+        """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
+        require_empty(self.folder.path)
+        self.folder.create(self.config)
+        self._open()
+
+    def start(self, env: LoopEnv) -> None:
+        """Reports the start, once the sites are known."""
+        self.emit(
+            RunStarted(
+                task=self.task,
+                controller=self.controller,
+                seed=self.config.run.seed,
+                rounds=1,
+                n_envs=1,
+                episode_length=env.horizon,
+                host_parameters=env.host_parameters,
+                slots=env.action_spec.slots,
+                blueprints=env.action_spec.blueprints,
+                tier=None,
+                precision=None,
+                micro_batches=1,
+                tier_refused=None,
+                time=time.time(),
+                folder=str(self.folder.path),
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"size": self.folder.log_sizes().get(EVENTS, 0), "seconds": self.seconds}
+
+    def resume(self, saved: dict[str, Any], horizon: int, epochs: int) -> None:
+        """Continues the log where the state was taken, after ``epochs`` epochs; in a new folder, begins another."""
+        if not self.folder.path.exists():
+            self.folder.create(self.config)
+        lost = self.folder.cut_logs({EVENTS: saved["size"]})
+        self.seconds_before = saved["seconds"]
+        self._open()
+        self.emit(RunResumed(0, 1, 1, horizon, None, None, time.time(), tuple(lost), epochs))
+
+    def emit(self, event: Event) -> None:
+        if self.hub is not None:
+            self.hub.emit(event)
+
+    def finish(self, env: LoopEnv, fossils: int, parameters: int) -> None:
+        """Reports the end, with the number of kept seeds and the parameters of the grown model; closes the log."""
+        state, epochs = env.state, int(env.state.epoch[0])
+        assert env.rules is not None
+        self.emit(
+            RoundCompleted(
+                round=1,
+                rounds=1,
+                episodes=1,
+                mean_return=float(state.total_reward[0]),
+                committed_accuracy=float(state.committed[0]),
+                baseline_accuracy=float(env.rules.baseline_at(state.epoch)[0]),
+                test_accuracy=None,
+                alone_test_accuracy=None,
+                fossils=fossils,
+                rollbacks=int(state.rollbacks[0]),
+                illegal_actions=int(env.illegal_actions[0]),
+                epochs=epochs,
+                samples=0,
+                seconds=self.seconds,
+                epochs_per_second=epochs / self.seconds,
+                images_per_second=0.0,
+                phase_seconds={},
+            )
+        )
+        self.emit(RunCompleted(self.controller, 0, (), env.host_parameters, parameters, fossils, self.seconds))
+        self.close()
+
+    def close(self) -> None:
+        if self.hub is not None:
+            self.hub.close()
+            self.hub = None
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def _open(self) -> None:
+        self.hub = TelemetryHub([JsonlSink(self.folder.path / EVENTS)])

@@ -1,0 +1,98 @@
+"""A loop's run folder holds the events of a run with one host, and the commands read it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from esper.cli.main import group
+from esper.config import ConfigError
+from esper.report.read import open_run
+from esper.telemetry import event as events
+from tests.grower.loops import Loop, scores, weights
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The log without what may differ between two loops of one seed."""
+    volatile = ("time", "folder", "seconds", "epochs_per_second")
+    found = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in volatile} for line in found]
+
+
+def grown(folder: Path) -> Loop:
+    loop = Loop(folder=folder).run()
+    assert loop.grower is not None
+    loop.grower.finish()
+    return loop
+
+
+def test_the_folder_of_a_loop_reads_as_a_finished_run(tmp_path: Path) -> None:
+    grown(tmp_path / "a")
+    run = open_run(tmp_path / "a")
+    assert run.finished
+    assert run.all_problems() == []
+    assert [epoch.epoch for epoch in run.of(events.EpochCompleted)] == list(range(1, 14))
+    assert [change.after for change in run.of(events.StageChanged)][-1] == "FOSSILIZED"
+    shown = CliRunner().invoke(group, ["show", str(tmp_path / "a")])
+    assert shown.exit_code == 0
+    assert "task Net" in shown.output
+    assert "finished: 1 round played\n" in shown.output
+    assert "nothing was compared" in shown.output
+    reported = CliRunner().invoke(group, ["report", str(tmp_path / "a")])
+    assert reported.exit_code == 0
+    assert "mlp_small" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_the_log_changes_no_bit_of_the_loop(tmp_path: Path) -> None:
+    with_log, without = Loop(folder=tmp_path / "a").run(), Loop().run()
+    assert weights(with_log.model).keys() == weights(without.model).keys()
+    assert all((weights(with_log.model)[name] == value).all() for name, value in weights(without.model).items())
+
+
+def test_a_folder_that_is_not_empty_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    loop = Loop(folder=tmp_path)
+    before = weights(loop.model)
+    with pytest.raises(ConfigError, match="is not empty"):
+        loop.train()
+    assert all((weights(loop.model)[name] == value).all() for name, value in before.items())
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 6])
+def test_a_resumed_loop_continues_its_log(tmp_path: Path, epochs: int) -> None:
+    """What was logged after the state was taken is logged again, once."""
+    grown(tmp_path / "whole")
+    half = Loop(folder=tmp_path / "half").run(epochs)
+    if not epochs:
+        scores(half.model)  # a pass that makes the folder
+    assert half.grower is not None
+    # Copied, as a file would be: an optimizer's state refers to its tensors.
+    model, grower, optimizer = copy.deepcopy(
+        (half.model.state_dict(), half.grower.state_dict(), half.optimizer.state_dict())
+    )
+    half.run(2)
+    other = Loop(folder=tmp_path / "half")
+    other.model.load_state_dict(model)
+    assert other.grower is not None
+    other.grower.load_state_dict(grower)
+    other.optimizer.load_state_dict(optimizer)
+    other.epoch = epochs
+    other.run()
+    other.grower.finish()
+    whole, resumed = lines(tmp_path / "whole"), lines(tmp_path / "half")
+    assert [line for line in resumed if line["event"] != "RunResumed"] == whole
+    assert open_run(tmp_path / "half").all_problems() == []
+
+
+def test_a_rollback_is_logged(tmp_path: Path) -> None:
+    loop = Loop(folder=tmp_path / "a", governor=True).run(2)
+    loop.train()
+    assert loop.grower is not None
+    loop.grower.step(lambda _model: math.nan)
+    assert [event.reason for event in open_run(tmp_path / "a").of(events.GovernorRollback)] == ["not finite"]
