@@ -36,7 +36,7 @@ class TaskConfig(Section):
     beta2: Fraction = 0.999
     """AdamW: decay of the mean squared gradient."""
     weight_decay: NonNegative | None = None
-    """Weight decay of hosts; None takes the task's default. Seeds have none, and with adamw norms and biases neither."""
+    """Weight decay of hosts; None takes the task's default. Seeds have none, nor with adamw norms and biases."""
     precision: Precision | None = None
     """Number format of forward and backward passes: float32, bfloat16, float16, or auto, which is bfloat16 on devices
     with instructions for it and float32 elsewhere; None takes the task's default. Weights are always float32."""
