@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -270,6 +272,11 @@ class Task:
     def objective(self) -> Objective:
         """The loss and the score of samples."""
         return make_objective(self.loss, self.score, self.classes, self.validation.y)
+
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """Number of targets in each validation sample, float64 [N]."""
+        return self.objective.counts(self.validation.y)
 
     @property
     def score_shown(self) -> ScoreUnit:

@@ -83,7 +83,7 @@ class GovernedHost:
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
         found = Evaluation(totals.stats(len(results.configurations)), totals.correct(len(results.configurations)))
         scores = found.correct.double().numpy() * (training.task.points / 100)  # 1 is 100 pp
-        results.record(scores, found.loss.numpy(), training.counts)
+        results.record(scores, found.loss.numpy(), training.task.counts)
         state.train_loss[row] = loss_sum / count if count else 0.0
         state.train_accuracy[row] = training.task.points * right / count if count else 0.0
         record_validation(state, row, results)

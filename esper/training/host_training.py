@@ -45,18 +45,15 @@ class HostTraining:
         self.totals = totals
         """Sums of this host's passes."""
         self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
-        self.adam = config.task.optimizer == "adamw"
-        self.rate = torch.zeros((), dtype=torch.float32 if self.adam else torch.float64, device=self.device)
-        """Learning rate of host and seeds, a scalar that their steps read on the device; float32 for AdamW."""
-        self.warmup = WarmUp(self.rate, config)
+        self.warmup = WarmUp(config, self.device)
+        self.rate = self.warmup.rate
+        """Learning rate of host and seeds, a scalar that their steps read on the device."""
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
         self.dropout = torch.Generator(self.device)
         self.draws = RngHandle(self.dropout)
         own_dropout(self.host, self.draws)
         guard_group_norm(self.host)
-        self.counts = task.objective.counts(task.validation.y)
-        """Number of targets in each validation sample, float64 [n]."""
         self.sample = task.sample
         self.calibration = task.calibration_inputs() if config.env.recalibrate else None
         """Inputs for estimating BatchNorm's statistics in counterfactuals; None without ``env.recalibrate``."""
@@ -221,7 +218,7 @@ class HostTraining:
     def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD | AdamW:
         task = self.config.task
         optimizer: SGD | AdamW
-        if self.adam:
+        if task.optimizer == "adamw":
             betas = (task.momentum, task.beta2)
             optimizer = AdamW(list(module.parameters()), self.rate, betas, weight_decay=weight_decay)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from esper.config_resolved import HostTrainingConfig
 
@@ -15,15 +14,17 @@ class WarmUp:
     there is nothing to save, and a rollback, which does not rewind clocks, does not warm up again.
 
     Args:
-        rate: the scalar that optimizers read; it is filled in place.
-        config: the number of epochs, and their length.
+        config: the number of epochs, their length, and the optimizer.
+        device: of the rate.
     """
 
-    def __init__(self, rate: Tensor, config: HostTrainingConfig) -> None:
-        self.rate = rate
+    def __init__(self, config: HostTrainingConfig, device: torch.device) -> None:
+        dtype = torch.float32 if config.task.optimizer == "adamw" else torch.float64
+        self.rate = torch.zeros((), dtype=dtype, device=device)
+        """The scalar that optimizers read, float64, or float32 for AdamW; filled in place."""
         self.epoch_steps = config.task.samples_per_epoch // config.task.batch_size
         self.steps = round(config.task.warmup_epochs * self.epoch_steps)
-        self._scheduled, self._done = torch.zeros_like(rate), torch.zeros_like(rate)
+        self._scheduled, self._done = torch.zeros_like(self.rate), torch.zeros_like(self.rate)
 
     def begin_epoch(self, scheduled: float, epoch: int) -> None:
         """Sets the rate of an epoch's schedule; ``epoch`` is the number of epochs done."""

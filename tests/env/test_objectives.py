@@ -120,7 +120,7 @@ def test_classes_by_functions_are_as_classes_by_the_fused_pass() -> None:
 
 def test_chance_of_an_own_loss_is_that_of_the_untrained_host() -> None:
     """A loss of 100 times the size is no collapse, and one that explodes is rolled back."""
-    large = replace(regression(), loss=lambda o, y: 100 * (o - y) ** 2, learning_rate=5e-4)
+    large = replace(regression(), loss=lambda o, y: 100 * (o - y) ** 2, score="r2", learning_rate=5e-4)
     env, events = played(large, config())
     assert not any(isinstance(event, GovernorRollback) for event in events)
     governor = env.hosts.each[0].governor
