@@ -30,7 +30,7 @@ test-all:  ## the slow ones too
 
 slow:  ## slow tests, and both sides of each benchmark once; starts no slow test after MINUTES
 	$(PYTHON) -m pytest -m "" --benchmark-disable benchmarks
-	$(PYTHON) -m pytest -m slow -rs --minutes $(or $(MINUTES),inf)
+	$(PYTHON) -m pytest -p no:xdist -m slow -rs --minutes $(or $(MINUTES),inf)
 
 bench:
 	esper-bench

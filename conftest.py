@@ -1,14 +1,36 @@
-"""Options of all tests."""
+"""Options of all tests, and the number of processes that run them."""
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 
+MAX_WORKERS = 4  # each imports torch, which takes 0.6 GB
+# Networks of the tests are so small that the threads of one operator would mostly wait for one another, and workers
+# share the cores. torch reads this when it is imported; processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes", type=float, help="start no test later than this many minutes after the first one")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Runs the whole suite on several cores, if pytest-xdist is there; its ``-n`` or ``-p no:xdist`` overrule this.
+
+    Tests that are named on the command line run in one process, where ``-s`` and ``--pdb`` work.
+    """
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    asked = config.getoption("numprocesses", 0) is not None  # 0 if the plugin is missing
+    if not whole or asked or config.getoption("usepdb") or hasattr(config, "workerinput"):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores > 1:
+        config.option.numprocesses = min(cores, MAX_WORKERS)
+        config.option.dist = "worksteal"  # tests differ in length by a factor of 10,000
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,6 @@
-"""A Grower in a plain loop against the vector env on the same hosts of `digits`, and the cost of a Grower.
+"""A Grower in a plain loop against the vector env on the same hosts of `digits`.
 
     python benchmarks/grower_on_digits.py --hosts 16 --incubation ste
-    python benchmarks/grower_on_digits.py --cost
 
 Every host is trained four times from the same weights for the task's episode, with its optimizer and schedule: grown
 and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each of them, and the
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-import time
 from functools import partial
 from typing import Literal
 
@@ -80,8 +77,9 @@ class PlainLoop:
             logits, self.validation[1]
         )
 
-    def grower(self, controller: str | MakeController, incubation: Literal["ste", "shadow"]) -> Grower:
-        config = TrainingConfig().with_values(task={"name": "digits"})
+    def grower(
+        self, controller: str | MakeController, incubation: Literal["ste", "shadow"], config: TrainingConfig
+    ) -> Grower:
         grower = Grower(
             self.host,
             self.sites,
@@ -132,7 +130,7 @@ def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, s
             plain.epoch()
         loop_alone.append(plain.accuracy(plain.host))
         loop = PlainLoop(host, config, epochs, number)
-        grower = loop.grower(controller, incubation)
+        grower = loop.grower(controller, incubation, config)
         for _ in range(epochs):
             loop.epoch()
             grower.step(loop.evaluate)
@@ -149,33 +147,6 @@ def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, s
     print(f"{difference.mean() + half:+.2f}]")
 
 
-def cost(controller: str, incubation: Literal["ste", "shadow"], turns: int) -> None:
-    """Prints the seconds of an epoch with its grower.step, by number of seeds, in units of the bare loop's epoch."""
-    torch.manual_seed(0)
-    task, epochs = load(), 200
-    config = TrainingConfig().with_values(task={"name": "digits"})
-    loops = {}
-    for name in ("bare", "grower"):
-        loops[name] = PlainLoop(cnn(task.build_host()), config, epochs, 0)
-    grower = loops["grower"].grower(controller, incubation)
-    by_seeds: dict[int, list[tuple[float, float]]] = {}
-    for _ in range(turns):
-        start = time.perf_counter()
-        loops["bare"].epoch()
-        with torch.no_grad():
-            loops["bare"].evaluate(loops["bare"].host)
-        middle = time.perf_counter()
-        loops["grower"].epoch()
-        trained = len(grower.groups.groups)
-        grower.step(loops["grower"].evaluate)
-        by_seeds.setdefault(trained, []).append((middle - start, time.perf_counter() - middle))
-    for seeds, pairs in sorted(by_seeds.items()):
-        ratios = sorted(mine / bare for bare, mine in pairs)
-        bare = statistics.median(bare for bare, _ in pairs)
-        print(f"{seeds} seeds: {statistics.median(ratios):.2f} times the bare epoch of {1000 * bare:.0f} ms", end="")
-        print(f" ({ratios[0]:.2f} to {ratios[-1]:.2f}, {len(pairs)} epochs)")
-
-
 @one_thread()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,13 +154,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20000, help="run seed of the hosts")
     parser.add_argument("--incubation", choices=("shadow", "ste"), default="shadow", help="of env and loop")
     parser.add_argument("--controller", default="schedule")
-    parser.add_argument("--cost", action="store_true", help="measure the cost of an epoch only")
-    parser.add_argument("--turns", type=int, default=60, help="epochs of --cost")
     arguments = parser.parse_args()
-    if arguments.cost:
-        cost(arguments.controller, arguments.incubation, arguments.turns)
-    else:
-        compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
+    compare(arguments.hosts, arguments.incubation, arguments.controller, arguments.seed)
 
 
 if __name__ == "__main__":

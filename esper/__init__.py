@@ -6,10 +6,12 @@ The public API; each name is imported when it is first used, so that ``import es
 - ``Experiment``: a run, new or resumed; ``RunSummary``: its result.
 - ``compare_controllers``: compares controllers, including trained ones, on the same held-out hosts.
 - ``make_env``: the vector env of a task, for your own agents.
-- ``graft``: makes a host of any ``nn.Module``; ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
+- ``graft``: makes a host of any ``nn.Module``; ``HostFamily``: such hosts in any width.
+- ``Task``, ``Split``, ``Augmentation``: your own data to train it on.
 - ``grow``: grows one host of a task; ``Grown``: its result.
 - ``Grower``: grows a model inside a training loop of your own; ``GrowthStep``: what one step did.
-- ``export``, ``load_host``, ``accuracy``: save a grown network, load it as a plain ``nn.Module``, and evaluate it.
+- ``export``, ``load_host``, ``accuracy``: save a grown network, load it as an ``nn.Module``, and evaluate it.
+- ``plain``: makes a grown network an ordinary module, which needs no Esper to be loaded, exported and run.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
     from esper.env.make import make_env
     from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
+    from esper.files.plain import plain
     from esper.grower.grower import Grower
     from esper.grower.report import GrowthStep
     from esper.hosts.graft import graft
+    from esper.hosts.sizes import HostFamily
     from esper.run.experiment import Experiment
-    from esper.run.grow import Grown, grow
+    from esper.run.grow import grow
+    from esper.run.grown import Grown
     from esper.run.summary import RunSummary
 
 __version__ = "0.1.0"
@@ -39,8 +44,9 @@ _HOMES = {
     "CounterfactualHelper": "esper.attribution.counterfactual",
     "Experiment": "esper.run.experiment",
     "Grower": "esper.grower.grower",
-    "Grown": "esper.run.grow",
+    "Grown": "esper.run.grown",
     "GrowthStep": "esper.grower.report",
+    "HostFamily": "esper.hosts.sizes",
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
     "SeedGradientCollector": "esper.training.metrics",
@@ -54,6 +60,7 @@ _HOMES = {
     "grow": "esper.run.grow",
     "load_host": "esper.files.grown_host",
     "make_env": "esper.env.make",
+    "plain": "esper.files.plain",
 }
 __all__ = [
     "Augmentation",
@@ -62,6 +69,7 @@ __all__ = [
     "Grower",
     "Grown",
     "GrowthStep",
+    "HostFamily",
     "RunSummary",
     "Split",
     "Task",
@@ -73,6 +81,7 @@ __all__ = [
     "grow",
     "load_host",
     "make_env",
+    "plain",
 ]
 
 

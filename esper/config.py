@@ -39,7 +39,8 @@ class RunConfig(Section):
     """Seed of everything random in the run."""
     controller: str = "ppo"
     """Controller that chooses actions: ppo (an agent that learns), checkpoint:PATH (a trained agent), pretrained (the
-    agent that ships), schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random or none."""
+    agent that ships), schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random, none, or one
+    of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default, which is larger for an agent that learns."""
     evaluation_pairs: Count = 16

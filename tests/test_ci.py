@@ -54,6 +54,7 @@ CHECKS = [
     "mypy --strict esper",
     "clang-format --dry-run -Werror csrc/one.cpp",
     "pytest ",
+    "pytest tests/integrations",
     "make slow PYTHON=python MINUTES=5",
     "esper run",
 ]

@@ -11,14 +11,15 @@ import click
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.cli.run import is_expected
 from esper.config import ConfigError
+from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.comparison import ComparisonRun
 
-ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, schedule or schedule:FILE.toml. A trained
-agent: ppo:RUN_FOLDER, checkpoint:PATH, or pretrained, which is shipped with Esper. A control made for the hosts of
-another arm: static, bigger or same-compute. An arm with its own config: NAME=FILE.toml or
-NAME:controller=...,SECTION.KEY=VALUE,..."""
+ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, schedule, schedule:FILE.toml, or one of
+your own, path.py:function. A trained agent: ppo:RUN_FOLDER, checkpoint:PATH, or pretrained, which is shipped with
+Esper. A control made for the hosts of another arm: static, bigger or same-compute. An arm with its own config:
+NAME=FILE.toml or NAME:controller=...,SECTION.KEY=VALUE,..."""
 
 
 @click.command("compare")
@@ -37,8 +38,8 @@ NAME:controller=...,SECTION.KEY=VALUE,..."""
     "--resume",
     type=PATH,
     metavar="FOLDER",
-    help="Continue a comparison, or analyse it again with another --reference. A task defined in a file of yours has "
-    "to be named again with --task.",
+    help="Continue a comparison, or analyse it again with another --reference. Code in files of yours has to be named "
+    "again: a task with --task, controllers with --arm path.py:function.",
 )
 def command(
     arms: tuple[str, ...],
@@ -59,8 +60,9 @@ def command(
     """
     check_json_file(json_file)
     if resume is not None:
-        given = (*arms, pairs, control_of, out, config_file, *assignments)
-        check_resume(given, flags, "comparison", "--reference, --json and the same user-defined --task")
+        given = (*(arm for arm in arms if not is_user_code(arm)), pairs, control_of, out, config_file, *assignments)
+        allowed = "--reference, --json and the same user-defined --task and --arm path.py:function"
+        check_resume(given, flags, "comparison", allowed)
     else:
         tables = build_tables(config_file, assignments, flags, {})
         ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
@@ -73,7 +75,7 @@ def command(
 
     progress = ConsoleSink(TerminalConsole()).handle
     if resume is not None:
-        comparison = ComparisonRun.resume(resume, progress, flags["task"], reference)
+        comparison = ComparisonRun.resume(resume, progress, flags["task"], reference, arms)
     else:
         read = read_arms(arms, tables, control_of)
         task = read[0].config.task.name if read else ""
@@ -98,7 +100,7 @@ def report(comparison: ComparisonRun, json_file: Path | None) -> None:
 
     folder = comparison.files.path
     if comparison.result is None:
-        again = resume_command(folder, comparison.arms[0].config.task.name)
+        again = resume_command(folder, comparison.arms)
         click.echo(f"No pair is complete in every arm yet. To continue: {again}")
         return
     click.echo()

@@ -1,4 +1,4 @@
-"""`esper eval`: evaluates a trained agent on held-out hosts."""
+"""`esper eval`: evaluates a trained agent, or a user's own controller, on held-out hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import click
 
 from esper.cli.options import PATH, check_json_file, put
 from esper.cli.run import is_expected
-from esper.config import set_dotted
+from esper.config import ConfigError, set_dotted
+from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.policy import PolicyEvaluation
@@ -55,7 +56,8 @@ def command(
 
     RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained" for the shipped agent. It
     plays twice: greedy (its likeliest actions) and stochastic (actions drawn from its policy). With --task or --width,
-    it plays hosts unlike those it learned on.
+    it plays hosts unlike those it learned on. RUN can also be a controller of your own, path.py:function, which plays
+    once.
     """
     check_json_file(json_file)
     changes: dict[str, Any] = {}
@@ -69,19 +71,21 @@ def command(
     from esper.files.policy import check_target, find_policy, save_policy
     from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
-    policy = find_policy(controller)
+    policy = None if is_user_code(controller) else find_policy(controller)
     if save is not None:  # fail before anything is played
+        if policy is None:
+            raise ConfigError(f"--save saves a trained agent; {controller} is code, and is saved as it is")
         check_target(save)
         policy.provenance()
     start = time.perf_counter()
     try:
-        found = evaluate_controller(policy, task, width, changes, ConsoleSink(TerminalConsole()).handle)
+        found = evaluate_controller(policy or controller, task, width, changes, ConsoleSink(TerminalConsole()).handle)
         # Printed before anything is written: a full disk should not lose an hour of results.
         click.echo(words(found))
         click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
         if json_file is not None:
             write_json(json_file, found.plain())
-        if save is not None:
+        if save is not None and policy is not None:
             save_policy(policy, save, found.score())
     except Exception as error:
         if is_expected(error):
@@ -93,18 +97,18 @@ def command(
 
 
 def words(found: PolicyEvaluation) -> str:
-    """Formats the result for display: hosts left alone, then a line for greedy and one for stochastic actions."""
+    """Formats the result for display: hosts left alone, then a line for each way of playing."""
     alone, *ours = found.arms
     score = found.unit
     hosts = "1 held-out host" if found.pairs == 1 else f"{found.pairs} held-out hosts"
     width = "" if found.width is None else f", width {found.width}"
-    origin = f" ({found.policy.origin})" if found.policy.origin else ""
+    origin = f" ({found.origin})" if found.origin else ""
     sizes = "; ".join(
         f"{arm.controller} {arm.parameters.mean():,.0f} ({arm.fossils.mean():.1f} seeds kept per host)" for arm in ours
     )
     lines = [
         "",
-        f"{found.policy.name}{origin}",
+        f"{found.controller}{origin}",
         f"Test {score.name} of {hosts} ({found.config.task.name}{width}, seed {found.config.run.seed}), "
         "and the paired difference to the same hosts left alone:",
         "",

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.data.user_task import is_user_task, refuse_untrusted
+from esper.data.user_code import is_user_code, refuse_untrusted
+from esper.data.user_task import is_user_task
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -49,8 +50,8 @@ def build_tables(
         extra: further values by (section, key); None: not given.
 
     Raises:
-        ConfigError: the input is invalid, or a run folder's config names a user-defined task. Its code is run only if
-            the command itself names it.
+        ConfigError: the input is invalid, or a run folder's config names a user-defined task or controller. Its code is
+            run only if the command itself names it. A comparison ignores such a controller; its arms name theirs.
     """
     tables = read_toml(config_file) if config_file else {}
     for assignment in assignments:
@@ -59,11 +60,18 @@ def build_tables(
     for (section, key), value in {**given, **extra}.items():
         put(tables, section, key, value)
     config = TrainingConfig.parse(tables)
-    named_here = flags["task"] is not None or any(a.partition("=")[0].strip() == "task.name" for a in assignments)
+    set_here = {assignment.partition("=")[0].strip() for assignment in assignments}
+    named_here = flags["task"] is not None or "task.name" in set_here
     # A run puts an env.json beside its config.
     of_a_run = config_file is not None and (config_file.parent / "env.json").exists()
     if is_user_task(config.task.name) and not named_here and of_a_run:
-        raise refuse_untrusted(config.task.name, str(config_file))
+        raise refuse_untrusted("task", config.task.name, str(config_file))
+    place = ("run", "controller")
+    controller, named_here = config.run.controller, extra.get(place) is not None or "run.controller" in set_here
+    if of_a_run and is_user_code(controller) and not named_here:
+        if place in extra:
+            raise refuse_untrusted("controller", controller, str(config_file))
+        del tables["run"]["controller"]
     return tables
 
 

@@ -10,6 +10,7 @@ import click
 
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig
+from esper.data.user_code import is_user_code
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 @config_options
 @click.option(
     "--controller",
-    help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random or none.  [default: ppo]",
+    help="ppo, checkpoint:PATH, pretrained, schedule, schedule:FILE.toml, heuristic, random, none, or one of your own, "
+    "path.py:function.  [default: ppo]",
 )
 @click.option("--rounds", type=click.INT, help="Number of rounds; each is one episode in every env.")
 @click.option("--out", type=PATH, help="New or empty run folder.  [default: runs/TASK-CONTROLLER-TIME]")
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     "--resume",
     type=PATH,
     metavar="FOLDER",
-    help="Continue an interrupted run. Takes no other option, but a task defined in a file of yours has to be named "
-    "again with --task.",
+    help="Continue an interrupted run. Takes no other option, but a task or controller defined in a file of yours has "
+    "to be named again with --task or --controller.",
 )
 def command(
     controller: str | None,
@@ -53,8 +55,9 @@ def command(
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
     if resume is not None:
-        given = (controller, rounds, out, config_file, *assignments, *track)
-        check_resume(given, flags, "run", "the same user-defined --task")
+        named_again = controller is not None and is_user_code(controller)
+        given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
+        check_resume(given, flags, "run", "the same user-defined --task and --controller")
     else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
@@ -65,25 +68,24 @@ def command(
 
     sinks = [progress_sink(TerminalConsole())]
     if resume is not None:
-        experiment = Experiment.resume(resume, sinks, task=flags["task"])
+        experiment = Experiment.resume(resume, sinks, task=flags["task"], controller=controller)
     else:
-        kind, _, file = config.run.controller.partition(":")
-        folder = out or new_folder(config.task.name, Path(file).stem if file else kind)
+        folder = out or new_folder(config.task.name, short_name(config.run.controller))
         experiment = Experiment(config, folder, sinks)
-    folder, task = experiment.folder, experiment.config.task.name
+    folder, task, name = experiment.folder, experiment.config.task.name, experiment.config.run.controller
     with experiment:
         try:
             summary = experiment.run()
         except KeyboardInterrupt:
             if not experiment.finished:
-                click.echo(how_to_go_on(folder, task))
+                click.echo(how_to_go_on(folder, task, name))
             raise
         except ConfigError:  # raised before any work was done
             raise
         except Exception as error:
             if is_expected(error):
-                raise click.ClickException(f"{error}\n{how_to_go_on(folder, task)}") from error
-            click.echo(how_to_go_on(folder, task), err=True)
+                raise click.ClickException(f"{error}\n{how_to_go_on(folder, task, name)}") from error
+            click.echo(how_to_go_on(folder, task, name), err=True)
             raise
     click.echo(closing_words(summary, task))
     if summary.interrupted:
@@ -109,18 +111,25 @@ def _named_again(task: str) -> list[str]:
     return ["--task", task] if is_user_task(task) else []
 
 
-def how_to_go_on(folder: Path, task: str) -> str:
+def short_name(controller: str) -> str:
+    """Returns the part of a controller's name that a folder is called by: the stem of its file, if it has one."""
+    kind, _, file = controller.partition(":")
+    return Path(kind).stem if is_user_code(controller) else Path(file).stem if file else kind
+
+
+def how_to_go_on(folder: Path, task: str, controller: str) -> str:
     """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
     from esper.files import checkpoint
 
     if checkpoint.files(folder):
-        return f"Progress was saved. To continue: {resume_command(folder, task)}"
+        return f"Progress was saved. To continue: {resume_command(folder, task, controller)}"
     return f"No checkpoint was written yet, so the run cannot be resumed; its events so far are in {folder}."
 
 
-def resume_command(folder: Path, task: str) -> str:
+def resume_command(folder: Path, task: str, controller: str) -> str:
     """Returns the command that resumes a run."""
-    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task)])
+    own = ["--controller", controller] if is_user_code(controller) else []
+    return shlex.join(["esper", "run", "--resume", str(folder), *_named_again(task), *own])
 
 
 def closing_words(summary: RunSummary, task: str) -> str:
@@ -134,7 +143,7 @@ def closing_words(summary: RunSummary, task: str) -> str:
     else:
         results = ["Nothing was compared: the agent is still learning."]
     done = f"{count(summary.rounds, 'round')} in {summary.seconds:.0f} s; run folder: {summary.folder}"
-    resume = [f"  {resume_command(summary.folder, task)}"] if summary.interrupted else []
+    resume = [f"  {resume_command(summary.folder, task, summary.controller)}"] if summary.interrupted else []
     return "\n".join(
         [
             "",
@@ -170,7 +179,7 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
 
     if summary.controller == "ppo" and not summary.interrupted:
         ours = f"checkpoint:{summary.folder}"
-    elif summary.controller.startswith(("checkpoint:", "schedule:", "pretrained")):
+    elif summary.controller.startswith(("checkpoint:", "schedule:", "pretrained")) or is_user_code(summary.controller):
         ours = summary.controller
     else:
         ours = "schedule" if schedule_ships(task) else "random"

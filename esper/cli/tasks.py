@@ -9,7 +9,7 @@ import click
 def command() -> None:
     """List the tasks, blueprints and controllers."""
     from esper.data.tasks import SIMULATED, TASKS
-    from esper.data.user_task import FORM
+    from esper.data.user_code import FORM
     from esper.rollout.policies import NAMES
     from esper.seeds.blueprints import BLUEPRINTS
 

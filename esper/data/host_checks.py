@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.data.objective import SampleObjective
 from esper.data.objective_checks import check_objective
-from esper.data.task import SAMPLE, Task
+from esper.data.task import SAMPLE, Split, Task
 from esper.hosts.host import Host
+from esper.hosts.inputs import form_of
 
 TRAINABLE = (torch.float32, torch.bfloat16, torch.float64)
 """Parameter dtypes that the fused optimizer supports."""
@@ -43,6 +44,11 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
         raise ConfigError(f"{task.name}: the host has no parameters")
     with _named_errors(task, x, "evaluation"):
         host.probe(x)
+    if host.topology == "encoder" and isinstance(task.train, Split) and task.train.text is not None:
+        raise ConfigError(
+            f"{task.name}: the targets are the next tokens, which seeds of an encoder would see; use the topology "
+            "transformer"
+        )
     for name, parameter in host.named_parameters():
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             raise ConfigError(
@@ -96,8 +102,7 @@ def _named_errors(task: Task, x: Tensor, mode: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{task.name}: the host cannot run on inputs {x.dtype} of shape {tuple(x.shape)}, in {mode}: "
-            f"{type(error).__name__}: {error}"
+            f"{task.name}: the host cannot run on inputs {form_of(x)}, in {mode}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from esper.data.rng import drawing_from, epoch_seed
 from esper.data.task import unusable_sample
+from esper.hosts.inputs import Inputs, form_of, stack
 from esper.telemetry.span import Spans
 
-Batch = tuple[Tensor, Tensor]
-"""Inputs [batch_size, ...] and targets [batch_size, ...]."""
+Batch = tuple[Any, Tensor]
+"""Inputs [batch_size, ...], one tensor or ``Arguments``, and targets [batch_size, ...]."""
 Request = tuple[int, NDArray[np.int64]]
 """A batch to read: the seed of its random draws, and its rows [batch_size]."""
 
@@ -63,18 +65,18 @@ class Expected:
     """Number of classes; None if targets are not classes."""
 
     @classmethod
-    def like(cls, x: Tensor, y: Tensor, classes: int | None) -> Expected:
+    def like(cls, x: Inputs, y: Tensor, classes: int | None) -> Expected:
         """Takes the shapes and the dtypes from inputs x [n, ...] and targets y [n, ...]."""
         return cls(_form(x, y), classes)
 
-    def fault(self, x: Tensor, y: Tensor) -> tuple[int, str] | None:
+    def fault(self, x: Inputs, y: Tensor) -> tuple[int, str] | None:
         """Returns the index of the first invalid sample of a batch and the reason; None if all are valid."""
         found = _form(x, y)
         return unusable_sample(x, y, self.classes) if found == self.form else (0, f"{found}; expected {self.form}")
 
 
-def _form(x: Tensor, y: Tensor) -> str:
-    return f"inputs {x.dtype} of shape {tuple(x.shape[1:])} and targets {y.dtype} of shape {tuple(y.shape[1:])}"
+def _form(x: Inputs, y: Tensor) -> str:
+    return f"inputs {form_of(x, of_sample=True)} and targets {form_of(y, of_sample=True)}"
 
 
 class Permutations:
@@ -236,7 +238,7 @@ class _Steps(Dataset["_Step"]):
                 else:
                     with drawing_from(seed):
                         samples.extend(self.dataset[row] for row in rows.tolist())  # keeps those before an error
-                    x = torch.stack([x for x, _ in samples])
+                    x = stack([x for x, _ in samples])
                     y = torch.stack([torch.as_tensor(y) for _, y in samples])
                 if self.expected is not None and (fault := self.expected.fault(x, y)):
                     return _Step(os.getpid(), [], f"env {env}, row {rows[fault[0]]}: {fault[1]}", env)

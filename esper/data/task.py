@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.objective import PAD as PAD
 from esper.data.objective import Objective, PerSample, make_objective
 from esper.hosts.host import Host
+from esper.hosts.inputs import Inputs, as_inputs, empty_like, stack, tensors_of
 from esper.ops import stage_images
 from esper.telemetry.score import ScoreUnit
 
@@ -61,16 +63,23 @@ class Split:
     """Samples in memory: inputs x [N, ...], and targets y [N, ...]: int64 [N] for classes, [N, T] for tokens, and of
     any other dtype and shape for a loss of the task's own.
 
+    Inputs of a model that takes several are a dict of its arguments by name, or a tuple of them, as in ``Arguments``.
+
     With a ``table``, float32 [C, 256], inputs are images stored as bytes, x uint8 [N, H, W, C], and networks see
     ``table[c, pixel]`` as float32 [B, C, H, W] in channels_last.
     """
 
-    x: Tensor
+    x: Any
     y: Tensor
     table: Tensor | None = None
     text: Tensor | None = None
     """Tokens int64 [N · T + 1] that x and y are views of: row n of x starts at token n · T, that of y one later. None
     for other data."""
+
+    in_memory = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", as_inputs(self.x))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -99,17 +108,17 @@ class Split:
         table = None if self.table is None else self.table.to(device)
         return Split(self.x.to(device), self.y.to(device), table)
 
-    def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Any:
         """Returns samples ``first`` to ``last`` − 1 as networks see them; ``dtype`` applies to images from bytes."""
         if self.table is None:
             return self.x[first:last]
         rows = torch.arange(first, min(last, len(self)), device=self.x.device)
         return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
 
-    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Any:
         """Allocates an uninitialised buffer for ``count`` inputs."""
         if self.table is None:
-            return self.x.new_empty((count, *self.x.shape[1:]))
+            return empty_like(self.x, count)
         _, height, width, channels = self.x.shape
         shape = (count, channels, height, width)
         return torch.empty(shape, dtype=dtype, device=self.x.device, memory_format=torch.channels_last)
@@ -158,16 +167,17 @@ class Split:
                 yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
 
 
-def unusable_sample(x: Tensor, y: Tensor, classes: int | None) -> tuple[int, str] | None:
+def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str] | None:
     """Returns the index of the first sample that cannot be trained on and the reason, or None.
 
     Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens; if
     that is None, finite.
     """
-    for what, values in (("inputs", x), ("targets", y)):
-        finite = values.reshape(len(values), -1).isfinite().all(dim=1) if values.is_floating_point() else None
-        if finite is not None and not finite.all():
-            return int((~finite).int().argmax()), f"its {what} are not finite"
+    for what, tensors in (("inputs", tensors_of(x)), ("targets", [y])):
+        for values in (tensor for tensor in tensors if tensor.is_floating_point()):
+            finite = values.isfinite().reshape(len(values), -1).all(dim=1)
+            if not finite.all():
+                return int((~finite).int().argmax()), f"its {what} are not finite"
     if classes is None:
         return None
     legal = (y >= 0) & (y < classes)
@@ -200,6 +210,7 @@ class Task:
     train: Split | Dataset[tuple[Tensor, Tensor]]
     """In memory, or a map-style dataset of samples (x, y) with equal shapes, which workers read."""
     validation: Split
+    """In memory; a map-style dataset becomes a ``StreamedSplit``, which reads it batch by batch."""
     test: Split
     description: str = ""
     learning_rate: float = 0.05
@@ -240,6 +251,8 @@ class Task:
     Gates, rewards and controllers compare percentage points."""
 
     def __post_init__(self) -> None:
+        for name in ("validation", "test"):
+            self._stream(name)
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
         if not (math.isfinite(self.points) and self.points > 0):
@@ -263,8 +276,17 @@ class Task:
         if not 0 <= crop < side:
             raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
 
+    def _stream(self, name: str) -> None:
+        """Makes a split of a map-style dataset, which is read while hosts are measured."""
+        from esper.data.streamed_split import StreamedSplit
+
+        given = getattr(self, name)
+        if not isinstance(given, Split):
+            split = StreamedSplit.of(given, f"{self.name}, {name} split", self.classes)
+            object.__setattr__(self, name, split)
+
     def _splits(self) -> dict[str, Split]:
-        """Returns the splits that are in memory, by name."""
+        """Returns the splits, by name; not a training set that is streamed."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if isinstance(split, Split)}
 
@@ -292,24 +314,24 @@ class Task:
         """Number of training samples."""
         return len(self.train)  # type: ignore[arg-type]
 
-    def calibration_inputs(self, count: int = 256) -> Tensor:
+    def calibration_inputs(self, count: int = 256) -> Any:
         """Returns the first training inputs, at most ``count``, on the task's device."""
         count = min(count, self.samples)
         if isinstance(self.train, Split):
             return self.train.inputs(0, count)
-        return torch.stack([self.train[row][0] for row in range(count)]).to(self.device)
+        return stack([self.train[row][0] for row in range(count)]).to(self.device)
 
     @property
     def device(self) -> torch.device:
         """Device of the data in memory, on which hosts train."""
-        return self.validation.x.device
+        return self.validation.y.device
 
     def to(self, device: torch.device) -> Task:
         """Returns the same task with its in-memory splits on ``device``."""
         return replace(self, **{name: split.to(device) for name, split in self._splits().items()})  # type: ignore[arg-type]
 
     @property
-    def sample(self) -> Tensor:
+    def sample(self) -> Any:
         """A few validation inputs, on which networks are tried."""
         return self.validation.inputs(0, SAMPLE)
 

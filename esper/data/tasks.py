@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from esper.config import ConfigError
 from esper.data import chars, digits, images, tinystories
 from esper.data.task import DataOptions, Task
-from esper.data.user_task import FORM, is_user_task, load_user_task, refuse_untrusted
+from esper.data.user_code import FORM, refuse_untrusted
+from esper.data.user_task import is_user_task, load_user_task
 from esper.hosts.host import Host
 
 
@@ -51,7 +52,7 @@ def load_task(name: str, options: DataOptions | None = None, trusted: bool = Tru
     """
     if is_user_task(name):
         if not trusted:
-            raise refuse_untrusted(name, "the run")
+            raise refuse_untrusted("task", name, "the run")
         return load_user_task(name)
     return _entry(name).load(options or DataOptions())
 

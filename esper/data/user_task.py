@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
-import traceback
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from esper.config import ConfigError
+from esper.data.user_code import refuse_untrusted, run_user_code, same_function
 
 if TYPE_CHECKING:
     from esper.data.task import Task
-
-FORM = "path.py:function"
 
 
 def is_user_task(name: str) -> bool:
     """True if a task's name refers to a Python file and a function."""
     return ":" in name or name.endswith(".py")
-
-
-def refuse_untrusted(name: str, where: str) -> ConfigError:
-    """Makes the error for a user task that is named by a file (``where``) and not by the user."""
-    return ConfigError(
-        f"{where} names the task {name!r}, which is Python code; Esper runs code only when you name it yourself. "
-        f"Review the file, then name it: --task {name} (task={name!r} from Python)"
-    )
 
 
 def confirmed_task(found: str, given: str | None, where: str) -> str:
@@ -38,7 +25,7 @@ def confirmed_task(found: str, given: str | None, where: str) -> str:
     """
     if given is None:
         if is_user_task(found):
-            raise refuse_untrusted(found, where)
+            raise refuse_untrusted("task", found, where)
         return found
     if not same_task(found, given):
         raise ConfigError(f"{where} is a run of the task {found!r}, not of {given!r}")
@@ -47,8 +34,7 @@ def confirmed_task(found: str, given: str | None, where: str) -> str:
 
 def same_task(found: str, given: str) -> bool:
     """True if two names mean the same task; a user task's file may have moved, but its function has the same name."""
-    both = is_user_task(found) and is_user_task(given)
-    return found == given or (both and found.rpartition(":")[2] == given.rpartition(":")[2])
+    return found == given or (is_user_task(found) and is_user_task(given) and same_function(found, given))
 
 
 def load_user_task(name: str) -> Task:
@@ -58,40 +44,10 @@ def load_user_task(name: str) -> Task:
     """
     from esper.data.task import Task
 
-    path, _, function = name.rpartition(":")
-    if not path.endswith(".py") or not function.isidentifier():
-        raise ConfigError(f"task {name!r} is not of the form {FORM}, such as mine.py:make_task")
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"task {name!r}: there is no file {file}")
-    try:
-        make = getattr(_run(file), function, None)
-        if not callable(make):
-            raise ConfigError(f"it has no function {function}")
+    def made(make: Callable[[], object]) -> Task:
         task = make()
         if not isinstance(task, Task):
             raise ConfigError(f"the function returned {type(task).__name__}, not an esper.data.task.Task")
-    except ConfigError as error:
-        raise ConfigError(f"task {name!r}: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"task {name!r}: {_describe(error, file)}") from error
-    return replace(task, name=name)
+        return task
 
-
-def _run(file: Path) -> ModuleType:
-    """Runs the file as a new module, which is registered first, so that its classes find their module."""
-    digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
-    module = ModuleType(f"esper_user_task_{digest}")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module
-    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
-    return module
-
-
-def _describe(error: BaseException, file: Path) -> str:
-    """Describes the error, with its line in the file."""
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno} is not Python: {error.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    where = f"line {lines[-1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {error}"
+    return replace(run_user_code("task", name, made), name=name)

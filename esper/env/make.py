@@ -82,12 +82,16 @@ class EnvMaker:
         )
 
 
-def make_env(config: TrainingConfig, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED) -> SlotVectorEnv:
-    """Makes the env of ``config.task.name`` on ``config.run.device``; see SlotVectorEnv for ``autoreset_mode``.
+def make_env(
+    config: TrainingConfig,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
+    task: Task | None = None,
+) -> SlotVectorEnv:
+    """Makes the env of ``task``, or of the task that ``config`` names, on ``config.run.device``.
 
-    Raises ConfigError as :meth:`EnvMaker.of` does.
+    See SlotVectorEnv for ``autoreset_mode``. Raises ConfigError as :meth:`EnvMaker.of` does.
     """
-    return EnvMaker.of(config).make(autoreset_mode=autoreset_mode)
+    return EnvMaker.of(config, task).make(autoreset_mode=autoreset_mode)
 
 
 PLAIN = {

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
-from esper.data.user_task import is_user_task, refuse_untrusted
+from esper.data.user_code import FORM, is_user_code, refuse_untrusted
+from esper.data.user_task import is_user_task
 from esper.evaluation.controls import CONTROLS
 from esper.rollout.policies import NAMES
 
@@ -20,7 +21,8 @@ Tables = dict[str, Any]
 ALONE = ("none", "no-growth")
 BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "pretrained", "ppo:RUN_FOLDER")
 FORMS = (
-    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; NAME=FILE.toml; or NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
+    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; or "
+    f"NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
 )
 
 SHARED: Mapping[tuple[str, str], str] = {
@@ -138,7 +140,10 @@ def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
     task = str(_section(tables, "task").get("name"))
     from_run = (path.parent / "env.json").exists()
     if from_run and is_user_task(task) and _section(base, "task").get("name") != task:
-        raise refuse_untrusted(task, str(path))  # only a run folder names this code, and not the user
+        raise refuse_untrusted("task", task, str(path))  # only a run folder names this code, and not the user
+    controller = str(_section(tables, "run").get("controller"))
+    if from_run and is_user_code(controller):
+        raise refuse_untrusted("controller", controller, str(path), "--arm")
     return _Draft(name, tables)
 
 
@@ -167,7 +172,8 @@ def _check_controller(draft: _Draft) -> None:
     if not kind:
         known = ", ".join((*NAMES, "no-growth", *CONTROLS))
         raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {known}")
-    if kind not in {known.partition(":")[0] for known in NAMES} and draft.controller not in (*ALONE, *CONTROLS):
+    known_kinds = {known.partition(":")[0] for known in NAMES}
+    if kind not in known_kinds and draft.controller not in (*ALONE, *CONTROLS) and not is_user_code(draft.controller):
         raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
     if draft.control_of is not None and draft.controller not in CONTROLS:
         raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")

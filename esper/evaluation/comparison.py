@@ -41,7 +41,8 @@ from esper.files.atomic import write_json
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
 from esper.rollout.interrupt import termination_interrupts
-from esper.rollout.policies import controller_for
+from esper.rollout.own_controller import OwnController, name_of
+from esper.rollout.policies import check_name, controller_for
 from esper.rollout.threads import one_thread
 
 
@@ -71,30 +72,37 @@ class ArmResult:
 
 def compare_controllers(
     config: TrainingConfig,
-    controllers: Sequence[str],
+    controllers: Sequence[str | OwnController] | Mapping[str, str | OwnController],
     pairs: int = 10,
     progress: Progress | None = None,
     task: Task | None = None,
 ) -> list[ArmResult]:
-    """Plays ``controllers``, given by name, on ``pairs`` hosts with the same initial weights and the same batches.
+    """Plays ``controllers`` on ``pairs`` hosts with the same initial weights and the same batches.
 
     The hosts are the held-out hosts of ``run.seed``, the same ones that an agent's run with that seed ends with.
 
     Args:
         config: config of all arms.
+        controllers: each by name or as a callable; a mapping gives them names of its own in the results.
         progress: called after each arm's round.
         task: what hosts are trained on; None: the task named in ``config``.
 
     Raises:
         ConfigError: a controller is unknown or repeated, or the config cannot run.
     """
-    if len(set(controllers)) < len(controllers):
-        raise ConfigError(f"a controller is given twice: {', '.join(controllers)}")
+    if isinstance(controllers, Mapping):
+        named = dict(controllers)
+    else:
+        named = {name_of(controller): controller for controller in controllers}
+    if len(named) < len(controllers):
+        raise ConfigError(f"a controller is given twice: {', '.join(named)}; name each, as in {{'mine': controller}}")
+    for controller in named.values():
+        check_name(controller)
     check_devices(config.run.device)
     maker = EnvMaker.of(config, task)
     seed = config.run.seed + HELD_OUT
-    named = {name: partial(controller_for, name, maker.config, run_seed=seed) for name in controllers}
-    return play_arms(maker, named, pairs, seed, progress)
+    made = {name: partial(controller_for, each, maker.config, run_seed=seed) for name, each in named.items()}
+    return play_arms(maker, made, pairs, seed, progress)
 
 
 @one_thread()
@@ -254,18 +262,20 @@ class ComparisonRun:
         progress: Progress | None = None,
         task: Task | str | None = None,
         reference: str | None = None,
+        controllers: Sequence[str] = (),
     ) -> ComparisonRun:
         """Returns a comparison that continues after the last saved round, and ends as if it had never stopped.
 
-        A completed one is only analysed again, for example against another ``reference``. A user-defined task is code,
-        and is never run just because a folder names it: pass it again in ``task``, as the task itself or its name.
+        A completed one is only analysed again, for example against another ``reference``. A user-defined task or
+        controller is code, and is never run just because a folder names it: pass the task again in ``task``, as itself
+        or its name, and the names of such controllers in ``controllers``.
 
         Raises:
             ConfigError: there is no comparison in the folder, its arms can no longer be set up, ``reference`` is not
-                one of them, or a user-defined task is not named.
+                one of them, or a user-defined task or controller is not named.
         """
         files = ComparisonFolder(Path(folder))
-        arms, pairs, first_reference = files.settings()
+        arms, pairs, first_reference = files.settings(controllers)
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
         arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]

@@ -22,7 +22,7 @@ from esper.evaluation.runner import ArmRunner, HostResult
 from esper.files.grown_host import assemble
 from esper.hosts.grown import StaticHost
 from esper.hosts.host import Host
-from esper.hosts.sizes import nearest_in_size
+from esper.hosts.sizes import Sized, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.tiers import make_lanes
 from esper.training.host_trainer import HostTrainer
@@ -116,19 +116,23 @@ class StaticRunner(ControlRunner):
 class BiggerRunner(ControlRunner):
     """Trains the task's host, widened until its number of parameters is nearest to the grown host's.
 
-    Raises ConfigError if the host cannot be widened, for example a grafted one.
+    Raises ConfigError if the host cannot be widened: a network of one's own whose task has no ``HostFamily``.
     """
 
     kind = "bigger"
 
     def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
         super().__init__(maker, control_of, run_seed)
-        nearest_in_size(self.host, self.host.parameter_count)  # refuses a host that cannot be widened
+        self._nearest(self.host.parameter_count)  # refuses a host that cannot be widened
 
     def make(self, grown: HostResult) -> Control:
-        size = nearest_in_size(self.host, int(grown.parameters))
+        size = self._nearest(int(grown.parameters))
         facts = {"width": size.width, "wanted_parameters": grown.parameters}
         return replace(self.task, build_host=size.build), self.config, facts
+
+    def _nearest(self, parameters: int) -> Sized:
+        with seeded(0):  # the weights are not used
+            return nearest_in_size(self.task.build_host, parameters, self.task.sample.cpu())
 
 
 class SameComputeRunner(ControlRunner):

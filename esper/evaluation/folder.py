@@ -11,6 +11,7 @@ from pathlib import Path
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import schedule_file
+from esper.data.user_code import is_user_code, same_function
 from esper.data.user_task import is_user_task
 from esper.evaluation.arms import Arm
 from esper.evaluation.runner import HostResult, Results
@@ -20,6 +21,7 @@ from esper.files.policy import policy_path
 from esper.files.run_folder import writable
 from esper.files.system_info import describe_environment
 from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.own_controller import confirmed_controller, name_of
 from esper.telemetry.event import plain
 
 FORMAT = 1
@@ -41,10 +43,14 @@ class ComparisonFolder:
             write_json(self.path / SETTINGS, settings)
             write_json(self.path / "env.json", describe_environment())
 
-    def settings(self) -> tuple[list[Arm], int, str]:
+    def settings(self, controllers: Sequence[str] = ()) -> tuple[list[Arm], int, str]:
         """Returns arms, pairs and reference as they were saved by :meth:`create`.
 
-        Raises ConfigError for a missing folder, another format, or a checkpoint or schedule that has changed since.
+        Args:
+            controllers: the user-defined controllers of the arms, named again by the user.
+
+        Raises ConfigError for a missing folder, another format, a user-defined controller that is not named again, or a
+        checkpoint, a schedule or a controller's file that has changed since.
         """
         file = self.path / SETTINGS
         try:
@@ -57,13 +63,21 @@ class ComparisonFolder:
             raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
         arms = []
         for entry in settings["arms"]:
-            arm = Arm(entry["name"], entry["controller"], TrainingConfig.parse(entry["config"]), entry["of"])
+            controller = self._confirmed(entry["controller"], controllers)
+            arm = Arm(entry["name"], controller, TrainingConfig.parse(entry["config"]), entry["of"])
             if _followed_digest(arm) != entry["follows_sha256"]:
                 raise ConfigError(
                     f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
                 )
             arms.append(arm)
         return arms, int(settings["pairs"]), str(settings["reference"])
+
+    def _confirmed(self, controller: str, given: Sequence[str]) -> str:
+        """Returns the name to load a saved controller by: that given by the user if it is code."""
+        if not is_user_code(controller):
+            return controller
+        named = next((name for name in given if same_function(name, controller)), None)
+        return name_of(confirmed_controller(controller, named, str(self.path), "--arm"))
 
     def save_round(self, arm: str, number: int, hosts: Sequence[HostResult]) -> None:
         """Appends a round to the file of played rounds; it is on disk when this returns."""
@@ -90,14 +104,19 @@ class ComparisonFolder:
         return results
 
 
-def resume_command(folder: Path, task: str) -> str:
-    """Returns the command that resumes a comparison, which names a user-defined task again."""
-    return shlex.join(["esper", "compare", "--resume", str(folder), *(["--task", task] if is_user_task(task) else [])])
+def resume_command(folder: Path, arms: Sequence[Arm]) -> str:
+    """Returns the command that resumes a comparison, which names a user-defined task and such controllers again."""
+    task = arms[0].config.task.name
+    own = dict.fromkeys(arm.controller for arm in arms if is_user_code(arm.controller))
+    options = [*(["--task", task] if is_user_task(task) else []), *(part for each in own for part in ("--arm", each))]
+    return shlex.join(["esper", "compare", "--resume", str(folder), *options])
 
 
 def _followed_digest(arm: Arm) -> str | None:
-    """Returns the SHA-256 of the schedule or policy that the arm's controller follows; None if it follows none."""
+    """Returns the SHA-256 of the schedule, policy or Python file that the arm's controller follows; None for others."""
     file = schedule_file(arm.controller, arm.config.task.name)
+    if is_user_code(arm.controller):
+        file = Path(arm.controller.rpartition(":")[0]).expanduser()
     if arm.controller.partition(":")[0] in ("checkpoint", "pretrained"):
         path = policy_path(arm.controller)
         file = path / checkpoint.NAME if path.is_dir() else path

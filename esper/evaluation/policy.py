@@ -1,5 +1,7 @@
 """Evaluation of a trained agent on held-out hosts: greedy and stochastic, beside the same hosts left alone.
 
+A controller of a user's own plays once.
+
 The hosts may be those of its own task, of another task, or of another width.
 """
 
@@ -12,7 +14,8 @@ from typing import Any
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
-from esper.data.user_task import is_user_task, refuse_untrusted, same_task
+from esper.data.user_code import is_user_code, refuse_untrusted
+from esper.data.user_task import is_user_task, same_task
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
@@ -21,6 +24,7 @@ from esper.evaluation.runner import HELD_OUT, MakeController, Progress
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
+from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import controller_for
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.rng import seeded
@@ -38,15 +42,19 @@ WITHOUT_EFFECT = ("task.name", "run.controller", "run.rounds", "run.checkpoint_e
 class PolicyEvaluation:
     """Result of an evaluation; accuracies are those of committed networks on the test split, in pp."""
 
-    policy: SavedPolicy
+    controller: str
+    """Name of the controller."""
+    origin: str
+    """Where a trained agent learned; empty if that is unknown."""
     config: TrainingConfig
     """Config that the hosts were trained with."""
     width: int | None
     """Width of the hosts; None: the task's."""
     arms: tuple[ArmResult, ...]
-    """Hosts left alone (``none``), ``greedy`` and ``stochastic``; host i is the same host in each."""
+    """Hosts left alone (``none``), ``greedy`` and ``stochastic``, or the name of a user's own controller in place of
+    these two; host i is the same host in each."""
     comparisons: tuple[ArmComparison, ...]
-    """``greedy`` and ``stochastic``, each minus ``none``."""
+    """Each of the others minus ``none``."""
     unit: ScoreUnit = ACCURACY
     """How the score of hosts is shown; ``arms`` and ``comparisons`` have it in percentage points."""
 
@@ -58,8 +66,8 @@ class PolicyEvaluation:
         """Returns everything, ready for JSON."""
         values = {arm.controller: {name: v.tolist() for name, v in arm.columns.items()} for arm in self.arms}
         return {
-            "controller": self.policy.name,
-            "origin": self.policy.origin,
+            "controller": self.controller,
+            "origin": self.origin,
             **self.score(),
             "arms": values,
             "config": self.config.model_dump(mode="json"),
@@ -90,7 +98,7 @@ class PolicyEvaluation:
 
 
 def evaluate_controller(
-    controller: str | SavedPolicy,
+    controller: str | SavedPolicy | OwnController,
     task: Task | str | None = None,
     width: int | None = None,
     changes: Mapping[str, Any] | None = None,
@@ -101,9 +109,10 @@ def evaluate_controller(
     These are the hosts that an agent's run with that seed ends with; no agent ever learned on them.
 
     Args:
-        controller: a run folder, its checkpoint, a policy file, or ``pretrained``.
-        task: what hosts are trained on; None: the task that it learned on. A user-defined task is code, and is never
-            run just because a file names it: it has to be passed again.
+        controller: a run folder, its checkpoint, a policy file, or ``pretrained``; or a controller of one's own, as
+            ``path.py:function`` or a callable that makes it for an env.
+        task: what hosts are trained on; None: the task that it learned on, ``digits`` for one's own controller. A
+            user-defined task is code, and is never run just because a file names it: it has to be passed again.
         width: channels of the first block, or features of a token, instead of the task's.
         changes: config values, as nested tables, that replace those of its run.
         progress: called after each arm's round.
@@ -111,31 +120,36 @@ def evaluate_controller(
     Raises:
         ConfigError: the controller cannot be played on these hosts; the message says why.
     """
-    policy = find_policy(controller) if isinstance(controller, str) else controller
-    given, name = (task, task.name) if isinstance(task, Task) else (None, task)
-    config = hosts_config(policy, name, changes or {})
+    if isinstance(controller, str) and not is_user_code(controller):
+        controller = find_policy(controller)
+    given, task_name = (task, task.name) if isinstance(task, Task) else (None, task)
+    config = hosts_config(controller if isinstance(controller, SavedPolicy) else None, task_name, changes or {})
     check_devices(config.run.device)
     maker = EnvMaker.of(config, given)
     if width is not None:
         if maker.task is None:
             raise ConfigError(f"hosts of {config.task.name} are simulated and have no width")
         with seeded(0):  # the weights are not used
-            maker = maker.with_hosts(at_width(maker.task.build_host(), width))
+            maker = maker.with_hosts(at_width(maker.task.build_host, width))
     config, seed = maker.config, maker.config.run.seed + HELD_OUT
-    controllers: dict[str, MakeController] = {
-        ALONE: partial(controller_for, ALONE, config, run_seed=seed),
-        GREEDY: partial(policy.controller, run_seed=seed),
-        STOCHASTIC: partial(policy.controller, run_seed=seed, greedy=False),
-    }
+    controllers: dict[str, MakeController] = {ALONE: partial(controller_for, ALONE, config, run_seed=seed)}
+    if isinstance(controller, SavedPolicy):
+        name, origin = controller.name, controller.origin
+        controllers[GREEDY] = partial(controller.controller, run_seed=seed)
+        controllers[STOCHASTIC] = partial(controller.controller, run_seed=seed, greedy=False)
+    else:
+        name, origin = name_of(controller), ""
+        controllers[name] = partial(controller_for, controller, config, run_seed=seed)
     arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
-    return PolicyEvaluation(policy, config, width, tuple(arms), tuple(comparisons), maker.score)
+    return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score)
 
 
-def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:
+def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:
     """Returns the config for the hosts: that of its run; for another task, with that task's sizes and rates.
 
-    Raises ConfigError for a task that is code and is not named, and for a value that is invalid or has no effect.
+    Without a trained agent, it is the default config. Raises ConfigError for a task that is code and is not named, and
+    for a value that is invalid or has no effect.
     """
     for section, values in changes.items():
         for key in values if isinstance(values, dict) else ():
@@ -144,14 +158,16 @@ def hosts_config(policy: SavedPolicy, task: str | None, changes: Mapping[str, An
                     f"{section}.{key} has no effect here: a trained agent plays unchanged; choose its hosts with "
                     "--task and --pairs"
                 )
-    if policy.config is None:
-        if task is None:
+    if policy is None or policy.config is None:
+        if policy is None:
+            task = task or TrainingConfig().task.name
+        elif task is None:
             raise ConfigError(f"{policy.name} is not in a run folder with a config.toml: name the task with --task")
         return TrainingConfig.parse(merged({"task": {"name": task}}, changes))
     tables = policy.config.model_dump(mode="json", exclude_none=True)
     learned_on = policy.config.task.name
     if task is None and is_user_task(learned_on):
-        raise refuse_untrusted(learned_on, policy.name)
+        raise refuse_untrusted("task", learned_on, policy.name)
     if task is not None and not same_task(learned_on, task):
         tables["task"] = {}
         tables["env"] = {key: value for key, value in tables["env"].items() if key not in TASK_SPECIFIC}

@@ -80,7 +80,7 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
     if result.pairs < result.requested_pairs:
         yield (
             f"Only {result.pairs} of {result.requested_pairs} pairs are complete. To continue: "
-            f"{resume_command(result.folder, result.task)}"
+            f"{resume_command(result.folder, result.arms)}"
         )
     smallest = smallest_p(result.pairs, others)
     if result.pairs < MIN_PAIRS:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError
-from esper.data.task import PAD
+from esper.data.task import PAD, Split
 from esper.data.tasks import build_host
 from esper.data.user_task import is_user_task
 from esper.files import checkpoint
@@ -23,6 +23,8 @@ from esper.files.atomic import json_bytes, write_together
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import GrownHost, KeptSeed
 from esper.hosts.host import Host
+from esper.hosts.inputs import call
+from esper.hosts.outputs import logits_of
 from esper.lifecycle.ramps import STYLES
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
@@ -203,12 +205,14 @@ def _host_of(facts: dict[str, Any], model: nn.Module | None) -> Host:
     return host
 
 
-def accuracy(network: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 2500) -> float:
+def accuracy(network: nn.Module, x: Any, y: torch.Tensor, batch: int = 2500) -> float:
     """Returns the accuracy of ``network`` on inputs x [N, ...] and targets y [N] or [N, T], in pp.
 
-    ``batch`` is the max number of samples per forward pass.
+    Inputs may be a dict or a tuple of tensors, as in a ``Split``. ``batch`` is the max number of samples per forward
+    pass.
     """
     with torch.inference_mode():
-        parts = zip(torch.split(x, batch), torch.split(y, batch), strict=True)
-        hits = sum(int((network(inputs).argmax(dim=-1) == targets).sum()) for inputs, targets in parts)
+        split = Split(x, y)
+        parts = ((split.inputs(first, first + batch), y[first : first + batch]) for first in range(0, len(y), batch))
+        hits = sum(int((logits_of(call(network, x)).argmax(dim=-1) == y).sum()) for x, y in parts)
     return 100 * hits / int((y != PAD).sum())

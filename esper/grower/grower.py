@@ -18,21 +18,20 @@ from esper.grower.backend import LoopBackend
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
-from esper.grower.network import grown_in_place
-from esper.grower.optimizer import Scheduler, SeedGroups
+from esper.grower.optimizer import Scheduler, SeedGroups, plain_schedulers
 from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
+from esper.hosts.grown_module import grown_in_place
 from esper.hosts.host import row_major
+from esper.rollout.own_controller import OwnController, loaded
 from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import ActionSpec
 from esper.telemetry.event import Event
 
 FORMAT = 1
-
-MakeController = Callable[[LoopEnv], Controller]
 
 
 class Grower:
@@ -46,7 +45,7 @@ class Grower:
         model: the network. Hooks are registered on it; its parameters and ``state_dict`` stay as they are.
         sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
         optimizer: updates the model; each seed gets a parameter group in it.
-        controller: a name as in ``esper run --controller``, or a function that makes a controller for an env.
+        controller: a name as in ``esper run --controller``, or a callable that makes a controller for an env.
         horizon: number of epochs that the loop trains, at least 2.
         topology: layout of the sites' outputs: ``cnn``, ``transformer`` or ``mlp``, see ``esper.graft``.
         incubation: how a seed learns before it is blended in: ``ste``, straight through, in the loop's own pass, or
@@ -74,7 +73,7 @@ class Grower:
         model: nn.Module,
         sites: Mapping[str, str],
         optimizer: object,
-        controller: str | MakeController = "heuristic",
+        controller: str | OwnController = "heuristic",
         horizon: int = 100,
         *,
         topology: str = "cnn",
@@ -96,14 +95,15 @@ class Grower:
         check_incubation(incubation, ranks)
         self.model, self.horizon, self.points, self.callbacks = model, horizon, points, tuple(callbacks)
         self.config = _resolved(config or TrainingConfig(), horizon - 1)
-        self._make_controller = controller_maker(controller)
+        check_name(controller)
+        self._given_controller = loaded(controller)
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         names = choose(self.config.env.blueprints, self.blueprints.names(topology), f"{topology} hosts")
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
-        schedulers = (scheduler,) if isinstance(scheduler, Scheduler) else tuple(scheduler)
-        self.groups = SeedGroups(optimizer, schedulers, lr_factor, weight_decay, self.config.task.max_grad_norm, ranks)
+        clip = self.config.task.max_grad_norm
+        self.groups = SeedGroups(optimizer, plain_schedulers(scheduler), lr_factor, weight_decay, clip, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         self.epoch = 0
         """Number of epochs trained so far."""
@@ -171,9 +171,9 @@ class Grower:
             if site.seed is not None and not site.fossil:
                 self.groups.remove(site.name)
                 site.remove()
-        kept = [site for site in self.hooks.sites.values() if site.seed is not None]
+        kept = {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in self.hooks.sites.items() if site.seed}
         self.env.close()
-        grown_in_place(self.model, {self.hooks.paths[site.name]: site for site in kept})
+        grown_in_place(self.model, kept)
         if self.log is not None:
             self.log.finish(self.env, len(kept), sum(parameter.numel() for parameter in self.model.parameters()))
         return self.model
@@ -247,7 +247,9 @@ class Grower:
                 self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points, self.governed
             )
             self.env = LoopEnv(self.config, backend, self._baseline, reporter)
-            self.controller: Controller = self._make_controller(self.env)
+            self.controller: Controller = controller_for(
+                self._given_controller, self.config, self.env, self.env.run_seed
+            )
             self.controller.begin()
             if new and self.log is not None:
                 self.log.start(self.env)
@@ -298,14 +300,6 @@ def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
         inner: nn.Module = model.module
         return inner, Ranks(parallel=True)
     return model, Ranks(parallel=False)
-
-
-def controller_maker(controller: str | MakeController) -> MakeController:
-    """Returns what makes the controller; raises ConfigError for an unknown name."""
-    if not isinstance(controller, str):
-        return controller
-    check_name(controller)
-    return lambda env: controller_for(controller, env.config, env, env.run_seed)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:

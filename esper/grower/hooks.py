@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.hosts.graft import LAYOUTS
+from esper.hosts.graft import LAYOUTS, check_features
+from esper.hosts.outputs import features_of, with_features
 from esper.seeds.site import Site, SlotSite
 from esper.training.step import delta_of, straight_through
 
@@ -119,7 +120,7 @@ class SiteHooks:
         self._inside = False
 
     def _pass(self, name: str, module: nn.Module, output: object) -> object:
-        h = output[0] if isinstance(output, tuple) and output else output
+        h = features_of(output)
         if name not in self._reached:
             self._reached.add(name)
         elif self._inside:  # activation checkpointing runs it again outside, in the backward pass
@@ -131,9 +132,7 @@ class SiteHooks:
             self.probes[name] = h[:MAX_PROBE].detach().clone()
             self._fresh.add(name)
         out = self._grown(self.sites[name], h, module.training)
-        if out is h:
-            return None
-        return (out, *output[1:]) if isinstance(output, tuple) else out
+        return None if out is h else with_features(output, out)
 
     def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
         if site.seed is None:
@@ -154,17 +153,14 @@ class SiteHooks:
 
     def _check(self, name: str, h: object) -> None:
         """Adds the site of a submodule that runs for the first time, if its features can hold seeds."""
-        rank, channels = LAYOUTS[self.topology]
-        where = f"slot {name}: {self.paths[name]}"
-        if not isinstance(h, Tensor):
-            raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
-        if h.dim() != rank or not h.is_floating_point():
-            raise ConfigError(
-                f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {self.topology} seeds need floating-point "
-                f"features with {rank} dimensions"
-            )
+        check_features(name, self.paths[name], h, self.topology)
+        assert isinstance(h, Tensor)
+        channels = LAYOUTS[self.topology][1]
         known = self.sites.get(name)
         if known is not None and known.place.channels != h.shape[channels]:
-            raise ConfigError(f"{where} returns {h.shape[channels]} channels, not {known.place.channels} as before")
+            found = h.shape[channels]
+            raise ConfigError(
+                f"slot {name}: {self.paths[name]} returns {found} channels, not {known.place.channels} as before"
+            )
         self.place(name, h.shape[channels])
         self._checked.add(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,15 +29,15 @@ class HostGroups:
     Schedulers keep one base rate for each group that existed when they were made, and fail if there are more.
     """
 
-    def __init__(self, optimizer: Optimizer, count: int) -> None:
-        self._optimizer, self._count = optimizer, count
+    def __init__(self, optimizer: Any, count: int) -> None:
+        self.whole, self._count = optimizer, count
 
     @property
     def param_groups(self) -> list[Group]:
-        return self._optimizer.param_groups[: self._count]
+        return list(self.whole.param_groups[: self._count])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+        return getattr(self.whole, name)
 
 
 def unwrapped(optimizer: object) -> Optimizer:
@@ -46,16 +46,22 @@ def unwrapped(optimizer: object) -> Optimizer:
     Raises ConfigError if there is none, or if it cannot update seeds.
     """
     found: Any = optimizer
-    while not isinstance(found, Optimizer):
-        found = getattr(found, "optimizer", None)
-        if found is None:
-            raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    while (inner := getattr(found, "optimizer", None)) is not None:  # accelerate's wrapper is an Optimizer itself
+        found = inner
+    if not isinstance(found, Optimizer):
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if isinstance(found, UNFIT):
         raise ConfigError(
             f"{type(found).__name__} cannot update seeds, which have dense parameters of any shape in groups of their "
             "own; use another optimizer, such as AdamW or SGD"
         )
     return found
+
+
+def plain_schedulers(given: object) -> list[Scheduler]:
+    """Returns the torch schedulers in ``given``, one or several, each of which may be wrapped as in accelerate."""
+    each: list[Any] = [given] if hasattr(given, "step") else list(given)  # type: ignore[call-overload]
+    return [one if isinstance(one, Scheduler) else one.scheduler for one in each]
 
 
 class SeedGroups:
@@ -103,7 +109,12 @@ class SeedGroups:
             self._hide_seeds(scheduler)
         self.collector: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
-        self._handle = self.optimizer.register_step_pre_hook(self._before_step)
+        self._aside: list[tuple[Tensor, Tensor]] = []
+        """Parameters of seeds and their gradients, see :meth:`set_aside`."""
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(lambda *_: self.forget_gradients()),
+        ]
 
     def add(self, name: str, module: nn.Module) -> None:
         """Adds the group of a new seed; all other groups and all state stay as they are."""
@@ -139,17 +150,50 @@ class SeedGroups:
         if self.collector is not None:
             self.collector.restart((HOST, *self.learning))
 
+    def set_aside(self) -> None:
+        """Takes the gradients of seeds away until the optimizer steps.
+
+        A loop that clips all parameters of the optimizer then clips the host as it would without seeds.
+        """
+        parameters = [p for group in self.groups.values() for p in group["params"]]
+        self._aside = [(p, p.grad) for p in parameters if p.grad is not None]
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Clears the gradients of seeds, which ``model.zero_grad()`` does not reach; every step does."""
+        for group in self.groups.values():
+            for p in group["params"]:
+                p.grad = None
+
     def close(self) -> None:
         """Leaves the optimizer to its loop; groups that are still there stay."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         for scheduler in self._schedulers:
             self._show_all(scheduler)
 
-    def _before_step(self, optimizer: Optimizer, _arguments: object, _keywords: object) -> None:
+    def _before_step(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         self.steps += 1
         rate = optimizer.param_groups[0]["lr"]
         for group in self.groups.values():
             _set_rate(group, rate * self.factor)
+        closure: Callable[[], Any] | None = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if closure is None:
+            self._read_gradients(optimizer)
+            return None
+
+        def then_read() -> Any:
+            loss = closure()
+            self._read_gradients(optimizer)
+            return loss
+
+        return (optimizer, then_read), {}
+
+    def _read_gradients(self, optimizer: Optimizer) -> None:
+        """Measures all gradients, and averages and clips those of seeds."""
+        for parameter, gradient in self._aside:
+            parameter.grad = gradient
+        self._aside.clear()
         if self.collector is None or not self.collector.names:
             return
         owners = [self.host, *(self.groups[name]["params"] for name in self.learning)]
@@ -168,12 +212,12 @@ class SeedGroups:
     def _hide_seeds(self, scheduler: Any) -> None:
         for inner in getattr(scheduler, "_schedulers", ()):
             self._hide_seeds(inner)
-        scheduler.optimizer = HostGroups(self.optimizer, self._count)
+        scheduler.optimizer = HostGroups(scheduler.optimizer, self._count)
 
     def _show_all(self, scheduler: Any) -> None:
         for inner in getattr(scheduler, "_schedulers", ()):
             self._show_all(inner)
-        scheduler.optimizer = self.optimizer
+        scheduler.optimizer = scheduler.optimizer.whole
 
 
 def _set_rate(group: Group, rate: float | Tensor) -> None:

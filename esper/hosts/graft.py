@@ -6,16 +6,18 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.hosts.host import At, Host, row_major
+from esper.hosts.inputs import Inputs, as_inputs, call
+from esper.hosts.outputs import features_of, logits_of, with_features
 from esper.seeds.site import SlotSite
 
-LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "mlp": (2, 1)}
+LAYOUTS: Mapping[str, tuple[int, int]] = {"cnn": (4, 1), "transformer": (3, 2), "encoder": (3, 2), "mlp": (2, 1)}
 """Rank of the features and the index of their channel dimension, by topology."""
 
 
@@ -38,11 +40,11 @@ class GraftedHost(Host):
         # `probe` fills in the order and the channels.
         self.sites = tuple(SlotSite(name, 0) for name in row_major(paths))
 
-    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
         with self._hooked(at):
-            return self.model(x.clone())  # type: ignore[no-any-return]  # the model may overwrite its inputs
+            return self._run(x)
 
-    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         learning = torch.is_grad_enabled()
 
         def enter(reached: int, features: Tensor) -> Tensor:
@@ -54,16 +56,19 @@ class GraftedHost(Host):
             return at(reached, features)
 
         with torch.set_grad_enabled(False), self._hooked(enter):
-            return self.model(x.clone())  # type: ignore[no-any-return]
+            return self._run(x)
 
-    def probe(self, x: Tensor) -> None:
+    def _run(self, x: Inputs) -> Tensor:
+        return logits_of(call(self.model, x.clone()))  # type: ignore[no-any-return]  # it may overwrite its inputs
+
+    def probe(self, x: Inputs) -> None:
         found: dict[str, Tensor] = {}
 
         def see(site: int, output: Tensor) -> Tensor:
             name = self.sites[site].name
             if name in found:
                 raise ConfigError(f"slot {name}: {self.paths[name]} runs more than once in a forward pass")
-            self._check_features(name, output, len(x))
+            check_features(name, self.paths[name], output, self.topology, len(x))
             found[name] = output
             return output
 
@@ -84,23 +89,6 @@ class GraftedHost(Host):
             module.eval()
         return self
 
-    def _check_features(self, name: str, output: object, batch: int) -> None:
-        rank = LAYOUTS[self.topology][0]
-        if not isinstance(output, Tensor):
-            raise ConfigError(f"slot {name}: {self.paths[name]} returns {type(output).__name__}; a site is one tensor")
-        if output.is_nested:
-            raise ConfigError(f"slot {name}: {self.paths[name]} returns nested tensors; set enable_nested_tensor=False")
-        if output.dim() != rank or not output.is_floating_point():
-            raise ConfigError(
-                f"slot {name}: {self.paths[name]} returns {output.dtype} of shape {tuple(output.shape)}; "
-                f"{self.topology} seeds need floating-point features with {rank} dimensions"
-            )
-        if output.shape[0] != batch:
-            raise ConfigError(
-                f"slot {name}: {self.paths[name]} returns shape {tuple(output.shape)} for {batch} samples; they must "
-                "come first (batch_first=True in torch's transformers)"
-            )
-
     @contextmanager
     def _hooked(self, at: At) -> Iterator[None]:
         """Registers hooks while the network runs, so that copies and saved files never contain one.
@@ -109,8 +97,10 @@ class GraftedHost(Host):
         """
         here = threading.get_ident()
 
-        def hook(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> Tensor | None:
-            return at(site, output) if threading.get_ident() == here else None
+        def hook(site: int, _module: nn.Module, _inputs: tuple[object, ...], output: object) -> Any:
+            if threading.get_ident() != here:
+                return None
+            return with_features(output, at(site, features_of(output)))  # type: ignore[arg-type]  # checked by `probe`
 
         with ExitStack() as hooks:
             for site, place in enumerate(self.sites):
@@ -119,15 +109,16 @@ class GraftedHost(Host):
             yield
 
 
-def graft(
-    model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", example: Tensor | None = None
-) -> GraftedHost:
+def graft(model: nn.Module, sites: Mapping[str, str], topology: str = "cnn", example: Any = None) -> GraftedHost:
     """Makes a host of ``model`` with a slot on the output of each named submodule; the model is used, not copied.
 
     Args:
-        model: maps inputs [B, ...] to logits, [B, classes] or [B, T, classes].
+        model: maps inputs [B, ...] to logits, [B, classes] or [B, T, classes], or to an object with ``logits``, as the
+            models of Hugging Face do. Inputs may be several: a dict of its arguments by name, or a tuple of them.
         sites: slot name (``r0c0``: row 0, column 0) to the path of a submodule, as in ``model.named_modules()``.
-        topology: ``cnn`` if those outputs are [B, C, H, W], ``transformer`` for [B, T, D], ``mlp`` for [B, D].
+        topology: ``cnn`` if those outputs, or the first elements of those that are tuples, are [B, C, H, W],
+            ``transformer`` for [B, T, D], ``mlp`` for [B, D]. Seeds of a ``transformer`` see no later position, those
+            of an ``encoder``, also [B, T, D], see all.
         example: inputs to probe the host with; without them, an env does it with the first samples of its task.
 
     Raises:
@@ -137,8 +128,27 @@ def graft(
     check_sites(model, sites, topology)
     host = GraftedHost(model, sites, topology)
     if example is not None:
-        host.probe(example)
+        host.probe(as_inputs(example))
     return host
+
+
+def check_features(name: str, path: str, h: object, topology: str, batch: int | None = None) -> None:
+    """Raises ConfigError if features ``h`` of ``batch`` samples cannot hold the seeds of slot ``name``."""
+    rank, where = LAYOUTS[topology][0], f"slot {name}: {path}"
+    if not isinstance(h, Tensor):
+        raise ConfigError(f"{where} returns {type(h).__name__}; a site is one tensor, or the first of a tuple")
+    if h.is_nested:
+        raise ConfigError(f"{where} returns nested tensors; set enable_nested_tensor=False")
+    if h.dim() != rank or not h.is_floating_point():
+        raise ConfigError(
+            f"{where} returns {h.dtype} of shape {tuple(h.shape)}; {topology} seeds need floating-point features with "
+            f"{rank} dimensions"
+        )
+    if batch is not None and h.shape[0] != batch:
+        raise ConfigError(
+            f"{where} returns shape {tuple(h.shape)} for {batch} samples; they must come first (batch_first=True in "
+            "torch's transformers and recurrent layers)"
+        )
 
 
 def check_sites(model: nn.Module, sites: Mapping[str, str], topology: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.hosts.host import At, Host
+from esper.hosts.inputs import Inputs, gathered
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class KeptSeed:
 
 
 class GrownHost(nn.Module):
-    """Maps inputs [B, ...] to logits; at every grown site i, the host continues with h_i + alpha_i · d_i(h_i).
+    """Maps inputs, as its host takes them, to logits; at each grown site i, it goes on with h_i + alpha_i · d_i(h_i).
 
     Args:
         host: the host.
@@ -44,8 +46,8 @@ class GrownHost(nn.Module):
         self.kept = dict(kept)
         self.task = task
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.host.walk(x, self.add_seed)
+    def forward(self, *x: Any, **named: Any) -> Tensor:
+        return self.host.walk(gathered(x, named), self.add_seed)
 
     def add_seed(self, site: int, h: Tensor) -> Tensor:
         """Returns the features after ``site``: ``h`` with the output of its seed added, if it has one."""
@@ -65,14 +67,14 @@ class StaticHost(Host):
         host = network.host
         self.sites, self.topology, self.in_place = host.sites, host.topology, host.in_place
 
-    def probe(self, x: Tensor) -> None:
+    def probe(self, x: Inputs) -> None:
         self.network.host.probe(x)
         self.sites = self.network.host.sites
 
-    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self.network.host.walk(x, self._after_seeds(at), self._free(vacant))
 
-    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self.network.host.forward_from(x, site, h, self._after_seeds(at), self._free(vacant))
 
     def _after_seeds(self, at: At) -> At:

@@ -6,11 +6,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from esper.hosts.inputs import Inputs, gathered
 from esper.seeds.site import SlotSite
 
 Run = Callable[[nn.Module, Tensor], Tensor]
@@ -29,28 +30,30 @@ class Host(nn.Module, ABC):
     """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 
     @abstractmethod
-    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
         """Maps inputs x [B, ...] to logits, [B, classes] or [B, T, classes], and calls ``at`` at every site.
+
+        Inputs of several tensors are ``Arguments``; those of Esper's own hosts are one tensor.
 
         At ``vacant`` sites ``at`` returns its input, so the call may be omitted, to fuse the layers around the site.
         """
 
     @abstractmethod
-    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         """Runs the network after ``site`` on features ``h``, which were computed from the inputs ``x``.
 
         It calls ``at`` at the later sites, as :meth:`walk` does. No gradient flows to the layers before ``site``.
         """
 
-    def probe(self, x: Tensor) -> None:
+    def probe(self, x: Inputs) -> None:
         """Finds the order and width of the sites in a forward pass of inputs ``x``, if they are not known yet.
 
         Raises ConfigError for sites that cannot hold a slot.
         """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps inputs [B, ...] to logits, without seeds."""
-        return self.walk(x, lambda _site, h: h)
+    def forward(self, *x: Any, **named: Any) -> Tensor:
+        """Maps inputs [B, ...], or several by position or by name, to logits, without seeds."""
+        return self.walk(gathered(x, named), lambda _site, h: h)
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
@@ -95,10 +98,10 @@ class SegmentedHost(Host):
         self.sites = tuple(sites)
         self.topology = topology
 
-    def walk(self, x: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
-        return self._from(0, x, at, vacant)
+    def walk(self, x: Inputs, at: At, vacant: Collection[int] = ()) -> Tensor:
+        return self._from(0, cast(Tensor, x), at, vacant)
 
-    def forward_from(self, x: Tensor, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
+    def forward_from(self, x: Inputs, site: int, h: Tensor, at: At, vacant: Collection[int] = ()) -> Tensor:
         return self._from(site + 1, h, at, vacant)
 
     def run(self, segment: nn.Module, h: Tensor) -> Tensor:

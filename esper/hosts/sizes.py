@@ -7,11 +7,34 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from esper.config import ConfigError
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.transformer import TransformerHost
+
+
+@dataclass(frozen=True)
+class HostFamily:
+    """Hosts of one kind in any width, as ``Task.build_host``, so that a network of one's own can be widened.
+
+    Calling it makes the host of ``width``.
+    """
+
+    build: Callable[[int], Host]
+    """Makes the host of a width; more parameters for a larger one, and the same slots."""
+    width: int
+    """Width of the task's host, such as the channels of its first block."""
+    step: int = 1
+    """Widths are multiples of it, such as the number of heads of a transformer."""
+
+    def __post_init__(self) -> None:
+        if self.step < 1 or self.width < 1 or self.width % self.step:
+            raise ConfigError(f"HostFamily: width is {self.width}; it must be a positive multiple of step, {self.step}")
+
+    def __call__(self) -> Host:
+        return self.build(self.width)
 
 
 @dataclass(frozen=True)
@@ -24,43 +47,52 @@ class Sized:
     parameters: int
 
 
-def nearest_in_size(host: Host, parameters: int) -> Sized:
-    """Finds the host like ``host``, no narrower, whose number of parameters is nearest to ``parameters``.
+def nearest_in_size(build_host: Callable[[], Host], parameters: int, sample: Tensor) -> Sized:
+    """Finds the host like those of ``build_host``, no narrower, whose size is nearest to ``parameters``.
 
     A tie goes to the smaller host. A CNNHost is widened by its ``base``, a TransformerHost by its ``width``, in steps
-    of its number of heads. Raises ConfigError for a host of another kind.
+    of its number of heads, the host of a :class:`HostFamily` as that says. ``sample`` are inputs that initialise the
+    lazy layers of the last kind. Raises ConfigError for a host of another kind.
     """
-    make, own, step = _family(host)
+    family = _family(build_host)
 
     def sized(width: int) -> Sized:
-        with torch.device("meta"):
-            return Sized(partial(make, width), width, make(width).parameter_count)
+        if family is build_host:
+            host = family.build(width)
+            host.probe(sample)
+        else:
+            with torch.device("meta"):
+                host = family.build(width)
+        return Sized(partial(family.build, width), width, host.parameter_count)
 
-    best, wider = sized(own), sized(own + step)
+    best, wider = sized(family.width), sized(family.width + family.step)
     while abs(wider.parameters - parameters) < abs(best.parameters - parameters):
-        best, wider = wider, sized(wider.width + step)
+        best, wider = wider, sized(wider.width + family.step)
     return best
 
 
-def at_width(host: Host, width: int) -> Callable[[], Host]:
-    """Returns a factory of hosts like ``host``, narrower or wider, with a ``width`` as in :class:`Sized`.
+def at_width(build_host: Callable[[], Host], width: int) -> Callable[[], Host]:
+    """Returns a factory of hosts like those of ``build_host``, narrower or wider, with that :class:`Sized` width.
 
     Raises ConfigError for a host of another kind, or for a width that such a host cannot have.
     """
-    make, own, step = _family(host)
-    if width < 1 or width % step:
-        multiple = f"a multiple of its {step} heads" if step > 1 else "1 or more"
-        raise ConfigError(f"a {type(host).__name__} cannot have width {width}: give {multiple}; the task's has {own}")
-    return partial(make, width)
+    family = _family(build_host)
+    if width < 1 or width % family.step:
+        multiple = f"a multiple of {family.step}" if family.step > 1 else "1 or more"
+        raise ConfigError(f"this task's host cannot have width {width}: give {multiple}; it has {family.width}")
+    return partial(family.build, width)
 
 
-def _family(host: Host) -> tuple[Callable[[int], Host], int, int]:
-    """Returns a factory of hosts like ``host`` by width, the width of ``host``, and the step between widths."""
+def _family(build_host: Callable[[], Host]) -> HostFamily:
+    """Returns the family of the hosts that ``build_host`` makes."""
+    if isinstance(build_host, HostFamily):
+        return build_host
+    host = build_host()
     if type(host) is CNNHost:
-        return host.of_width, host.width, 1
+        return HostFamily(host.of_width, host.width)
     if type(host) is TransformerHost:
-        return host.of_width, host.width, host.heads
+        return HostFamily(host.of_width, host.width, host.heads)
     raise ConfigError(
-        f"cannot widen a {type(host).__name__}: only Esper's own convolutional and transformer hosts have a width "
-        "that can be set"
+        f"cannot widen a {type(host).__name__}: give its task a factory of a width, "
+        "build_host=esper.HostFamily(build, width), where build(width) makes the host"
     )

@@ -74,7 +74,8 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
-        if length > self.position.num_embeddings:
+        # A traced length is not a number: a sequence that is too long then fails to broadcast.
+        if isinstance(length, int) and length > self.position.num_embeddings:
             raise ValueError(f"a sequence of {length} tokens; this host sees at most {self.position.num_embeddings}")
         return self.token(tokens) + self.position.weight[:length]  # type: ignore[no-any-return]
 

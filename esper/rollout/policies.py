@@ -1,4 +1,4 @@
-"""Controllers by their command-line names, trained agents among them."""
+"""Controllers by their command-line names, trained agents and a user's own among them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,37 @@ from esper.config import ConfigError, TrainingConfig
 from esper.control.controller import Controller
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
+from esper.data.user_code import FORM, is_user_code
 from esper.env.slot_env import SlotVectorEnv
 from esper.files.policy import find_policy
+from esper.rollout.own_controller import OwnController, make_own, name_of
 
-NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS)
+NAMES = ("ppo", "checkpoint:PATH", "pretrained", *CONTROLLERS, FORM)
 
 
-def controller_for(name: str, config: TrainingConfig, env: SlotVectorEnv, run_seed: int) -> Controller:
-    """Makes the controller called ``name``, or a trained agent that plays greedily, for ``env``.
+def controller_for(
+    controller: str | OwnController, config: TrainingConfig, env: SlotVectorEnv, run_seed: int
+) -> Controller:
+    """Makes the controller with that name, a trained agent that plays greedily, or one of a user's own, for ``env``.
 
     Raises:
         ConfigError: the name is unknown (the known ones are listed), there is no trained agent at its path or it cannot
-            play this host, or ``ppo`` is named, which has to be trained first.
+            play this host, ``ppo`` is named, which has to be trained first, or there is no such own controller.
     """
-    check_name(name)
-    kind, _, path = name.partition(":")
+    check_name(controller)
+    if not isinstance(controller, str) or is_user_code(controller):
+        return make_own(controller, env, run_seed)
+    kind, _, path = controller.partition(":")
     if kind in ("pretrained", "checkpoint"):
-        return find_policy(path or name).controller(env, run_seed)
-    return make_controller(name, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed)
+        return find_policy(path or controller).controller(env, run_seed)
+    return make_controller(controller, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed)
 
 
-def check_name(name: str) -> None:
-    """Raises ConfigError, listing the known names, unless ``name`` is that of a player."""
+def check_name(controller: str | OwnController) -> None:
+    """Raises ConfigError, listing the known names, unless ``controller`` names one, or is a callable."""
+    name = name_of(controller)
     kind, _, path = name.partition(":")
-    if name == "pretrained" or (kind == "checkpoint" and path):
+    if not isinstance(controller, str) or is_user_code(name) or name == "pretrained" or (kind == "checkpoint" and path):
         return
     if name == "ppo":
         raise ConfigError(

@@ -11,7 +11,7 @@ import torch
 
 from esper.config import ConfigError
 from esper.config_resolved import ResolvedConfig
-from esper.control.controller import NoGrowth
+from esper.control.controller import NoGrowth, PerEnvController
 from esper.control.script import schedule_ships
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
@@ -21,6 +21,7 @@ from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
+from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
@@ -35,15 +36,16 @@ class FixedAgent:
     """A controller that does not learn; each of its rounds is repeated by the same hosts left alone.
 
     Args:
-        follows: the controller's name, with the path of the schedule or checkpoint that it actually follows.
+        follows: the controller's name, with the path of the schedule or checkpoint that it actually follows; or a
+            callable that makes the controller.
     """
 
-    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, follows: str) -> None:
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv, follows: str | OwnController) -> None:
         self.env, self.config = env, maker.config
         controller = controller_for(follows, maker.config, env, maker.config.run.seed)
         self.policy = controller if isinstance(controller, Policy) else None
         """The policy that checkpoints contain; None for a controller without one."""
-        self.seed_offset = 0 if self.policy is None else HELD_OUT
+        self.seed_offset = 0 if isinstance(controller, PerEnvController) else HELD_OUT
         """Added to the run seed of the hosts, because a policy may have learned on those of the run's own seed."""
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
         alone = NoGrowth(env.action_spec, env.layout, env.num_envs)

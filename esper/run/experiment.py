@@ -18,11 +18,12 @@ from esper.files import checkpoint
 from esper.files.run_folder import CONFIG, EVENTS, RunFolder
 from esper.files.system_info import check_device, check_devices
 from esper.rollout.interrupt import interrupts_wait, termination_interrupts
+from esper.rollout.own_controller import OwnController, confirmed_controller, name_of
 from esper.rollout.threads import one_thread
 from esper.run.summary import RunSummary
 from esper.run.telemetry import RunTelemetry
 from esper.run.tracking import check_trackers
-from esper.run.trainer import Trainer
+from esper.run.trainer import Stopped, Trainer
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import being_written
 
@@ -35,6 +36,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         folder: run folder; must be empty or not exist yet.
         callbacks: sinks that receive the run's events in addition to the files of the run folder.
         task: what hosts are trained on; None: the task named in the config.
+        controller: a name, or a callable that makes a controller for an env; None: the controller named in the config.
         resumed_from: the checkpoint to continue from, see :meth:`resume`.
     """
 
@@ -46,8 +48,11 @@ class Experiment(AbstractContextManager["Experiment"]):
         callbacks: Sequence[Sink] = (),
         task: Task | None = None,
         *,
+        controller: str | OwnController | None = None,
         resumed_from: checkpoint.CheckpointFile | None = None,
     ) -> None:
+        if controller is not None:
+            config = config.with_values(run={"controller": name_of(controller)})
         check_devices(config.run.device)
         check_device(config.ppo.device)
         check_trackers(config)
@@ -57,20 +62,31 @@ class Experiment(AbstractContextManager["Experiment"]):
         maker = EnvMaker.of(config, task)
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
-        follows = self.files.follows(config.run.controller) if resumed else config.run.controller
+        follows: str | OwnController = config.run.controller
+        if controller is not None and not isinstance(controller, str):
+            follows = controller
+        elif resumed:
+            follows = self.files.follows(config.run.controller)
         intact = resumed_from is None or resumed_from.file.name == checkpoint.NAME
         self.trainer = Trainer(maker, self.telemetry, self.files, follows, intact)
 
     @classmethod
-    def resume(cls, folder: Path | str, callbacks: Sequence[Sink] = (), task: Task | str | None = None) -> Experiment:
+    def resume(
+        cls,
+        folder: Path | str,
+        callbacks: Sequence[Sink] = (),
+        task: Task | str | None = None,
+        controller: str | OwnController | None = None,
+    ) -> Experiment:
         """Returns a run that continues from its last checkpoint, with the same results as if it had never stopped.
 
-        A user-defined task is code, and is never run just because a run folder names it: pass it again in ``task``, as
-        the task itself or its name.
+        A user-defined task or controller is code, and is never run just because a run folder names it: pass it again in
+        ``task`` or ``controller``, as itself or its name.
 
         Raises:
-            ConfigError: there is no run folder or no checkpoint, the run is finished or still in progress, the task
-                differs from the run's, or a user-defined task is not named.
+            ConfigError: there is no run folder or no checkpoint, the run is finished or still in progress, the task or
+                the controller differs from the run's, a user-defined one is not named, or the controller was a callable
+                without a name, such as a lambda.
         """
         folder = Path(folder)
         if being_written(folder / EVENTS):
@@ -81,7 +97,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         config = TrainingConfig.parse(read_toml(folder / CONFIG))
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         config = config.with_values(task={"name": confirmed_task(config.task.name, name, str(folder))})
-        return cls(config, folder, callbacks, given, resumed_from=found)
+        chosen = confirmed_controller(config.run.controller, controller, str(folder))
+        return cls(config, folder, callbacks, given, controller=chosen, resumed_from=found)
 
     @one_thread()
     def run(self) -> RunSummary:
@@ -107,18 +124,26 @@ class Experiment(AbstractContextManager["Experiment"]):
                 else:
                     self._continue_from(self.resumed_from)
                 summary = self._end(trainer.train(), interrupted=False)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as reason:
                 if self.finished:
                     raise
                 if collector.running and collector.consistent:
                     trainer.checkpoints.save()
-                if self.telemetry.hub is None or not trainer.done:
+                if self.telemetry.hub is None or not (trainer.done or isinstance(reason, Stopped)):
                     raise
-                summary = self._end([] if self.config.run.learns else trainer.evaluate(), interrupted=True)
+                compared = trainer.done and not self.config.run.learns
+                summary = self._end(trainer.evaluate() if compared else [], interrupted=True)
             finally:
                 trainer.checkpoints.write()
         # Sinks may still fail while the hub closes.
         return replace(summary, dropped_sinks=self.telemetry.dropped_sinks())
+
+    def stop(self) -> None:
+        """Ends the run at the end of the current step, as Ctrl-C does; callable from callbacks and from any thread.
+
+        :meth:`run` then returns, also before the first round is complete, and :meth:`resume` continues.
+        """
+        self.trainer.stopping = True
 
     def _begin(self) -> None:
         """Opens the folder and the log, and measures the baseline."""

@@ -2,94 +2,220 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from esper.config import ConfigError, TrainingConfig
+import numpy as np
+
+from esper.config import ConfigError, TrainingConfig, read_toml
+from esper.config_resolved import ResolvedConfig
 from esper.data.task import Task
 from esper.env.make import EnvMaker
-from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
-from esper.files.grown_host import committed_network
-from esper.files.system_info import check_devices
-from esper.hosts.grown import GrownHost
-from esper.rollout.policies import controller_for
-from esper.rollout.rollout import play_round
+from esper.files import checkpoint
+from esper.files.grown_host import committed_network, export
+from esper.files.run_folder import CONFIG, EVENTS
+from esper.lifecycle.gates import GATES, Gates
+from esper.lifecycle.stage import SeedStage
+from esper.report.event_log import EventLog
+from esper.rollout.own_controller import OwnController, name_of
+from esper.rollout.policies import check_name
 from esper.rollout.threads import one_thread
+from esper.run.experiment import Experiment
+from esper.run.grown import Grown
+from esper.run.summary import RunSummary
 from esper.spaces.action import Op
-from esper.telemetry.event import ActionTaken, Event
+from esper.telemetry.event import (
+    ActionTaken,
+    BaselineMeasured,
+    EpisodeCompleted,
+    EpochCompleted,
+    Event,
+    GovernorRollback,
+    RunResumed,
+)
+from esper.telemetry.hub import Sink
+from esper.telemetry.seeds_tried import SeedsTried, TriedSeed
+from esper.telemetry.sinks.console import TerminalConsole
+from esper.telemetry.sinks.live import progress_sink
+from esper.training.validate import committed_configuration, evaluate
 
-
-@dataclass(frozen=True)
-class Grown:
-    """A grown host compared with the same host left alone; accuracies in pp, test split.
-
-    For a task with a score of its own, they are that score, in its unit.
-    """
-
-    network: GrownHost
-    """The host with its kept seeds, on the CPU, in eval mode."""
-    accuracy: float
-    alone: float
-    """Accuracy of a host with the same initial weights and batches, but no seeds."""
-    seeds: dict[str, str]
-    """Blueprint of each kept seed, by slot."""
-    refusals: tuple[str, ...]
-    """Distinct reasons why seeds could not be planted; empty if none was refused."""
-    host_parameters: int
-    parameters: int
-    """Number of parameters of the host and its kept seeds."""
+logger = logging.getLogger(__name__)
 
 
 @one_thread()
 def grow(
-    task: Task, controller: str = "heuristic", epochs: int | None = None, config: TrainingConfig | None = None
+    task: Task,
+    controller: str | OwnController = "heuristic",
+    epochs: int | None = None,
+    config: TrainingConfig | None = None,
+    *,
+    folder: Path | str | None = None,
+    callbacks: Sequence[Callable[[Event], None]] = (),
+    alone: bool = True,
+    progress: bool = False,
 ) -> Grown:
     """Trains a host of ``task`` for ``epochs`` while ``controller`` grows it, then trains the same host alone.
+
+    Ctrl-C ends it at the end of the epoch and returns what has grown so far; a second one is raised at once. With
+    ``folder``, the same call continues from there, to the same bits.
 
     Args:
         task: what to train on, and the host; ``esper.graft`` makes one of any network.
         controller: ``heuristic``, ``schedule:FILE.toml``, ``random``, ``pretrained`` (the shipped agent), or
-            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names.
+            ``checkpoint:PATH`` of an agent that learned on a host with blueprints of the same names; or one of your
+            own, as ``path.py:function`` or a callable that makes a controller for an env.
         epochs: length of the episode; None: the config's, or the task's.
         config: all other values; the task fills in its sizes. None: the defaults, with the no-growth baseline measured
             on one host.
+        folder: a run folder, as that of ``esper run``: new, or of an interrupted call with the same arguments. None:
+            nothing is left on disk.
+        callbacks: receive every event of the grown host, such as ``EpochCompleted``. One that raises is dropped.
+        alone: whether to train the same host without seeds as well, which takes about as long again.
+        progress: whether to show the progress on the terminal.
 
     Raises:
-        ConfigError: the controller is unknown or does not fit, or the data cannot serve the sizes.
+        ConfigError: the controller is unknown or does not fit, the data cannot serve the sizes, or ``folder`` holds
+            something else.
+        KeyboardInterrupt: Ctrl-C came before the first epoch, or twice.
     """
     if controller == "none":
         raise ConfigError("controller none grows nothing: name another one; its result includes the host left alone")
+    check_name(controller)
     if config is None:
         config = TrainingConfig().with_values(env={"baseline_episodes": 1})
     values = {"n_envs": 1} | ({} if epochs is None else {"episode_length": epochs})
-    check_devices(config.run.device)
-    maker = EnvMaker.of(config.with_values(env=values), task)
-    refusals: dict[str, None] = {}
+    settings = config.with_values(env=values, run={"controller": name_of(controller), "rounds": 1})
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
+        watch = Watch(callbacks, alone)
+        sinks: list[Sink] = [watch, *([progress_sink(TerminalConsole())] if progress else [])]
+        experiment = watch.experiment = _opened(settings, place, sinks, task, controller)
+        summary, interrupted = _run(experiment)
+        return _result(watch, summary, interrupted, None if folder is None else place)
 
-    def listen(event: Event) -> None:
-        if isinstance(event, ActionTaken) and event.op == Op.GERMINATE.name and not event.accepted:
-            refusals[event.reason] = None
 
-    with closing(maker.make(emit=listen)) as env:
-        assert isinstance(env, GrowthVectorEnv)
-        accuracy = _play(env, controller, maker.config)
-        network = committed_network(env.training[0])
-    with closing(maker.make()) as same_host:
-        same_host.baseline = env.baseline
-        alone = _play(same_host, "none", maker.config)
+class Watch(Sink):
+    """Warns while a host grows, calls back, and ends the run with the grown host if no other is wanted."""
+
+    experiment: Experiment
+
+    def __init__(self, callbacks: Sequence[Callable[[Event], None]], alone: bool) -> None:
+        self.callbacks, self.alone = list(callbacks), alone
+        self.failures: list[str] = []
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case GovernorRollback():
+                logger.warning("training diverged: %s", _rollback(event))
+            case EpisodeCompleted() if not self.alone:
+                self.experiment.stop()
+            case RunResumed() if not self.alone and self.experiment.trainer.agent.rollout.finished:
+                self.experiment.stop()
+        for callback in list(self.callbacks):
+            try:
+                callback(event)
+            except Exception as error:
+                self.callbacks.remove(callback)
+                self.failures.append(f"a callback failed and was dropped: {type(error).__name__}: {error}")
+                logger.warning("%s", self.failures[-1])
+
+
+def _opened(
+    settings: TrainingConfig, place: Path, sinks: Sequence[Sink], task: Task, controller: str | OwnController
+) -> Experiment:
+    """Returns the run in ``place``, or a new one. Raises ConfigError if the one there has another config."""
+    if not checkpoint.files(place):
+        return Experiment(settings, place, sinks, task, controller=controller)
+    asked = EnvMaker.of(settings, task).config.model_dump(mode="json", exclude_none=True)
+    there = TrainingConfig.parse(read_toml(place / CONFIG)).model_dump(mode="json", exclude_none=True)
+    changed = [f"{name}.{key}" for name in asked for key in asked[name] if asked[name][key] != there[name].get(key)]
+    if changed:
+        raise ConfigError(
+            f"{place} was grown with another {', '.join(changed)}: give the same arguments to continue, or a new folder"
+        )
+    return Experiment.resume(place, sinks, task, controller)
+
+
+def _run(experiment: Experiment) -> tuple[RunSummary | None, bool]:
+    """Runs until the end or an interrupt; returns the summary, None without one, and whether Ctrl-C came.
+
+    Raises KeyboardInterrupt if nothing has grown yet, or the host is in the middle of an epoch.
+    """
+    try:
+        summary = experiment.run()
+    except KeyboardInterrupt:
+        trainer = experiment.trainer
+        if trainer.env.state.epoch[0] < 1 or not trainer.collector.consistent:
+            raise
+        return None, True
+    return summary, summary.interrupted and not experiment.trainer.stopping
+
+
+def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder: Path | None) -> Grown:
+    experiment = watch.experiment
+    env, config = experiment.trainer.env, experiment.config
+    assert isinstance(env, GrowthVectorEnv)
+    events = EventLog(experiment.folder / EVENTS).read()[0]
+    training = env.training[0]
+    network = committed_network(training)
+    accuracy = float(evaluate(training, training.task.test, [committed_configuration(training)]).accuracy[0])
+    if folder is not None and summary is not None and not summary.comparisons:
+        export(network, folder / "best_host", {"test_accuracy": accuracy})
+    refused = [e.reason for e in events if isinstance(e, ActionTaken) and e.op == Op.GERMINATE.name and not e.accepted]
+    history = tuple(event for event in events if isinstance(event, EpochCompleted))
     return Grown(
         network=network,
-        accuracy=accuracy,
-        alone=alone,
+        accuracy=env.score.of(accuracy),
+        alone=None if summary is None or not summary.comparisons else env.score.of(summary.comparison.mean_b),
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
-        refusals=tuple(refusals),
+        refusals=tuple(dict.fromkeys(refused)),
         host_parameters=network.host.parameter_count,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
+        tried=_tried(events, env, config),
+        history=history,
+        warnings=(*_divergence(events, config), *watch.failures),
+        controller=config.run.controller,
+        epochs=env.horizon,
+        interrupted=interrupted,
+        folder=folder,
+        resolution=100 / float(training.task.counts.sum()),
+        score=env.score,
     )
 
 
-def _play(env: SlotVectorEnv, controller: str, config: TrainingConfig) -> float:
-    """Plays one episode and returns the test accuracy of the host, in pp, or its score in the task's unit."""
-    play_round(env, controller_for(controller, config, env, config.run.seed), config.run.seed)
-    return env.score.of(float(env.test_accuracy()[0]))
+def _tried(events: Sequence[Event], env: GrowthVectorEnv, config: TrainingConfig) -> tuple[TriedSeed, ...]:
+    """Returns the seeds that were planted; those that are still there with what keeps them from passing on."""
+    found = SeedsTried()
+    for event in events:
+        found.handle(event)
+    slots = env.state.slots
+    gates = Gates(slots, env.state.anomaly_pending, config.env.gates, env.loop.durations)
+    for s in np.flatnonzero(slots.living[0]).tolist():
+        reason, name = gates.explain((0, s)).reason, GATES[SeedStage(int(slots.stage[0, s]))]
+        unused = f"gate {name} was open, but {config.run.controller} did not let it pass"
+        found.stand(env.action_spec.slots[s], f"gate {name} was closed: {reason}" if reason else unused)
+    return tuple(found.seeds)
+
+
+def _divergence(events: Sequence[Event], config: ResolvedConfig) -> list[str]:
+    """Describes signs that training diverged, with what to try."""
+    found = [_rollback(event) for event in events if isinstance(event, GovernorRollback)]
+    found += [
+        f"a host left alone ends with loss {event.loss[-1]:.3g}, and had {event.loss[0]:.3g} before training"
+        for event in events
+        if isinstance(event, BaselineMeasured) and not event.loss[-1] <= event.loss[0]
+    ]
+    if found:
+        rate = config.task.learning_rate
+        found.append(f"lower the learning rate (task.learning_rate is {rate:g}), or normalise the inputs")
+    return found
+
+
+def _rollback(event: GovernorRollback) -> str:
+    loss = f"loss {event.value:.3g}" if math.isfinite(event.value) else "a loss that is not finite"
+    return f"epoch {event.epoch}: {event.reason}, {loss}; the host was restored as of epoch {event.restored_epoch}"

@@ -18,7 +18,7 @@ class RunSummary:
     controller: str
     comparisons: tuple[ArmComparison, ...]
     """The run's controller against each baseline, hosts left alone (``none``) first. Empty if an agent was interrupted
-    before it finished learning."""
+    before it finished learning, or the run was stopped in its first round."""
     host_parameters: int
     grown_parameters: float
     """Mean number of parameters of the compared hosts."""
@@ -36,5 +36,5 @@ class RunSummary:
     def comparison(self) -> PairedComparison:
         """The comparison with hosts left alone. Raises ValueError if nothing was compared."""
         if not self.comparisons:
-            raise ValueError("nothing was compared: the agent was interrupted while it was learning")
+            raise ValueError("nothing was compared: the run was interrupted before there was a result")
         return self.comparisons[0].pair

@@ -12,22 +12,34 @@ from esper.files import checkpoint
 from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
+from esper.rollout.own_controller import OwnController
 from esper.run.agents import FixedAgent, LearningAgent
 from esper.run.best_host import BestHost
 from esper.run.checkpointing import Checkpoints
 from esper.run.telemetry import RunTelemetry
+from esper.telemetry.event import Event
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised between two steps of a run that was asked to stop."""
 
 
 class Trainer:
     """Plays the rounds of a run, then evaluates. Its state can be saved and loaded between any two steps.
 
     Args:
-        follows: the controller's name; for a resumed run, with the path of the schedule or checkpoint in its folder.
+        follows: the controller's name, or a callable that makes it; for a resumed run, the name has the path of the
+            schedule or checkpoint in its folder.
         last_is_intact: see :class:`~esper.run.checkpointing.Checkpoints`.
     """
 
     def __init__(
-        self, maker: EnvMaker, telemetry: RunTelemetry, files: RunFolder, follows: str, last_is_intact: bool
+        self,
+        maker: EnvMaker,
+        telemetry: RunTelemetry,
+        files: RunFolder,
+        follows: str | OwnController,
+        last_is_intact: bool,
     ) -> None:
         self.maker, self.config, self.telemetry = maker, maker.config, telemetry
         self.env = maker.make(emit=telemetry.emit)
@@ -42,12 +54,30 @@ class Trainer:
             raise
         self.best = BestHost(files.path, self.env)
         self.checkpoints = Checkpoints(files, self.config.run, self.state_dict, last_is_intact)
-        self.collector = Collector(self.agent.rollout, self.agent.control, self.checkpoints.save_by_the_clock)
+        self.collector = Collector(self.agent.rollout, self.agent.control, self._between_steps)
         self.done = self.env_steps = 0
         """Rounds that are complete, and their env steps."""
         self.earlier_seconds = 0.0
         """Seconds that the run took before it was resumed."""
         self.started = time.perf_counter()
+        self.stopping = False
+        """Whether the run was asked to stop."""
+
+    def _between_steps(self) -> None:
+        self.checkpoints.save_by_the_clock()
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if self.stopping:
+            raise Stopped
+
+    def _practised(self, event: Event) -> None:
+        self.telemetry.emit(event)
+        self._stop_if_asked()
+
+    def _measured(self) -> None:
+        self.checkpoints.save()
+        self._stop_if_asked()
 
     def prepare(self, baseline: Baseline | None = None) -> None:
         """Sets the no-growth baseline of all envs, or measures it."""
@@ -60,7 +90,7 @@ class Trainer:
     def train(self) -> list[ArmResult]:
         """Plays the rounds that are left, and returns the arm of the controller and those that it is compared with."""
         if isinstance(self.agent, LearningAgent) and not self.agent.pretrained:
-            self.agent.pretrain(self.telemetry.emit)
+            self.agent.pretrain(self._practised)
             self.checkpoints.save()
         for number in range(self.done + 1, self.config.run.rounds + 1):
             played = self.collector.play()
@@ -76,7 +106,7 @@ class Trainer:
         return self.evaluate()
 
     def evaluate(self) -> list[ArmResult]:
-        return self.agent.evaluate(self.telemetry.emit, self.checkpoints.save)
+        return self.agent.evaluate(self.telemetry.emit, self._measured)
 
     @property
     def seconds(self) -> float:

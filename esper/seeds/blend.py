@@ -61,12 +61,13 @@ class Seed(nn.Module):
 
     All parameters, including the gate's, exist from birth, so that the optimizer made then covers all of them.
     ``topology`` gives the layout of ``h``: "cnn" is [B, C, H, W]; all others, such as "transformer" [B, T, C] and "mlp"
-    [B, C], have the ``channels`` last.
+    [B, C], have the ``channels`` last. In an "encoder", [B, T, C], the gate sees all positions, in others of that
+    layout only those up to its own.
     """
 
     def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
         super().__init__()
-        self.body, self.operator, self.images = body, operator, topology == "cnn"
+        self.body, self.operator, self.topology = body, operator, topology
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)
@@ -83,7 +84,9 @@ class Seed(nn.Module):
             return h * torch.tanh(f)
         if self.gate is None:
             return f
-        if self.images:
+        if self.topology == "cnn":
             g: Tensor = self.gate(h.mean(dim=(2, 3)))  # [B, 1]
             return g[:, :, None, None] * f
+        if self.topology == "encoder":
+            return self.gate(h.mean(dim=1, keepdim=True)) * f  # type: ignore[no-any-return]  # [B, 1, 1]
         return self.gate(running_mean(h)) * f  # type: ignore[no-any-return]  # [B, 1] or [B, T, 1]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from esper.data.task import Augmentation, Split
+from esper.hosts.inputs import select_rows
 from esper.ops import stage_images, stage_tokens
 
 EPOCH_BITS = 32
@@ -61,7 +64,7 @@ class BatchLoader:
         if self.by_cursor:
             upload(torch.tensor([self.epoch, 0]), self.cursor)
 
-    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+    def batch(self, number: int) -> tuple[Any, Tensor]:
         """Returns inputs [B, ...] and targets of batch ``number``, valid until the next call.
 
         With ``by_cursor``, it is always the next batch.
@@ -90,7 +93,7 @@ class BatchLoader:
             stage_tokens(self.rows, self.order, first=first, cursor=cursor, out=self.x, targets_out=self.y)
         else:
             rows = self._rows(first)
-            torch.index_select(self.split.x, 0, rows, out=self.x)
+            select_rows(self.split.x, rows, out=self.x)
             torch.index_select(self.split.y, 0, rows, out=self.y)
         if self.by_cursor:
             self.cursor[1].add_(self.batch_size)

@@ -77,7 +77,7 @@ def evaluate(
         def work() -> None:
             _evaluate_into(training, split, configurations, own, 0, apart)
 
-        if totals is None:
+        if totals is None or not split.in_memory:  # a captured pass would not read
             work()
         else:  # into the same memory each time
             training.repeat(("validation", id(split), training.evaluation_batch, _branching(configurations)), work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,53 @@ def test_each_mistake_is_one_error(name: str, file: Path) -> None:
         load_task(name.format(folder=folder))
     assert WRONG[name] in str(caught.value)
     assert str(caught.value).startswith(f"task '{name.format(folder=folder)}'")
+
+
+@pytest.fixture
+def import_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes what loading a file adds to ``sys.path`` and ``sys.modules``."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+NEIGHBOURLY = """
+from dataclasses import replace
+from esper.data.tasks import load_task
+import helpers
+
+
+def make_task():
+    import helpers_later
+    return replace(load_task("digits"), learning_rate=helpers.RATE * helpers_later.FACTOR)
+"""
+
+
+def neighbourly(folder: Path, rate: float) -> str:
+    folder.mkdir()
+    (folder / "mine.py").write_text(NEIGHBOURLY)
+    (folder / "helpers.py").write_text(f"RATE = {rate}")
+    (folder / "helpers_later.py").write_text("FACTOR = 2")
+    return f"{folder}/mine.py:make_task"
+
+
+@pytest.mark.usefixtures("import_state")
+def test_a_file_imports_its_neighbours_at_once_and_later(tmp_path: Path) -> None:
+    assert load_task(neighbourly(tmp_path / "a", 0.25)).learning_rate == 0.5
+
+
+@pytest.mark.usefixtures("import_state")
+def test_a_neighbour_is_never_confused_with_another_module_of_its_name(tmp_path: Path) -> None:
+    load_task(neighbourly(tmp_path / "a", 0.25))
+    with pytest.raises(ConfigError, match=rf"imports helpers, .* from {tmp_path}/a/helpers.py before: rename"):
+        load_task(neighbourly(tmp_path / "b", 0.5))
+
+
+@pytest.mark.usefixtures("import_state")
+def test_a_mistake_in_a_neighbour_names_its_file(tmp_path: Path) -> None:
+    name = neighbourly(tmp_path / "a", 0.25)
+    (tmp_path / "a" / "helpers.py").write_text("RATE = = 1")
+    with pytest.raises(ConfigError, match=r"line 4: SyntaxError: .*helpers\.py, line 1"):
+        load_task(name)
 
 
 def test_untrusted_code_is_not_run(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Build of the emulated kernels: translate ``csrc/cuda``, compile what has changed, link a shared library.
 
-Everything lies in ``build/emulation``, which git ignores, under names that are digests of what it was made from.
+Everything lies in ``build/emulation``, which git ignores, under names that are digests of what it was made from. One
+process builds at a time; others wait, and find what it has made.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -150,10 +152,13 @@ def build(
     sources = _edited(sources, edits)
     units = units or [Path(name).stem for name in sources if name.endswith(".cu")]
     translated = {_cpp_name(name): translate(text, shown[name], namespace) for name, text in sources.items()}
-    objects = _compile_all(translated, units, [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF])
-    library = FOLDER / f"{namespace}-{_digest(*(path.name for path in objects))}.so"
-    if not library.is_file():
-        _link(objects, library, sanitizers)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+        objects = _compile_all(translated, units, [*COMMON, *(SANITIZED if sanitizers else CHECKED), *WARNINGS_OFF])
+        library = FOLDER / f"{namespace}-{_digest(*(path.name for path in objects))}.so"
+        if not library.is_file():
+            _link(objects, library, sanitizers)
     names = [name for unit in units for name in operators(sources[f"cuda/{unit}.cu"])]
     return EmulatedLibrary(library, namespace, tuple(names))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from esper.config import ConfigError, TrainingConfig
-from esper.env.make import PLAIN, make_single, make_vector
+from esper.env.make import PLAIN, make_env, make_single, make_vector
 from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
-from tests.core_helpers import wait_actions
+from tests.core_helpers import digits, tiny_config, wait_actions
 
 ID = "esper/Growth-v0"
 SMALL: dict[str, Any] = {"episode_length": 2, "baseline_episodes": 1, "samples_per_epoch": 64, "batch_size": 32}
@@ -141,3 +142,12 @@ def test_a_spec_makes_the_same_env_again() -> None:
     again = gymnasium.make_vec(env.spec)
     assert isinstance(again, PlantedVectorEnv)
     assert again.config == env.unwrapped.config  # type: ignore[attr-defined]
+
+
+def test_make_env_takes_a_task_of_ones_own() -> None:
+    task = replace(digits(), name="mine", n_envs=3)
+    env = make_env(tiny_config(2, 3), task=task)
+    assert isinstance(env, GrowthVectorEnv)
+    assert (env.num_envs, env.config.task.name, env.task.name) == (2, "mine", "mine")
+    assert env.action_spec.slots == ("r0c0", "r0c1", "r1c0", "r1c1"), "those of the given host"
+    env.close()

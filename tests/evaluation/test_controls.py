@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import ComparisonResult, ComparisonRun
 from esper.evaluation.controls import StaticRunner
 from esper.evaluation.runner import HostResult
-from esper.hosts.graft import graft
+from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import KeptSeed
+from esper.hosts.sizes import HostFamily
 from esper.training.rng import seeded
 from tests.core_helpers import EASY_GATES
 
@@ -104,17 +106,19 @@ def test_static_starts_from_the_initial_weights_of_the_host() -> None:
     assert any(name.startswith("network.seeds.r0c1") for name in weights)
 
 
+def of_width(width: int) -> GraftedHost:
+    """A network of the user's own."""
+    model = nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.LazyConv2d(width, 3, padding=1), nn.Dropout(0.1), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)),
+    )
+    return graft(model, {"r0c0": "0", "r0c1": "1"})
+
+
 def mine() -> Task:
-    """A network of the user's own on the same digits."""
-
-    def model() -> nn.Module:
-        return nn.Sequential(
-            nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
-            nn.Sequential(nn.LazyConv2d(4, 3, padding=1), nn.Dropout(0.1), nn.ReLU(inplace=True)),
-            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)),
-        )
-
-    return replace(load_task("digits"), name="mine", build_host=lambda: graft(model(), {"r0c0": "0", "r0c1": "1"}))
+    """That network on the same digits."""
+    return replace(load_task("digits"), name="mine", build_host=lambda: of_width(4))
 
 
 def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) -> None:
@@ -124,7 +128,22 @@ def test_a_network_of_the_users_own_has_static_and_same_compute(tmp_path: Path) 
     assert found["same-compute"][0].epochs > found["none"][0].epochs
 
 
-def test_a_network_of_the_users_own_has_no_bigger_one(tmp_path: Path) -> None:
+def test_a_network_of_the_users_own_is_widened_by_its_family(tmp_path: Path) -> None:
+    task = replace(mine(), build_host=HostFamily(of_width, 3))
+    found = play(tmp_path, SCHEDULE, "bigger", task=task, pairs=1).hosts
+    ours, bigger = found["grown"][0], found["bigger"][0]
+    assert ours.kept
+    assert bigger.facts == {"validation_accuracy": ANY, "width": ANY, "wanted_parameters": ours.parameters}
+    sizes = {}
+    for width in range(3, 9):
+        host = of_width(width)
+        host.probe(task.sample)
+        sizes[width] = host.parameter_count
+    assert bigger.facts["width"] == min(sizes, key=lambda width: abs(sizes[width] - ours.parameters)) > 3
+    assert bigger.parameters == sizes[bigger.facts["width"]]
+
+
+def test_a_network_of_the_users_own_without_a_family_has_no_bigger_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"arm 'bigger': cannot widen a GraftedHost"):
         play(tmp_path, SCHEDULE, "bigger", task=mine())
     assert not (tmp_path / "out").exists()

@@ -180,7 +180,7 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
         evaluate_controller(str(lone))
     small = {"run": {"evaluation_pairs": 2}, "env": {"n_envs": 2, "episode_length": 4}}
     found = evaluate_controller(str(lone), task="planted", changes=small)
-    assert (found.pairs, found.policy.origin) == (2, "")
+    assert (found.pairs, found.origin) == (2, "")
 
 
 def test_a_run_that_played_a_saved_policy_can_be_evaluated(simulated: Path, tmp_path: Path) -> None:

@@ -55,6 +55,26 @@ def test_the_model_trains_to_the_same_bits_until_a_seed_is_blended_in(optimizer:
     assert not same(weights(grown.model), weights(alone.model))
 
 
+@pytest.mark.parametrize("how", ["model.zero_grad", "closure"])
+def test_loops_that_clear_the_model_only_or_pass_a_closure_grow_the_same(how: str) -> None:
+    def take(loop: Loop, x: Tensor, y: Tensor) -> None:
+        def closure() -> Tensor:
+            loop.model.zero_grad()
+            loss = nn.functional.cross_entropy(loop.model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        if how == "closure":
+            loop.optimizer.step(closure)
+        else:
+            closure()
+            loop.optimizer.step()
+
+    one, other = Loop(step=take).run(), Loop().run()
+    assert one.steps == other.steps
+    assert same(weights(one.model), weights(other.model))
+
+
 def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     return {key: torch.as_tensor(value) for key, value in state.items() if value is not None}
 

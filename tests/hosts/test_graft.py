@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from torch.nn import functional as F
 from esper.config import ConfigError
 from esper.hosts.cnn import CNNHost
 from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.inputs import Arguments
+from esper.hosts.outputs import features_of, logits_of, with_features
 
 X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 SITES = {"r0c0": "first.1", "r0c1": "second"}
@@ -122,12 +126,17 @@ class Twice(nn.Module):
         super().__init__()
         self.shared = nn.Conv2d(1, 1, 3, padding=1)
         self.unused = nn.Conv2d(1, 1, 1)
-        self.pair = Pair()
+        self.pair, self.named = Pair(), Named()
         self.pooled = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = self.pair(self.shared(self.shared(x)))
+        a, b = self.pair(self.named(self.shared(self.shared(x)))["h"])
         return (self.pooled(a) + b).flatten(1)  # type: ignore[no-any-return]
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"h": x}
 
 
 class Pair(nn.Module):
@@ -141,7 +150,7 @@ class Pair(nn.Module):
         ({"r0c0": "nowhere"}, "cnn", "no submodule 'nowhere'; it has: shared, unused, pair, pooled"),
         ({"r0c0": "shared"}, "cnn", "slot r0c0: shared runs more than once"),
         ({"r0c0": "unused"}, "cnn", r"never runs the submodule of slot r0c0 \(unused\)"),
-        ({"r0c0": "pair"}, "cnn", "pair returns tuple; a site is one tensor"),
+        ({"r0c0": "named"}, "cnn", "named returns dict; a site is one tensor, or the first of a tuple"),
         ({"r0c0": "pooled"}, "transformer", "transformer seeds need floating-point features with 3 dimensions"),
         ({"first": "pooled"}, "cnn", "slot name 'first' is not of the form r0c0"),
         ({"r0c0": "pooled"}, "rnn", "unknown topology 'rnn'; known: cnn, transformer, mlp"),
@@ -167,3 +176,60 @@ def test_a_host_of_ours_can_be_grafted_too() -> None:
     ours = CNNHost(1, 10, base=3, blocks=2).eval()
     host = graft(ours, {"r0c0": "segments.0"}, example=X)
     assert torch.equal(host.eval()(X), ours(X))
+
+
+class Reader(nn.Module):
+    """Tokens and their mask [B, T] to logits, in an object as Hugging Face's models return it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 6)
+        self.gru = nn.GRU(6, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> SimpleNamespace:
+        h, last = self.gru(self.embed(tokens) * mask[:, :, None])
+        return SimpleNamespace(logits=self.head(h.sum(1) + last[0]), loss=None)
+
+
+def test_a_site_on_a_recurrent_layer_is_its_first_tensor_and_inputs_may_be_several() -> None:
+    torch.manual_seed(0)
+    model = Reader()
+    x = {"tokens": torch.randint(0, 9, (4, 5)), "mask": torch.rand(4, 5)}
+    host = graft(model, {"r0c0": "gru"}, "transformer", example=x)
+    assert [site.channels for site in host.sites] == [6]
+    assert torch.equal(host(**x), model(**x).logits)
+    assert torch.equal(host(tuple(x.values())), host(x))
+
+    def change(_site: int, h: Tensor) -> Tensor:
+        assert h.shape == (4, 5, 6)
+        return h + 1
+
+    changed = host.walk(Arguments(x), change)
+    h, last = model.gru(model.embed(x["tokens"]) * x["mask"][:, :, None])
+    assert torch.equal(changed, model.head((h + 1).sum(1) + last[0]))
+    assert torch.equal(host.forward_from(Arguments(x), 0, h + 1, lambda _site, h: h), changed)
+    model.gru.batch_first = False
+    with pytest.raises(ConfigError, match="batch_first"):
+        graft(model, {"r0c0": "gru"}, "transformer", example=x)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        torch.ones(2),
+        {"loss": None, "logits": torch.ones(2)},
+        SimpleNamespace(logits=torch.ones(2)),
+    ],
+)
+def test_logits_are_found_in_what_a_network_returns(output: object) -> None:
+    assert torch.equal(logits_of(output), torch.ones(2))
+    assert logits_of((output, 1)) == (output, 1)
+
+
+def test_a_named_tuple_stays_one_when_its_features_change() -> None:
+    pair = namedtuple("pair", "h rest")
+    found = with_features(pair(torch.zeros(2), 3), torch.ones(2))
+    assert type(found) is pair
+    assert features_of(found) is found.h
+    assert found.rest == 3

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from esper.config import ConfigError
 from esper.data.tasks import build_host
-from esper.hosts.graft import graft
-from esper.hosts.sizes import at_width, nearest_in_size
+from esper.hosts.graft import GraftedHost, graft
+from esper.hosts.sizes import HostFamily, at_width, nearest_in_size
 from esper.hosts.transformer import TransformerHost
+
+DIGITS = torch.zeros(3, 1, 8, 8)
+TOKENS = torch.zeros(3, 16, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
     ("wanted", "width", "parameters"), [(1, 3, 277), (277, 3, 277), (357, 3, 277), (358, 4, 438), (900, 6, 868)]
 )
 def test_the_nearest_width_of_a_convolutional_host(wanted: int, width: int, parameters: int) -> None:
-    found = nearest_in_size(build_host("digits"), wanted)
+    found = nearest_in_size(lambda: build_host("digits"), wanted, DIGITS)
     assert (found.width, found.parameters) == (width, parameters)
     made = found.build()
     assert made.parameter_count == parameters
@@ -26,29 +30,59 @@ def test_the_nearest_width_of_a_convolutional_host(wanted: int, width: int, para
 def test_the_nearest_width_of_a_transformer() -> None:
     host = TransformerHost(vocabulary=50, width=8, layers=2, heads=4, block=16, slots=2)
     sizes = {w: TransformerHost(50, w, 2, 4, 16, 2).parameter_count for w in (8, 12, 16)}
-    assert nearest_in_size(host, sizes[12] + 1).width == 12
-    assert nearest_in_size(host, sizes[16] - 1).parameters == sizes[16]
-    assert isinstance(nearest_in_size(host, sizes[16]).build(), TransformerHost)
+    assert nearest_in_size(lambda: host, sizes[12] + 1, TOKENS).width == 12
+    assert nearest_in_size(lambda: host, sizes[16] - 1, TOKENS).parameters == sizes[16]
+    assert isinstance(nearest_in_size(lambda: host, sizes[16], TOKENS).build(), TransformerHost)
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(1, 63), (3, 277), (4, 438)])
 def test_a_convolutional_host_of_a_width_narrower_or_wider(width: int, parameters: int) -> None:
     """9·w + 9·2·w² of convolutions, 2·3·w of norms, 10·2·w + 10 of the head."""
-    made = at_width(build_host("digits"), width)()
+    made = at_width(lambda: build_host("digits"), width)()
     assert made.parameter_count == parameters == 18 * width**2 + 35 * width + 10
     assert made.slot_names == build_host("digits").slot_names
 
 
 def test_a_transformer_of_a_width_that_its_heads_divide() -> None:
     host = TransformerHost(vocabulary=50, width=8, layers=2, heads=4, block=16, slots=2)
-    made = at_width(host, 4)()
+    made = at_width(lambda: host, 4)()
     assert made.parameter_count == TransformerHost(50, 4, 2, 4, 16, 2).parameter_count
     for width in (6, 0, -4):
-        with pytest.raises(ConfigError, match="give a multiple of its 4 heads; the task's has 8"):
-            at_width(host, width)
+        with pytest.raises(ConfigError, match="give a multiple of 4; it has 8"):
+            at_width(lambda: host, width)
+
+
+def own(width: int) -> GraftedHost:
+    """10 · w parameters of the convolution, 10 · w + 10 of the lazy head."""
+    model = nn.Sequential(nn.Conv2d(1, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(10))
+    return graft(model, {"r0c0": "0"})
+
+
+@pytest.mark.parametrize(("wanted", "step", "width"), [(1, 1, 4), (100, 1, 4), (101, 1, 5), (170, 2, 8), (1000, 1, 49)])
+def test_a_network_of_ones_own_is_widened_by_its_family(wanted: int, step: int, width: int) -> None:
+    found = nearest_in_size(HostFamily(own, 4, step), wanted, DIGITS)
+    assert (found.width, found.parameters) == (width, 20 * width + 10)
+    made = found.build()
+    made.probe(DIGITS)
+    assert made.parameter_count == found.parameters
+
+
+def test_a_family_makes_its_host_and_those_of_other_widths() -> None:
+    family = HostFamily(own, 4, 2)
+    family().probe(DIGITS)
+    made = at_width(family, 2)()
+    made.probe(DIGITS)
+    assert made.parameter_count == 50
+    with pytest.raises(ConfigError, match="cannot have width 3: give a multiple of 2; it has 4"):
+        at_width(family, 3)
+
+
+@pytest.mark.parametrize(("width", "step"), [(0, 1), (4, 0), (3, 2)])
+def test_a_family_whose_widths_do_not_fit_is_refused(width: int, step: int) -> None:
+    with pytest.raises(ConfigError, match="HostFamily: width is"):
+        HostFamily(own, width, step)
 
 
 def test_how_to_widen_another_network_is_not_known() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10))
-    with pytest.raises(ConfigError, match="cannot widen a GraftedHost"):
-        nearest_in_size(graft(model, {"r0c0": "0"}), 1000)
+    with pytest.raises(ConfigError, match=r"cannot widen a GraftedHost: .* build_host=esper\.HostFamily\(build, width"):
+        nearest_in_size(lambda: own(4), 1000, DIGITS)

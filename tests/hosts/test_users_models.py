@@ -241,6 +241,39 @@ def test_a_network_that_cannot_be_grown_is_refused_with_the_reason(make: Callabl
         check_hosts(task_of(make, "first"))
 
 
+def test_seeds_that_see_the_next_token_are_refused_where_it_is_to_be_predicted() -> None:
+    text = esper.Split.of_text(torch.arange(200) % 3, 4)
+
+    def make(topology: str) -> esper.Task:
+        def host() -> GraftedHost:
+            return esper.graft(nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3)), {"r0c0": "0"}, topology)
+
+        return esper.Task("mine", 3, host, text, text.evenly_spaced(9), text.evenly_spaced(9))
+
+    check_hosts(make("transformer"))
+    with pytest.raises(esper.ConfigError, match="the next tokens, which seeds of an encoder would see"):
+        check_hosts(make("encoder"))
+
+
+def test_a_recurrent_network_grows(tmp_path: Path) -> None:
+    """On the first tensor of its tuple; and it reports logits as Hugging Face's models do."""
+    grown = grow(task_of(Recurrent, "gru", "transformer"), tmp_path)
+    assert grown.seeds == {"r0c0": "mlp_small"}
+    plain = esper.plain(grown.network, X[:3])
+    torch.testing.assert_close(plain(X)["logits"], grown.network(X), rtol=1e-5, atol=1e-5)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(1, 8, batch_first=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h, _ = self.gru(x[:, :, None])
+        return {"logits": self.last(h[:, -1])}
+
+
 def test_features_with_the_samples_second_are_refused() -> None:
     """torch's transformers put them there unless told otherwise."""
     tokens = torch.randn(96, 5, 8)

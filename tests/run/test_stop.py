@@ -308,3 +308,33 @@ def test_every_signal_that_waited_acts(again: bool) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        ("random", at(0, 3)),
+        ("random", at(1, 2)),
+        ("ppo", lambda e: isinstance(e, ArmPlayed)),
+    ],
+    ids=["first round", "second round", "comparison"],
+)
+def test_a_run_that_is_told_to_stop_returns_and_is_continued(
+    name: str, when: Callable[[Event], bool], tmp_path: Path
+) -> None:
+    config = CONFIGS[name]()
+    play(config, tmp_path / "whole")
+    experiment = Experiment(config, tmp_path / "r", [Does(when, lambda: experiment.stop())])
+    summary = experiment.run()
+    assert summary.interrupted
+    assert bool(summary.comparisons) == (summary.rounds == 1)
+    assert not Experiment.resume(tmp_path / "r").run().interrupted
+    same_run(tmp_path / "r", tmp_path / "whole")
+
+
+def test_practice_can_be_stopped(tmp_path: Path) -> None:
+    config = learning(rounds=1, ppo={"practice_steps": 1024})
+    second = Does(lambda e: isinstance(e, PracticeRound) and e.round == 2, lambda: experiment.stop())
+    experiment = Experiment(config, tmp_path / "r", [second])
+    assert experiment.run().rounds == 0
+    assert max(e.round for e in second.events if isinstance(e, PracticeRound)) == 2

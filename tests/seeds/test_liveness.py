@@ -9,7 +9,7 @@ from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import ChannelScale, Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
 
-TOPOLOGIES = ("cnn", "transformer", "mlp")
+TOPOLOGIES = ("cnn", "transformer", "encoder", "mlp")
 CASES = [(topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)]
 WIDTHS = (3, 4, 17, 32, 64)
 DRAWS = 5
@@ -20,7 +20,7 @@ def features(topology: str, width: int, scale: float = 1.0) -> Tensor:
     """What a host's layers give: after a ReLU for images, of both signs elsewhere."""
     if topology == "cnn":
         return scale * torch.relu(torch.randn(8, width, 6, 6))
-    return scale * (torch.randn(8, 7, width) if topology == "transformer" else torch.randn(8, width))
+    return scale * (torch.randn(8, 7, width) if topology in ("transformer", "encoder") else torch.randn(8, width))
 
 
 def make(topology: str, name: str, operator: BlendOperator, width: int) -> Seed:

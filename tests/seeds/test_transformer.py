@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import Seed, running_mean
 from esper.seeds.blueprints import BLUEPRINTS
-from esper.seeds.blueprints.transformer import CausalAttentionSeed, attention_heads
+from esper.seeds.blueprints.transformer import AttentionSeed, attention_heads
 
 NAMES = ("norm", "lora", "lora_large", "attention", "mlp_small", "mlp")
 POSITIONWISE = ("norm", "lora", "lora_large", "mlp_small", "mlp")
@@ -31,14 +31,14 @@ def make(name: str, operator: BlendOperator, width: int, topology: str = "transf
 
 
 def test_the_blueprints_are_registered_in_this_order() -> None:
-    assert BLUEPRINTS.names("transformer") == NAMES
+    assert BLUEPRINTS.names("transformer") == BLUEPRINTS.names("encoder") == NAMES
     assert BLUEPRINTS.names("mlp") == POSITIONWISE
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_blueprint_has_exactly_the_parameters_it_states(name: str, width: int) -> None:
-    for topology in ("transformer", "mlp") if name in POSITIONWISE else ("transformer",):
+    for topology in ("transformer", "encoder", "mlp") if name in POSITIONWISE else ("transformer", "encoder"):
         blueprint = BLUEPRINTS.get(topology, name)
         count = sum(p.numel() for p in blueprint.build(width).parameters())
         assert count == blueprint.parameters(width) == FORMULAS[name](width)
@@ -58,12 +58,12 @@ def test_sizes_at_the_width_of_tinystories(name: str, parameters: int) -> None:
 )
 def test_attention_takes_the_most_heads_that_leave_thirty_two_dims(dims: int, heads: int) -> None:
     assert attention_heads(dims) == heads
-    assert CausalAttentionSeed(dims)(torch.randn(2, 3, dims)).shape == (2, 3, dims)
+    assert AttentionSeed(dims, causal=True)(torch.randn(2, 3, dims)).shape == (2, 3, dims)
 
 
 def test_attention_is_the_softmax_of_scores_over_the_positions_so_far() -> None:
     torch.manual_seed(0)
-    layer, h = CausalAttentionSeed(64), torch.randn(2, 5, 64)
+    layer, h = AttentionSeed(64, causal=True), torch.randn(2, 5, 64)
     q, k, v = layer.project(h).split(64, dim=2)
     mixed = torch.zeros(2, 5, 64)
     for head in (slice(0, 32), slice(32, 64)):
@@ -131,6 +131,18 @@ def gate_of(seed: Seed, pooled: Tensor) -> Tensor:
     assert isinstance(seed.gate, nn.Sequential)
     first, last = seed.gate[0], seed.gate[2]
     return torch.sigmoid(last(nn.functional.silu(first(pooled))))
+
+
+@pytest.mark.parametrize("operator", BlendOperator)
+def test_in_an_encoder_the_first_position_depends_on_the_last(operator: BlendOperator) -> None:
+    """By the attention, or by the gate of any seed; the position of a sample has no meaning to either."""
+    torch.manual_seed(0)
+    name = "mlp_small" if operator is BlendOperator.GATE else "attention"
+    seed, h = make(name, operator, 8, "encoder"), torch.randn(2, 5, 8)
+    other = h.clone()
+    other[:, -1] += 1
+    assert not torch.equal(seed(h)[:, 0], seed(other)[:, 0])
+    torch.testing.assert_close(seed(h.flip(1)), seed(h).flip(1))
 
 
 @pytest.mark.parametrize("topology", ["transformer", "mlp", "of a user"])

@@ -1,6 +1,7 @@
 """Blueprints for channels-last hosts: modules from [B, T, D] ("mlp": [B, D]) to a delta of the same shape.
 
-Position t of the delta depends only on positions 1 to t of the features. The modules have no skip connection: the
+In a "transformer", position t of the delta depends only on positions 1 to t of the features; in an "encoder", such as
+BERT or a ViT, on all of them. The modules have no skip connection: the
 host's own path is the skip. The last factor of every delta is a per-channel scale that starts at 0.1, see ChannelScale.
 The usual LoRA starts with one factor at zero, which leaves the other factor without a gradient.
 
@@ -22,34 +23,40 @@ HEAD_WIDTH = 32
 
 
 def positionwise(name: str, parameters: Callable[[int], int]) -> Callable[[Factory], Factory]:
-    """Registers a factory whose module treats each position separately, for "transformer" and "mlp" hosts."""
+    """Registers a factory whose module treats each position separately, for all channels-last hosts."""
 
     def decorate(build: Factory) -> Factory:
-        for topology in ("transformer", "mlp"):
+        for topology in ("transformer", "encoder", "mlp"):
             BLUEPRINTS.register(topology, name, parameters)(build)
         return build
 
     return decorate
 
 
-class CausalAttentionSeed(nn.Module):
-    """Self-attention [B, T, D] to [B, T, D] in which position t attends to positions 1 to t; 4D² parameters.
+class AttentionSeed(nn.Module):
+    """Self-attention [B, T, D] to [B, T, D]; 4D² parameters.
+
+    If it is ``causal``, position t attends to positions 1 to t, otherwise to all of them, also to padding.
 
     It has no biases: a bias on the keys would have no gradient, as it shifts all scores of a position equally.
     """
 
-    def __init__(self, dims: int) -> None:
+    def __init__(self, dims: int, causal: bool) -> None:
         super().__init__()
-        self.heads = attention_heads(dims)
+        self.heads, self.causal = attention_heads(dims), causal
         self.project = nn.Linear(dims, 3 * dims, bias=False)
         self.merge = nn.Linear(dims, dims, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        parts = self.project(h).chunk(3, dim=2)
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)  # [B, heads, T, D / heads]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = self.project(h).chunk(3, dim=2)
+        mixed = F.scaled_dot_product_attention(self._split(q), self._split(k), self._split(v), is_causal=self.causal)
         merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
         return merged
+
+    def _split(self, part: Tensor) -> Tensor:
+        """[B, T, D] to [B, heads, T, D / heads]."""
+        batch, length, _ = part.shape
+        return part.reshape(batch, length, self.heads, -1).transpose(1, 2)
 
 
 def attention_heads(dims: int) -> int:
@@ -93,7 +100,13 @@ def lora_large(dims: int) -> nn.Module:
 @BLUEPRINTS.register("transformer", "attention", parameters=lambda d: 4 * d * d + 3 * d)
 def attention(dims: int) -> nn.Module:
     """Causal self-attention with heads of 32 dims or more; 4D² + 3D parameters."""
-    return nn.Sequential(nn.LayerNorm(dims), CausalAttentionSeed(dims), ChannelScale(dims))
+    return nn.Sequential(nn.LayerNorm(dims), AttentionSeed(dims, causal=True), ChannelScale(dims))
+
+
+@BLUEPRINTS.register("encoder", "attention", parameters=lambda d: 4 * d * d + 3 * d)
+def full_attention(dims: int) -> nn.Module:
+    """Self-attention to all positions, with heads of 32 dims or more; 4D² + 3D parameters."""
+    return nn.Sequential(nn.LayerNorm(dims), AttentionSeed(dims, causal=False), ChannelScale(dims))
 
 
 @positionwise("mlp_small", parameters=lambda d: 4 * d * d + 6 * d)

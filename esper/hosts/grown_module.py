@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.seeds.site import Site
+from esper.hosts.outputs import features_of, with_features
+from esper.seeds.blend import Seed
 
 
 class GrownModule(nn.Module):
@@ -20,26 +21,22 @@ class GrownModule(nn.Module):
         alpha: share of the seed, 0 to 1.
     """
 
-    def __init__(self, module: nn.Module, seed: nn.Module, alpha: float) -> None:
+    def __init__(self, module: nn.Module, seed: Seed, alpha: float) -> None:
         super().__init__()
         self.module, self.seed, self.alpha = module, seed, alpha
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.module(*args, **kwargs)
-        if isinstance(output, tuple):
-            return (self._add(output[0]), *output[1:])
-        return self._add(output)
-
-    def _add(self, h: Tensor) -> Tensor:
-        return torch.add(h, self.seed(h).to(h.dtype), alpha=self.alpha)
+        h = features_of(output)
+        assert isinstance(h, Tensor)
+        return with_features(output, torch.add(h, self.seed(h).to(h.dtype), alpha=self.alpha))
 
 
-def grown_in_place(model: nn.Module, sites: Mapping[str, Site]) -> None:
-    """Replaces each submodule of ``model`` at these paths by a :class:`GrownModule` with the site's seed."""
-    for path, site in sorted(sites.items(), reverse=True):  # inner ones first
-        assert site.seed is not None
+def grown_in_place(model: nn.Module, seeds: Mapping[str, tuple[Seed, float]]) -> None:
+    """Replaces each submodule of ``model`` at these paths by a :class:`GrownModule` with this seed and alpha."""
+    for path, (seed, alpha) in sorted(seeds.items(), reverse=True):  # inner ones first
         old = model.get_submodule(path)
-        new = GrownModule(old, site.seed.requires_grad_(True), site.alpha)
+        new = GrownModule(old, seed.requires_grad_(True), alpha)
         new.training = old.training
-        site.seed.train(old.training)
+        seed.train(old.training)
         model.set_submodule(path, new)

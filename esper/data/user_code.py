@@ -1,0 +1,102 @@
+"""Functions in a user's Python file, ``path.py:function``, that make tasks and controllers."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from esper.config import ConfigError
+
+FORM = "path.py:function"
+
+Made = TypeVar("Made")
+
+
+def is_user_code(name: str) -> bool:
+    """True if a controller's name refers to a Python file, ``path.py:function``."""
+    return re.fullmatch(r"[^:]+\.py(:.*)?", name) is not None
+
+
+def refuse_untrusted(kind: str, name: str, where: str, option: str | None = None) -> ConfigError:
+    """Makes the error for a task or controller (``kind``) in a file that is named by ``where`` and not by the user."""
+    return ConfigError(
+        f"{where} names the {kind} {name!r}, which is Python code; Esper runs code only when you name it yourself. "
+        f"Review the file, then name it: {option or f'--{kind}'} {name} ({kind}={name!r} from Python)"
+    )
+
+
+def same_function(one: str, other: str) -> bool:
+    """True if both names end in the same function; its file may have moved."""
+    return one.rpartition(":")[2] == other.rpartition(":")[2]
+
+
+def run_user_code(kind: str, name: str, use: Callable[[Callable[..., Any]], Made]) -> Made:
+    """Runs the file of ``name`` as a new module, and returns ``use(function)``.
+
+    The file can import its neighbours: its folder becomes the first entry of ``sys.path``, as if Python ran the file.
+
+    Raises ConfigError if there is no such file or function, if the file, the function or ``use`` raises, or if a module
+    of a neighbour's name was imported from elsewhere before.
+    """
+    path, _, function = name.rpartition(":")
+    if not path.endswith(".py") or not function.isidentifier():
+        raise ConfigError(f"{kind} {name!r} is not of the form {FORM}, such as mine.py:make_{kind}")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{kind} {name!r}: there is no file {file}")
+    try:
+        found = getattr(_run(file), function, None)
+        if not callable(found):
+            raise ConfigError(f"it has no function {function}")
+        return use(found)
+    except ConfigError as error:
+        raise ConfigError(f"{kind} {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{kind} {name!r}: {_describe(error, file)}") from error
+
+
+def _run(file: Path) -> ModuleType:
+    """Runs the file as a new module, which is registered first, so that its classes find their module."""
+    tree = ast.parse(file.read_bytes(), str(file))
+    folder = file.resolve().parent
+    _check_neighbours(tree, folder)
+    if sys.path[0] != str(folder):
+        sys.path.insert(0, str(folder))  # for good, because functions may import when they are called
+    digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    module = ModuleType(f"esper_user_code_{digest}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
+    exec(compile(tree, str(file), "exec"), module.__dict__)
+    return module
+
+
+def _check_neighbours(tree: ast.Module, folder: Path) -> None:
+    """Raises ConfigError if an import means a file of this folder, but would find another module of the same name."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    for name in sorted(names & sys.modules.keys()):
+        places = (folder / f"{name}.py", folder / name / "__init__.py")
+        neighbour = next((place for place in places if place.is_file()), None)
+        loaded = getattr(sys.modules[name], "__file__", None) or "elsewhere"
+        if neighbour is not None and Path(loaded).resolve() != neighbour:
+            raise ConfigError(f"it imports {name}, which was imported from {loaded} before: rename {neighbour}")
+
+
+def _describe(error: BaseException, file: Path) -> str:
+    """Describes the error, with its line in the file."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"line {error.lineno} is not Python: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}"

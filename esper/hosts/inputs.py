@@ -1,0 +1,132 @@
+"""Inputs of networks that take several tensors, such as tokens and their attention mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import ConfigError
+
+
+class Arguments:
+    """Several tensors that a model takes together, with the samples first in each.
+
+    Data and training treat them as one tensor of inputs [B, ...]: rows are selected, split, moved and copied in all of
+    them at once.
+
+    Args:
+        values: tensors by the names of the model's arguments, or in the order of its positional ones.
+
+    Raises ConfigError if there are none, or they are not tensors with as many samples each.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor] | tuple[Tensor, ...]) -> None:
+        self.values: dict[str, Tensor] | tuple[Tensor, ...] = dict(values) if isinstance(values, Mapping) else values
+        if not self.tensors or not all(isinstance(tensor, Tensor) and tensor.dim() for tensor in self.tensors):
+            raise ConfigError("inputs are a tensor [N, ...], or a dict or tuple of such tensors")
+        if len({len(tensor) for tensor in self.tensors}) > 1:
+            raise ConfigError(f"inputs have different numbers of samples: {form_of(self)}")
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors in their order."""
+        return tuple(self.values.values()) if isinstance(self.values, dict) else self.values
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    def each(self, change: Callable[..., Tensor], *others: Arguments) -> Arguments:
+        """Calls ``change`` on each tensor and those of ``others`` in its place."""
+        changed = [change(*aligned) for aligned in zip(self.tensors, *(o.tensors for o in others), strict=True)]
+        return Arguments(
+            dict(zip(self.values, changed, strict=True)) if isinstance(self.values, dict) else tuple(changed)
+        )
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, rows: slice | Tensor) -> Arguments:
+        return self.each(lambda tensor: tensor[rows])
+
+    def clone(self) -> Arguments:
+        return self.each(torch.clone)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Arguments:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def cpu(self) -> Arguments:
+        return self.each(Tensor.cpu)
+
+    def pin_memory(self) -> Arguments:
+        return self.each(Tensor.pin_memory)
+
+    def tensor_split(self, parts: int) -> tuple[Arguments, ...]:
+        """Splits the samples as ``Tensor.tensor_split`` does."""
+        return tuple(self[rows] for rows in torch.arange(len(self)).tensor_split(parts))
+
+
+Inputs = Tensor | Arguments
+"""Inputs of a network, [B, ...]."""
+
+
+def as_inputs(x: Any) -> Inputs:
+    """Returns a dict or a tuple of tensors as :class:`Arguments`, and anything else as it is."""
+    return Arguments(x) if isinstance(x, Mapping | tuple) else x
+
+
+def gathered(positional: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
+    """Returns the arguments of a call as inputs: a single one as it is, or several of one kind.
+
+    Raises ConfigError for both kinds, or none.
+    """
+    if len(positional) == 1 and not named:
+        return as_inputs(positional[0])
+    if positional and named:
+        raise ConfigError("give inputs all by name, or all by position")
+    return Arguments(named or positional)
+
+
+def tensors_of(x: Inputs) -> tuple[Tensor, ...]:
+    return x.tensors if isinstance(x, Arguments) else (x,)
+
+
+def stack(rows: Sequence[Any]) -> Inputs:
+    """Stacks samples, each a tensor or a dict or tuple of them, into inputs [len(rows), ...]."""
+    if isinstance(rows[0], Tensor):
+        return torch.stack(list(rows))
+    first = rows[0]
+    if isinstance(first, Mapping):
+        return Arguments({name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in first})
+    return Arguments(tuple(torch.stack([torch.as_tensor(row[i]) for row in rows]) for i in range(len(first))))
+
+
+def empty_like(x: Inputs, count: int) -> Inputs:
+    """Allocates uninitialised memory for ``count`` samples like those of ``x``."""
+    if isinstance(x, Arguments):
+        return x.each(lambda tensor: tensor.new_empty((count, *tensor.shape[1:])))
+    return x.new_empty((count, *x.shape[1:]))
+
+
+def select_rows(x: Inputs, rows: Tensor, out: Inputs) -> None:
+    """Copies the samples ``rows`` int64 [B] of ``x`` into ``out`` [B, ...]."""
+    for source, target in zip(tensors_of(x), tensors_of(out), strict=True):
+        torch.index_select(source, 0, rows, out=target)
+
+
+def form_of(x: Inputs, of_sample: bool = False) -> str:
+    """Describes dtypes and shapes in words, without the number of samples if ``of_sample``."""
+    if isinstance(x, Arguments):
+        names = x.values if isinstance(x.values, dict) else range(len(x.tensors))
+        return ", ".join(f"{name} {form_of(tensor, of_sample)}" for name, tensor in zip(names, x.tensors, strict=True))
+    return f"{x.dtype} of shape {tuple(x.shape[of_sample:])}"
+
+
+def call(model: nn.Module, x: Inputs) -> Any:
+    """Calls ``model`` with the inputs as its arguments."""
+    if not isinstance(x, Arguments):
+        return model(x)
+    return model(**x.values) if isinstance(x.values, dict) else model(*x.values)

@@ -1,0 +1,99 @@
+"""Growth in the ``Trainer`` of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from esper.config import ConfigError
+from esper.grower.grower import Grower
+from esper.grower.optimizer import unwrapped
+from esper.grower.report import GrowthStep
+
+FILE = "grower.pt"  # in each checkpoint
+
+
+class GrowthCallback(TrainerCallback):
+    """Grows a model while ``Trainer.train`` trains it: one :meth:`Grower.step` after each evaluation.
+
+    When training ends, kept seeds become submodules of the model. Checkpoints hold the growth in ``grower.pt``, and
+    ``train(resume_from_checkpoint=...)`` with a new model and the same arguments grows on to the same bits.
+
+    Args:
+        sites: slot name to the path of a submodule of the model.
+        score: maps the model and a batch of the evaluation data to the scores of its samples, [n], higher is better.
+        horizon: number of evaluations; None: as many as the arguments of the Trainer plan.
+        checkpoint: folder of the checkpoint that is resumed; None: that of the step in the output folder.
+        options: other arguments of :class:`Grower`, such as ``controller`` and ``topology``.
+    """
+
+    def __init__(self, sites: Mapping[str, str], score: Callable[..., Tensor], horizon: int | None = None,
+                 checkpoint: Path | str | None = None, **options: Any) -> None:  # fmt: skip
+        self.sites, self.score, self.horizon, self.checkpoint, self.options = sites, score, horizon, checkpoint, options
+        self.grower: Grower | None = None
+        self.steps: list[GrowthStep] = []  # since the start of training
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **has: Any) -> None:
+        """Makes the Grower. Raises ConfigError if it cannot work here, or the checkpoint lacks the growth."""
+        sharded = args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp
+        if sharded or args.torch_compile or args.load_best_model_at_end:  # that would put old weights beside new seeds
+            unfit = "several devices, DeepSpeed, FSDP, torch_compile and load_best_model_at_end"
+            raise ConfigError(f"growth in a Trainer does not work with {unfit}; esper.Grower works with DDP")
+        planned = {"horizon": self.horizon or _evaluations(args, state), "scheduler": has["lr_scheduler"]}
+        self.grower = Grower(has["model"], self.sites, has["optimizer"], **planned, **self.options)
+        self.steps, self._step, self._optimizer = [], state.global_step, unwrapped(has["optimizer"])
+        if state.global_step:
+            file = Path(self.checkpoint or f"{args.output_dir}/checkpoint-{state.global_step}") / FILE
+            if not file.is_file():
+                raise ConfigError(f"{file} does not exist: pass the folder of the checkpoint as checkpoint=")
+            saved = torch.load(file, map_location=args.device)
+            self.grower.load_state_dict(saved["grower"])
+            self._optimizer.load_state_dict(saved["optimizer"])
+        # The Trainer loads the optimizer before there is a Grower, so it may only save the host's part of it.
+        self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
+        if self.grower is not None:  # a GradScaler may have skipped the step, and the Trainer clears the model only
+            self.grower.groups.forget_gradients()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **has: Any) -> None:
+        def evaluate(model: nn.Module) -> Tensor:
+            model.eval()
+            return torch.cat([self.score(model, batch) for batch in has["eval_dataloader"]]).float()
+
+        grower = self.grower
+        if grower is not None and grower.epoch < grower.horizon and state.global_step != self._step:
+            self._step = state.global_step
+            self.steps.append(grower.step(evaluate))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
+        if self.grower is not None:
+            self._hook.remove()
+            saved = {"grower": self.grower.state_dict(), "optimizer": self._optimizer.state_dict()}
+            self._hook = self._optimizer.register_state_dict_post_hook(_without_seeds)
+            torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/{FILE}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_has: Any) -> None:
+        if self.grower is not None:
+            self._hook.remove()
+            self.grower.finish()
+
+
+def _without_seeds(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    groups = [group for group in state["param_groups"] if "slot" not in group]
+    kept = {index for group in groups for index in group["params"]}
+    return {"param_groups": groups, "state": {i: value for i, value in state["state"].items() if i in kept}}
+
+
+def _evaluations(args: Any, state: Any) -> int:
+    """Returns the planned number of evaluations."""
+    if args.eval_strategy == "epoch":
+        return int(state.num_train_epochs)
+    if args.eval_strategy == "steps" and state.eval_steps:
+        return int(state.max_steps // state.eval_steps)
+    raise ConfigError("growth steps after each evaluation: set eval_strategy to epoch or steps, and eval_dataset")

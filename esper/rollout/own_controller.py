@@ -1,0 +1,111 @@
+"""Controllers of a user's own: a callable that makes one, or the name of such a callable in a Python file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.config import ConfigError
+from esper.control.controller import Controller, PerEnvController
+from esper.data.user_code import FORM, is_user_code, refuse_untrusted, run_user_code, same_function
+from esper.env.slot_env import SlotVectorEnv
+
+OwnController = Callable[[SlotVectorEnv], Controller] | type[PerEnvController]
+"""A function, conventionally called ``make_controller``, that makes a controller for the envs of a vector env; or a
+subclass of ``PerEnvController``."""
+
+UNNAMED = "callable:"
+"""Begins the recorded name of a callable that no file and name lead to."""
+MEMBERS = ("episode", "begin", "act", "memory_state", "load_memory_state")
+
+
+def name_of(controller: str | OwnController) -> str:
+    """Returns the name that a controller is recorded under: its own, or ``path.py:function`` of a callable.
+
+    A callable that is not a function or class of a module, such as a lambda, is ``callable:NAME``.
+
+    Raises ConfigError for anything else, such as a controller itself.
+    """
+    if isinstance(controller, str):
+        return controller
+    if not callable(controller):
+        raise ConfigError(
+            f"controller is a {type(controller).__name__}; expected a name, or a function that makes a controller for "
+            "an env"
+        )
+    called = controller.func if isinstance(controller, partial) else controller
+    name = str(getattr(called, "__qualname__", type(called).__name__))
+    module = sys.modules.get(getattr(controller, "__module__", None) or "")
+    file = str(getattr(module, "__file__", None) or "")
+    if getattr(module, name, None) is not controller or not file.endswith(".py"):
+        return f"{UNNAMED}{name}"
+    path, here = Path(file).absolute(), Path.cwd()
+    return f"{os.path.relpath(path, here) if path.is_relative_to(here) else path}:{name}"
+
+
+def make_own(controller: str | OwnController, env: SlotVectorEnv, run_seed: int) -> Controller:
+    """Makes the controller for ``env``; ``run_seed`` is the seed of a ``PerEnvController``.
+
+    Raises ConfigError if it is named and cannot be loaded, or if what the callable returns is not a controller.
+    """
+    if isinstance(controller, str):
+        return run_user_code("controller", controller, lambda make: _made(make, env, run_seed))
+    return _made(controller, env, run_seed)
+
+
+def loaded(controller: str | OwnController) -> str | OwnController:
+    """Returns the callable that ``path.py:function`` names, or any other controller as it is.
+
+    Raises ConfigError if the file cannot be run or has no such function.
+    """
+    if isinstance(controller, str) and is_user_code(controller):
+        return run_user_code("controller", controller, lambda make: make)
+    return controller
+
+
+def _made(make: Callable[..., Any], env: SlotVectorEnv, run_seed: int) -> Controller:
+    rule = make if isinstance(make, type) and issubclass(make, PerEnvController) else None
+    if rule is not None:
+        return rule(env.action_spec, env.layout, env.num_envs, run_seed)
+    made: Controller = make(env)
+    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+        raise ConfigError(
+            f"{name_of(make)} returned {type(made).__name__}, which has no {', '.join(missing)}; a controller has "
+            f"{', '.join(MEMBERS)} (esper.control.controller.Controller)"
+        )
+    if np.shape(made.episode) != (env.num_envs,):
+        raise ConfigError(
+            f"{name_of(make)}: the controller's episode has shape {list(np.shape(made.episode))}; expected an int "
+            f"array [{env.num_envs}], one number per env"
+        )
+    return made
+
+
+def confirmed_controller(
+    found: str, given: str | OwnController | None, where: str, option: str = "--controller"
+) -> str | OwnController:
+    """Returns the controller to resume with, given the name ``found`` in the files of ``where`` and the user's, if any.
+
+    Code is loaded only from a name, or is a callable, that the user gave. Raises ConfigError if that is missing or is
+    another controller, or if the recorded one was a callable without a name.
+    """
+    if found.startswith(UNNAMED):
+        raise ConfigError(
+            f"{where} cannot be resumed: its controller was the callable {found.removeprefix(UNNAMED)}, which no file "
+            f"and name lead to, so nothing shows that another callable is the same. Use a function or class of a file, "
+            f"{FORM}, for a run that is to be resumed"
+        )
+    if given is None:
+        if is_user_code(found):
+            raise refuse_untrusted("controller", found, where, option)
+        return found
+    name = name_of(given)
+    if name != found and not (is_user_code(found) and is_user_code(name) and same_function(found, name)):
+        raise ConfigError(f"{where} is a run of the controller {found!r}, not of {name!r}")
+    return given

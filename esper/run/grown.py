@@ -1,0 +1,116 @@
+"""What came of growing one host, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.control.heuristic import WORTH_KEEPING
+from esper.hosts.grown import GrownHost
+from esper.telemetry.event import EpochCompleted
+from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.seeds_tried import TriedSeed
+from esper.telemetry.text import count
+
+
+@dataclass(frozen=True, repr=False)
+class Grown:
+    """A grown host, with the same host left alone beside it; accuracies in pp, test split. Its text tells the story.
+
+    For a task with another score, they are that score, in its unit.
+    """
+
+    network: GrownHost
+    """The host with its kept seeds, on the CPU, in eval mode."""
+    accuracy: float
+    alone: float | None
+    """Accuracy of a host with the same initial weights and batches, but no seeds; None if it was not trained to the
+    end."""
+    seeds: dict[str, str]
+    """Blueprint of each kept seed, by slot."""
+    refusals: tuple[str, ...]
+    """Distinct reasons why seeds could not be planted; empty if none was refused."""
+    host_parameters: int
+    parameters: int
+    """Number of parameters of the host and its kept seeds."""
+    tried: tuple[TriedSeed, ...]
+    """All seeds that were planted, in that order: how each ended, and why it was not kept."""
+    history: tuple[EpochCompleted, ...]
+    """The epochs of the grown host; accuracies on the validation split."""
+    warnings: tuple[str, ...]
+    """Signs that training diverged, and callbacks that failed."""
+    controller: str
+    epochs: int
+    """Planned number of epochs; ``history`` is shorter if growing was interrupted."""
+    interrupted: bool
+    """Whether Ctrl-C ended it before its time."""
+    folder: Path | None
+    """The run folder; None if none was kept."""
+    resolution: float
+    """Accuracy that one sample of the validation split is worth, pp."""
+    score: ScoreUnit = ACCURACY
+    """How the score is shown."""
+
+    @property
+    def gain(self) -> float | None:
+        """Gain of growing over the host left alone; None if that was not trained to the end."""
+        return None if self.alone is None else self.accuracy - self.alone
+
+    def __repr__(self) -> str:
+        added = self.parameters - self.host_parameters
+        kept = ", ".join(f"{blueprint} in {slot}" for slot, blueprint in self.seeds.items()) or "no seed"
+        score = self.score.value(self._points(self.accuracy))
+        score = score if self.score == ACCURACY else f"{self.score.name} {score}"
+        lines = [
+            f"{score} on test{self._compared()}: {self.controller} kept {kept} "
+            f"({added:,} parameters added to {self.host_parameters:,}) in {count(len(self.history), 'epoch')}"
+        ]
+        if self.interrupted:
+            lines.append(f"  interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}{self._continued()}")
+        lines += [f"  {seed.words(self.score)}" for seed in self.tried]
+        lines += [f"  not planted: {reason}" for reason in self.refusals]
+        lines += [f"  hint: {hint}" for hint in self.hints()]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        return "\n".join(lines)
+
+    def _compared(self) -> str:
+        if self.gain is None or self.alone is None:
+            return ""
+        gain, alone = self._points(self.gain), self._points(self.alone)
+        return f", {self.score.difference(gain)} against {self.score.value(alone)} alone"
+
+    def _points(self, score: float) -> float:
+        """Returns a score in percentage points."""
+        return score * self.score.points
+
+    def _continued(self) -> str:
+        return "" if self.folder is None else f"; the same call continues, with folder={str(self.folder)!r}"
+
+    def _worth_keeping(self) -> str:
+        shown = self.score.of(10 * WORTH_KEEPING)
+        return f"{shown:g} {self.score.gap}".rstrip()
+
+    def hints(self) -> list[str]:
+        """Explains why seeds that could have been kept were not."""
+        hints = []
+        left = [seed for seed in self.tried if not seed.kept and not seed.removed]
+        waiting = [seed for seed in left if seed.stage == "HOLDING"]
+        if not self.tried and not self.refusals:
+            hints.append(f"{self.controller} planted no seed in {count(len(self.history), 'epoch')}; give it more")
+        if waiting and self.controller == "heuristic":
+            hints.append(
+                f"heuristic keeps a seed that contributes more than {self._worth_keeping()} and more than its "
+                "standard error on the validation split"
+            )
+        if (
+            self.score == ACCURACY
+            and waiting
+            and all((seed.contribution or 0.0) < 2 * self.resolution for seed in waiting)
+        ):
+            hints.append(
+                f"one validation sample is worth {self.resolution:.2f} pp; seeds that are worth less cannot be told "
+                "from useless ones: use a larger validation split, or a host that leaves more to gain"
+            )
+        if late := [seed for seed in left if seed.stage != "HOLDING"]:
+            hints.append(f"{count(len(late), 'seed')} had not grown in when the epochs ended; train longer")
+        return hints

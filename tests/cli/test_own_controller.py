@@ -1,0 +1,99 @@
+"""Controllers in a user's file on the command line: run, resumed, compared and evaluated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Esper, executed
+
+MINE = """
+from esper.control.heuristic import HeuristicController
+
+
+def make_controller(env):
+    open("executed", "a").write("x")
+    return HeuristicController(env.action_spec, env.layout, env.num_envs)
+"""
+NAME = "mine.py:make_controller"
+HOSTS = ("--task", "planted", "--envs", "2", "--episode-length", "8")
+
+
+@pytest.fixture(autouse=True)
+def file(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file in the working directory; what loading it adds to ``sys.path`` is undone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("mine.py").write_text(MINE)
+
+
+def test_a_run_plays_it_and_says_how_to_go_on(esper: Esper) -> None:
+    found = esper("run", "--controller", NAME, *HOSTS)
+    assert (found.code, found.err, executed()) == (0, "", 1)
+    assert [folder.name.startswith("planted-mine-") for folder in Path("runs").iterdir()] == [True]
+    assert f"hosts grown by {NAME}" in found.out
+    assert f"--arm {NAME} --arm heuristic" in found.out
+
+
+def test_a_resumed_run_names_it_again(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.rollout.collector import Collector
+
+    def stopped(self: Collector) -> Any:
+        raise OSError("the power went")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Collector, "play", stopped)
+        found = esper("run", "--controller", NAME, "--out", "out", *HOSTS)
+    assert found.code == 1
+    assert f"esper run --resume out --controller {NAME}" in found.err
+    assert executed() == 1
+    for arguments, message in [
+        ((), f"name it: --controller {NAME}"),
+        (("--controller", "heuristic"), "only the same user-defined --task and --controller can be given"),
+        (("--controller", "mine.py:other"), f"a run of the controller '{NAME}', not of 'mine.py:other'"),
+    ]:
+        refused = esper("run", "--resume", "out", *arguments)
+        assert (refused.code, executed()) == (2, 0)
+        assert message in refused.err
+    assert esper("run", "--resume", "out", "--controller", NAME).code == 0
+    assert executed() == 1
+
+
+def test_the_config_of_a_run_folder_alone_does_not_run_it(esper: Esper) -> None:
+    assert esper("run", "--controller", NAME, "--out", "out", *HOSTS).code == 0
+    assert executed() == 1
+    found = esper("run", "--config", "out/config.toml")
+    assert (found.code, executed()) == (2, 0)
+    assert f"names the controller '{NAME}'" in found.err
+    assert esper("run", "--config", "out/config.toml", "--controller", "none").code == 0
+    arms = ("--arm", "none", "--pairs", "2")
+    assert esper("compare", "--config", "out/config.toml", *arms, "--arm", "random").code == 0
+    assert (
+        "arm 'mine' has no controller"
+        in esper("compare", "--config", "out/config.toml", *arms, "--arm", "mine:env.max_seeds=1").err
+    )
+    assert executed() == 0
+
+
+def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
+    arms = ("--arm", f"mine:controller={NAME}", "--arm", "heuristic", "--arm", "none")
+    found = esper("compare", *arms, "--pairs", "2", "--out", "out", *HOSTS)
+    assert (found.code, executed()) == (0, 1)
+    refused = esper("compare", "--resume", "out", "--reference", "heuristic")
+    assert (refused.code, executed()) == (2, 0)
+    assert f"name it: --arm {NAME}" in refused.err
+    again = esper("compare", "--resume", "out", "--reference", "heuristic", "--arm", NAME)
+    assert again.code == 0
+    assert any(line.split()[:2] == ["mine", "+0.00"] for line in again.out.splitlines()), again.out
+
+
+def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:
+    found = esper("eval", NAME, "--task", "planted", "--pairs", "2", "--set", "env.episode_length=8")
+    assert (found.code, executed()) == (0, 1)
+    assert f"\n  {NAME} " in found.out
+    assert "greedy" not in found.out
+    refused = esper("eval", NAME, "--save", "mine.safetensors")
+    assert (refused.code, executed()) == (2, 0)
+    assert "--save saves a trained agent" in refused.err

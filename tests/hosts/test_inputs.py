@@ -1,0 +1,136 @@
+"""Several tensors as the inputs of one network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import esper
+from esper.config import ConfigError
+from esper.hosts.inputs import Arguments, empty_like, form_of, gathered, select_rows, stack
+
+A, B = torch.arange(12).view(6, 2), torch.rand(6, 3)
+
+
+def test_rows_are_selected_split_and_copied_in_all_tensors() -> None:
+    for x in (Arguments({"a": A, "b": B}), Arguments((A, B))):
+        assert len(x) == 6
+        for part, a, b in zip(x.tensor_split(4), A.tensor_split(4), B.tensor_split(4), strict=True):
+            assert torch.equal(part.tensors[0], a)
+            assert torch.equal(part.tensors[1], b)
+        rows = torch.tensor([3, 0])
+        buffer = empty_like(x, 2)
+        select_rows(x, rows, out=buffer)
+        assert (
+            [t.tolist() for t in buffer.tensors]
+            == [t.tolist() for t in x[rows].tensors]
+            == [
+                A[rows].tolist(),
+                B[rows].tolist(),
+            ]
+        )
+        copied = x.clone()
+        copied.tensors[0].zero_()
+        assert A.any()
+    assert form_of(Arguments({"a": A, "b": B}), of_sample=True) == (
+        "a torch.int64 of shape (2,), b torch.float32 of shape (3,)"
+    )
+    rows = stack([{"a": A[i], "b": B[i]} for i in (4, 2)])
+    assert isinstance(rows, Arguments)
+    assert torch.equal(rows.tensors[1], B[[4, 2]])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "a dict or tuple of such tensors"),
+        ({"a": A, "b": "text"}, "a dict or tuple of such tensors"),
+        ((A, torch.zeros(())), "a dict or tuple of such tensors"),
+        ({"a": A, "b": B[:2]}, r"different numbers of samples: a torch.int64 of shape \(6, 2\), b"),
+    ],
+)
+def test_inputs_that_do_not_belong_together_are_refused(values: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Arguments(values)
+
+
+def test_a_call_gives_inputs_by_name_or_by_position() -> None:
+    assert gathered((A,), {}) is A
+    assert gathered((), {"a": A, "b": B}).values.keys() == {"a", "b"}
+    assert gathered((A, B), {}).tensors == (A, B)
+    with pytest.raises(ConfigError, match="all by name, or all by position"):
+        gathered((A,), {"b": B})
+
+
+class Masked(nn.Module):
+    """Features [B, 5, 4] and a mask [B, 5] to logits [B, 2]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        h = torch.relu(self.first(features)) * mask[:, :, None]
+        return self.head(h.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+class Packed(Masked):
+    """The same network, with the mask as the last of five features."""
+
+    def forward(self, packed: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(packed[:, :, :4], packed[:, :, 4])
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, x: Any, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, row: int) -> Any:
+        return {name: values[row] for name, values in self.x.items()}, self.y[row]
+
+
+def test_a_mask_travels_with_its_batch() -> None:
+    """A host of two inputs trains and grows to the bits of one whose inputs are packed in one tensor, also streamed."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(96, 5, 4, generator=generator)
+    mask = (torch.rand(96, 5, generator=generator) < 0.7).float()
+    mask[:, 0] = 1
+    y = ((features[:, :, 0] * mask).sum(1) > 0).long()
+
+    def task(x: Any, model: type[nn.Module]) -> esper.Task:
+        parts = (
+            {name: values[rows] for name, values in x.items()} if isinstance(x, dict) else x[rows]
+            for rows in (slice(0, 64), slice(64, 80), slice(80, 96))
+        )
+        train, validation, test = (esper.Split(part, y[rows]) for part, rows in zip(parts, ROWS, strict=True))
+        return esper.Task(
+            name="masked",
+            classes=2,
+            build_host=lambda: esper.graft(model(), {"r0c0": "first"}, "encoder"),
+            train=train,
+            validation=validation,
+            test=test,
+            batch_size=16,
+        )
+
+    several = task({"features": features, "mask": mask}, Masked)
+    streamed = replace(several, train=Rows({"features": features[:64], "mask": mask[:64]}, y[:64]), workers=0)
+    packed = task(torch.cat([features, mask[:, :, None]], dim=2), Packed)
+    config = esper.TrainingConfig().with_values(env={"gates": {"trial_standard_errors": 1000.0}})
+    networks = [esper.grow(each, "random", epochs=9, config=config).network for each in (several, streamed, packed)]
+    weights = [[p.tolist() for p in network.parameters()] for network in networks]
+    assert weights[0] == weights[1] == weights[2]
+    x = several.test.x
+    assert esper.accuracy(networks[0], x, several.test.y) == esper.accuracy(networks[2], packed.test.x, packed.test.y)
+    assert torch.equal(networks[0](**x.values), networks[0](x))
+
+
+ROWS = (slice(0, 64), slice(64, 80), slice(80, 96))

@@ -1,0 +1,145 @@
+"""Models of Hugging Face, made from a config, grow without a wrapper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.hosts.graft import graft
+from esper.hosts.grown_module import grown_in_place
+from esper.lifecycle.ramps import BlendOperator
+from tests.files.test_plain import seed_of, without_esper
+from tests.grower.loops import GROWS, LENIENT
+from tests.test_examples import run_example
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed; see the extra integrations")
+
+IDS = torch.randint(1, 20, (64, 6), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(6) < torch.randint(2, 7, (64, 1), generator=torch.Generator().manual_seed(1))).long()
+LABELS = ((IDS == 3) & (MASK == 1)).any(1).long()
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=8,
+    )
+    model: nn.Module = transformers.BertForSequenceClassification(config)
+    return model
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=2, n_head=2, bos_token_id=0)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+    )
+    model: nn.Module = transformers.ViTForImageClassification(config)
+    return model
+
+
+def split(rows: slice) -> esper.Split:
+    return esper.Split({"input_ids": IDS[rows], "attention_mask": MASK[rows]}, LABELS[rows])
+
+
+def test_bert_is_a_host_and_its_mask_matters() -> None:
+    task = esper.Task(
+        name="bert",
+        classes=2,
+        build_host=lambda: esper.graft(bert(), {"r0c0": "bert.encoder.layer.0"}, "encoder"),
+        train=split(slice(0, 40)),
+        validation=split(slice(40, 52)),
+        test=split(slice(52, 64)),
+        batch_size=8,
+    )
+    grown = esper.grow(task, "random", epochs=4)
+    assert grown.refusals == ()
+    x = task.test.x.values
+    assert grown.accuracy == pytest.approx(esper.accuracy(grown.network, x, task.test.y))
+    unmasked = grown.network(input_ids=x["input_ids"], attention_mask=torch.ones_like(x["attention_mask"]))
+    assert not torch.equal(grown.network(**x), unmasked)
+
+
+def test_bert_grows_in_a_loop_of_ones_own_and_becomes_bert_again() -> None:
+    model = bert()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    grower = esper.Grower(
+        model, {"r0c0": "bert.encoder.layer.1"}, optimizer, GROWS, 12, topology="encoder", config=LENIENT
+    )
+
+    def evaluate(model: nn.Module) -> Tensor:
+        return (model.eval()(input_ids=IDS, attention_mask=MASK).logits.argmax(1) == LABELS).float()
+
+    for _ in range(12):
+        model.train()
+        model(input_ids=IDS, attention_mask=MASK, labels=LABELS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grower.step(evaluate)
+    network = grower.finish().eval()
+    assert grower.kept == {"r0c0": "mlp_small"}
+    x = {"input_ids": IDS[:5], "attention_mask": MASK[:5]}
+    plain = esper.plain(network, x)
+    assert without_esper(plain)
+    assert type(plain) is type(bert())
+    torch.testing.assert_close(plain(**x).logits, network(**x).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "topology", "x"),
+    [
+        (gpt2, "transformer.h.1", "transformer", IDS[:3]),
+        (gpt2, "transformer.h.0.attn", "transformer", IDS[:3]),  # whose module returns a tuple
+        (vit, "vit.layers.0", "encoder", torch.randn(3, 1, 8, 8)),
+        (bert, "bert.encoder.layer.0.attention", "encoder", (IDS[:3], MASK[:3])),
+    ],
+    ids=["block", "attention", "vit", "bert"],
+)
+def test_sites_of_known_models_hold_seeds_that_can_be_made_plain(make: Any, path: str, topology: str, x: Any) -> None:
+    host = graft(make().eval(), {"r0c0": path}, topology, example=x)
+    assert [site.channels for site in host.sites] == [16]
+    model = make().eval()
+    grown_in_place(model, {path: (seed_of("attention", topology, BlendOperator.GATE, 16), 0.5)})
+    model.eval()
+    plain = esper.plain(model, x)
+    assert without_esper(plain)
+    x = x if isinstance(x, tuple) else (x,)
+    found, wanted, bare = (network(*x).logits for network in (plain, model, make().eval()))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(bare, wanted, atol=1e-3)
+
+
+def test_loras_merge_into_the_layers_of_gpt2() -> None:
+    model = gpt2().eval()
+    keys = model.state_dict().keys()
+    seeds = {f"transformer.h.{i}.mlp.c_proj": (seed_of("lora", "transformer", width=16), 1.0) for i in range(2)}
+    grown_in_place(model, seeds)
+    merged = esper.plain(model.eval(), IDS[:3], merge=True)
+    assert merged.state_dict().keys() == keys
+    torch.testing.assert_close(merged(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_example_of_gpt2_runs(tmp_path: Path) -> None:
+    assert "test: " in run_example("gpt2_lora.py", "2", tmp_path)
