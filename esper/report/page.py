@@ -9,7 +9,7 @@ from string import Template
 
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.report.accuracy import accuracy_section
+from esper.report.accuracy import accuracy_section, capital
 from esper.report.cost import time_section
 from esper.report.curves import score_of
 from esper.report.growth import contributions_section, lives_section
@@ -63,10 +63,15 @@ def report_html(runs: Sequence[Run]) -> str:
         title=escape(f"Esper: {title}"),
         style=STYLE.read_text(encoding="utf-8"),
         about=escape("; ".join(f"{run.folder}: {run.state_words()}" for run in runs), 2000),
-        links="".join(f'<a href="#{name}">{words}</a>' for name, (words, _) in SECTIONS.items()),
+        links="".join(f'<a href="#{name}">{words}</a>' for name, words in _links(runs).items()),
         content="".join(content(runs) for _, content in SECTIONS.values()),
         footer=escape(f"Made {when}. {_units(runs)}"),
     )
+
+
+def _links(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the words of the link to each section, by id."""
+    return {name: words for name, (words, _) in SECTIONS.items()} | {"accuracy": escape(capital(score_of(runs).name))}
 
 
 def _units(runs: Sequence[Run]) -> str:

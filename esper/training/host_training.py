@@ -46,8 +46,7 @@ class HostTraining:
         """Sums of this host's passes."""
         self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
         self.warmup = WarmUp(config, self.device)
-        self.rate = self.warmup.rate
-        """Learning rate of host and seeds, a scalar that their steps read on the device."""
+        self.rate = self.warmup.rate  # of host and seeds, a scalar that their steps read on the device
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
         self.dropout = torch.Generator(self.device)
