@@ -23,8 +23,9 @@ from esper.config import TrainingConfig
 from esper.data.digits import load
 from esper.data.task import Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.grower.grower import Grower, MakeController
+from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
+from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
@@ -78,7 +79,7 @@ class PlainLoop:
         )
 
     def grower(
-        self, controller: str | MakeController, incubation: Literal["ste", "shadow"], config: TrainingConfig
+        self, controller: str | OwnController, incubation: Literal["ste", "shadow"], config: TrainingConfig
     ) -> Grower:
         grower = Grower(
             self.host,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from esper.config import TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.grower.env import LoopEnv
-from esper.grower.grower import Grower, MakeController
+from esper.grower.grower import Grower
 from esper.grower.report import GrowthStep
+from esper.rollout.own_controller import OwnController
 from esper.spaces.action import Op
 
 SITES = {"r0c0": "body.0", "r0c1": "body.2"}
@@ -53,7 +54,7 @@ class Script(PerEnvController):
         return self.spec.encode(op, **values)
 
 
-def script(actions: Mapping[int, Action]) -> MakeController:
+def script(actions: Mapping[int, Action]) -> OwnController:
     return lambda env: Script(env, actions)
 
 
@@ -103,7 +104,7 @@ class Loop:
         self,
         make_optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
         model: nn.Module | None = None,
-        controller: str | MakeController | None = GROWS,
+        controller: str | OwnController | None = GROWS,
         epochs: int = 14,
         step: Callable[[Loop, Tensor, Tensor], None] | None = None,
         make_scheduler: Callable[[Any], Any] | None = None,
