@@ -33,6 +33,7 @@ from esper.evaluation.runner import (
     Progress,
     Results,
     in_order,
+    name_score,
     play_rounds,
     split_pairs,
 )
@@ -294,6 +295,7 @@ class ComparisonRun:
         with closing(self), termination_interrupts():
             try:
                 if any(len(done) < self.rounds for done in self.results.values()):
+                    name_score(self.score, self.progress)
                     for runner in self.runners.values():
                         runner.prepare()
                 play_rounds(self.runners, self.rounds, self.order, self.results, self.progress, self.files.save_round)

@@ -20,7 +20,7 @@ from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
-from esper.evaluation.runner import HELD_OUT, MakeController, Progress
+from esper.evaluation.runner import HELD_OUT, MakeController, Progress, name_score
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
@@ -140,6 +140,7 @@ def evaluate_controller(
     else:
         name, origin = name_of(controller), ""
         controllers[name] = partial(controller_for, controller, config, run_seed=seed)
+    name_score(maker.score, progress)
     arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
     return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score)

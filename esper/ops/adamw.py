@@ -11,9 +11,9 @@ from torch.optim.adamw import adamw
 class AdamW(torch.optim.AdamW):
     """``torch.optim.AdamW`` (Loshchilov and Hutter 2019), fused, whose step also clips and skips on the device.
 
-    Parameters are those of some weights that decay and of others that do not: parameters of one dimension or none, such
-    as biases and the scales of normalisation layers, never decay. They must be float32, bfloat16 or float64 on one
-    device, and are skipped while their gradient is None. ``state_dict`` is that of ``torch.optim.AdamW``.
+    Only parameters of two dimensions or more decay, not biases and the scales of normalisation layers. Parameters must
+    be float32, bfloat16 or float64 on one device, and are skipped while their gradient is None. ``state_dict`` is that
+    of ``torch.optim.AdamW``.
     """
 
     def __init__(

@@ -71,8 +71,10 @@ def test_a_comparison_is_made_in_the_score(tmp_path: Path) -> None:
     tables = tiny_config(1, 5).model_dump(exclude_none=True)
     tables["task"].pop("name")
     arms = read_arms(["random", "none"], tables)
-    result = ComparisonRun(arms, 2, tmp_path / "c", task=replace(regression(), score_name="skill")).run()
     stream = io.StringIO()
+    progress = ConsoleSink(Console(file=stream, width=160)).handle
+    task = replace(regression(), score_name="skill")
+    result = ComparisonRun(arms, 2, tmp_path / "c", task=task, progress=progress).run()
     print_report(result, Console(file=stream, width=160), full=True)
     assert "Test skill (higher is better)" in stream.getvalue()
     assert in_per_cent(stream.getvalue()) == []
