@@ -339,7 +339,8 @@ class Task:
 def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
     """Returns the config with the task's defaults in place of None.
 
-    Raises ConfigError for a batch or an epoch that the data cannot fill, or for more micro-batches than samples.
+    Raises ConfigError for a batch or an epoch that the data cannot fill, for more micro-batches than samples, and for
+    settings that do not suit the optimizer.
     """
     chosen, env = config.task, config.env
     samples = chosen.samples_per_epoch or task.samples_per_epoch or task.samples
@@ -350,6 +351,13 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
         raise ConfigError(f"task.micro_batches is {chosen.micro_batches}, more than the {batch} samples of a batch")
     if batch > samples:
         raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
+    if chosen.optimizer not in (None, task.optimizer) and chosen.learning_rate is None:
+        raise ConfigError(
+            f"task.optimizer is {chosen.optimizer}, but the learning rate of {task.name}, {task.learning_rate:g}, is "
+            f"for {task.optimizer}: set task.learning_rate, too (for adamw, values near 0.003 are usual)"
+        )
+    if (chosen.optimizer or task.optimizer) == "adamw" and max(chosen.momentum, chosen.beta2) == 1:
+        raise ConfigError("with adamw, task.momentum and task.beta2 must be below 1: means would never move")
     training = {
         "samples_per_epoch": samples,
         "batch_size": batch,

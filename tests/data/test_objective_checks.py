@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.data.host_checks import check_hosts
+from esper.data.task import resolve
 
 X = torch.randn(96, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1] - X[:, 1:2]
@@ -98,6 +99,19 @@ def test_targets_that_are_not_classes_need_a_loss_of_their_own() -> None:
         esper.Task("mine", 3, task().build_host, *splits)
     with pytest.raises(esper.ConfigError, match="mine: the loss cross_entropy needs classes"):
         esper.Task("mine", None, task().build_host, *splits)
+
+
+def test_another_optimizer_needs_its_own_rate() -> None:
+    config = esper.TrainingConfig.parse({"task": {"optimizer": "adamw"}})
+    with pytest.raises(esper.ConfigError, match=r"rate of mine, 0\.05, is for sgd: set task.learning_rate, too"):
+        resolve(config, task())
+    resolved = resolve(config.with_values(task={"learning_rate": 0.003}), task())
+    assert (resolved.task.optimizer, resolved.task.weight_decay, resolved.task.warmup_epochs) == ("adamw", 5e-4, 0.0)
+    assert resolve(config, task(optimizer="adamw")).task.learning_rate == 0.05
+    with pytest.raises(esper.ConfigError, match="must be below 1"):
+        resolve(config.with_values(task={"beta2": 1.0}), task(optimizer="adamw"))
+    with pytest.raises(esper.ConfigError, match=r"task.optimizer: .*'sgd' or 'adamw'"):
+        resolve(esper.TrainingConfig(), task(optimizer="adam"))
 
 
 def test_targets_that_are_not_finite_are_refused() -> None:
