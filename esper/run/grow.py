@@ -175,8 +175,8 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
     history = tuple(event for event in events if isinstance(event, EpochCompleted))
     return Grown(
         network=network,
-        accuracy=accuracy,
-        alone=None if summary is None or not summary.comparisons else summary.comparison.mean_b,
+        accuracy=env.score.of(accuracy),
+        alone=None if summary is None or not summary.comparisons else env.score.of(summary.comparison.mean_b),
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
         refusals=tuple(dict.fromkeys(refused)),
         host_parameters=network.host.parameter_count,
@@ -188,7 +188,8 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
         epochs=env.horizon,
         interrupted=interrupted,
         folder=folder,
-        resolution=100 / float(training.task.validation.counts.sum()),
+        resolution=100 / float(training.task.counts.sum()),
+        score=env.score,
     )
 
 
