@@ -18,12 +18,14 @@ from esper.config_files import ConfigError as ConfigError
 from esper.config_files import read_toml as read_toml
 from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
+from esper.config_task import Optimizer as Optimizer
+from esper.config_task import Precision as Precision
+from esper.config_task import TaskConfig as TaskConfig
 from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
 from esper.config_types import Count, Finite, Fraction, Listed, Multiples, Names, NonNegative, Positive, Section
 from esper.config_types import describe_fields as describe_fields
 
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
 
 MAX_PROBLEMS = 5
@@ -68,36 +70,6 @@ class RunConfig(Section):
     def learns(self) -> bool:
         """True if the controller learns during the run."""
         return self.controller == "ppo"
-
-
-class TaskConfig(Section):
-    name: str = "digits"
-    """Task that hosts are trained on; `esper tasks` lists the known ones, path.py:function is a task of your own."""
-    data: str | None = None
-    """Folder of data that does not ship with Esper; None: the environment variable ESPER_DATA, or ~/.cache/esper."""
-    download: bool = False
-    """Whether data that is missing from that folder may be downloaded."""
-    batch_size: Count | None = None
-    """Samples in one optimizer step of a host; None takes the task's default."""
-    samples_per_epoch: Count | None = None
-    """Samples that each env draws per epoch; None takes the task's default. An incomplete last batch is dropped."""
-    learning_rate: Positive | None = None
-    """Learning rate of host and seeds at the start of an episode; None takes the task's default."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Learning rate schedule over the episode: cosine to zero, or constant."""
-    momentum: Fraction = 0.9
-    """SGD momentum of hosts and seeds."""
-    weight_decay: NonNegative = 5e-4
-    """SGD weight decay of hosts; seeds have none."""
-    precision: Precision | None = None
-    """Number format of forward and backward passes: float32, bfloat16, float16, or auto, which is bfloat16 on devices
-    with instructions for it and float32 elsewhere; None takes the task's default. Weights are always float32."""
-    micro_batches: Count = 1
-    """Number of parts in which a batch is computed, one after another, to save memory; it is still one optimizer step.
-    Results differ for BatchNorm, whose statistics are those of a part, and for dropout, which draws once per part.
-    """
-    max_grad_norm: Positive = 1.0
-    """Max global L2 norm of gradients; the host and each seed are clipped separately."""
 
 
 class GateConfig(Section):
@@ -208,7 +180,8 @@ class GovernorConfig(Section):
     window: Count | None = None
     """Number of recent healthy validation losses to compare with; None: max(5, 20 T/150)."""
     collapse_loss: Positive = 0.935
-    """Collapse: a validation loss at or above this multiple of chance, ln(classes), after a healthy recent mean."""
+    """Collapse: a validation loss at or above this multiple of chance, after a healthy recent mean. Chance is
+    ln(classes) for cross-entropy, and otherwise the loss of the untrained host."""
     healthy_loss: Positive = 0.6
     """Collapse: a recent mean loss below this multiple of chance is healthy."""
     divergence_sigma: Positive = 6.0

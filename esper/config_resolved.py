@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from esper.config import Durations, EnvConfig, Precision, RunConfig, TaskConfig, TrainingConfig
-from esper.config_types import Count, Positive
+from esper.config import Durations, EnvConfig, Optimizer, Precision, RunConfig, TaskConfig, TrainingConfig
+from esper.config_types import Count, NonNegative, Positive
 
 
 class ResolvedRun(RunConfig):
@@ -19,6 +19,9 @@ class ResolvedTask(TaskConfig):
     batch_size: Count
     samples_per_epoch: Count
     learning_rate: Positive
+    warmup_epochs: NonNegative
+    optimizer: Optimizer
+    weight_decay: NonNegative
     precision: Precision
 
 

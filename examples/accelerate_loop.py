@@ -1,7 +1,7 @@
 """Growth in a loop that accelerate prepares: devices and mixed precision are its, gradients are accumulated.
 
 python examples/accelerate_loop.py [EPOCHS]
-accelerate launch examples/accelerate_loop.py [EPOCHS]
+torchrun --nproc_per_node 2 examples/accelerate_loop.py [EPOCHS]
 """
 
 import sys

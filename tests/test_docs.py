@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -37,6 +38,14 @@ def named(path: Path) -> str:
 
 
 README = ROOT / "README.md"
+NEEDS = {"trainers.md": ("lightning", "transformers", "accelerate")}
+"""Libraries of the extra `integrations` that the code of a page imports."""
+SHIM = """
+import importlib.util
+from esper.hosts.torchvision_shim import import_torchvision
+if importlib.util.find_spec("torchvision"):
+    import_torchvision()  # these libraries import it, which fails with a CPU build of torch without this
+"""
 
 
 def test_the_two_commands_come_first_and_alone() -> None:
@@ -69,7 +78,10 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Its blocks one after the other, as a reader would paste them; in a process of their own, in an empty folder."""
     # Ctrl-C works as for a reader at a terminal: it is ignored in the children of some shells and CI runners.
     ctrl_c = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    script = "\n".join([ctrl_c, *blocks(page, "python")])
+    libraries = NEEDS.get(page.name, ())
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"{', '.join(missing)} not installed; see the extra integrations")
+    script = "\n".join([ctrl_c, *([SHIM] if libraries else []), *blocks(page, "python")])
     found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     if page == README:

@@ -100,7 +100,8 @@ class CounterfactualHelper:
 
     def difference(self, with_it: str, without_it: str) -> Paired:
         """Returns the paired accuracy difference of two configurations, pp."""
-        return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
+        with np.errstate(invalid="ignore"):  # infinite scores of a network that has diverged
+            return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
         """Returns the accuracy that the blended seed adds to everything else, pp; None if it is not blended."""

@@ -99,6 +99,7 @@ def command(
 def words(found: PolicyEvaluation) -> str:
     """Formats the result for display: hosts left alone, then a line for each way of playing."""
     alone, *ours = found.arms
+    score = found.unit
     hosts = "1 held-out host" if found.pairs == 1 else f"{found.pairs} held-out hosts"
     width = "" if found.width is None else f", width {found.width}"
     origin = f" ({found.origin})" if found.origin else ""
@@ -108,11 +109,11 @@ def words(found: PolicyEvaluation) -> str:
     lines = [
         "",
         f"{found.controller}{origin}",
-        f"Test accuracy of {hosts} ({found.config.task.name}{width}, seed {found.config.run.seed}), "
+        f"Test {score.name} of {hosts} ({found.config.task.name}{width}, seed {found.config.run.seed}), "
         "and the paired difference to the same hosts left alone:",
         "",
-        f"  {'none':10s} {alone.accuracy.mean():6.2f} %",
-        *(f"  {c.pair.name_a:10s} {c.pair.mean_a:6.2f} %   {c.line}" for c in found.comparisons),
+        f"  {'none':10s} {score.value(float(alone.accuracy.mean())):>8s}",
+        *(f"  {c.pair.name_a:10s} {score.value(c.pair.mean_a):>8s}   {c.line(score)}" for c in found.comparisons),
         "",
         f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}.",
     ]

@@ -161,12 +161,12 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
 def result_lines(summary: RunSummary) -> list[str]:
     """Formats a table of the baselines, and whether the controller did better than each."""
-    ours, first = summary.controller, summary.comparisons[0].pair
+    ours, first, score = summary.controller, summary.comparisons[0].pair, summary.score
     return [
-        f"Test accuracy of {first.pairs} hosts grown by {ours}: {first.mean_a:.2f} %. "
+        f"Test {score.name} of {first.pairs} hosts grown by {ours}: {score.value(first.mean_a)}. "
         f"The same hosts under each baseline, and the paired difference:",
         "",
-        *(f"  {c.pair.name_b:10s} {c.pair.mean_b:6.2f} %   {c.line}" for c in summary.comparisons),
+        *(f"  {c.pair.name_b:10s} {score.value(c.pair.mean_b):>8s}   {c.line(score)}" for c in summary.comparisons),
         "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept per host).",

@@ -69,8 +69,11 @@ def load() -> Task:
         train=train,
         validation=validation.evenly_spaced(VALIDATION),
         test=test,
-        learning_rate=0.3,
-        batch_size=8,  # with larger batches, an episode has too few SGD steps to learn more than pairs of characters
+        learning_rate=0.006,
+        warmup_epochs=1.0,
+        optimizer="adamw",  # SGD at its best rate, 0.3, gets to 44 % where this gets to 58 %
+        weight_decay=0.1,
+        batch_size=8,  # with larger batches, an episode has too few steps
         samples_per_epoch=1_000,
         n_envs=4,
         episode_length=20,

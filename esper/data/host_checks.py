@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
+from esper.data.objective import SampleObjective
+from esper.data.objective_checks import check_objective
 from esper.data.task import SAMPLE, Split, Task
 from esper.hosts.host import Host
 from esper.hosts.inputs import form_of
@@ -24,9 +26,10 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
     it and restores it.
 
     Raises:
-        ConfigError: the result of ``build_host`` is not a host, logits have the wrong shape, hosts share weights, or a
-            network cannot be grown: it has no parameters or parameters of a dtype that cannot be trained, sparse
-            gradients, activation checkpointing, or a site at which gradients are switched off.
+        ConfigError: the result of ``build_host`` is not a host, its outputs have the wrong shape or do not suit the
+            loss or the score, hosts share weights, or a network cannot be grown: it has no parameters or parameters of
+            a dtype that cannot be trained, sparse gradients, activation checkpointing, or a site at which gradients are
+            switched off.
     """
     x = task.validation.inputs(0, SAMPLE, image_dtype)
     host, other = _made(task), _made(task)
@@ -52,8 +55,10 @@ def check_hosts(task: Task, image_dtype: torch.dtype = torch.float32) -> Host:
                 f"{task.name}: {name} is {parameter.dtype}; trainable parameters must be one of "
                 f"{', '.join(map(str, TRAINABLE))}. For passes in float16, keep float32 and set task.precision"
             )
-    _check_logits(task, host.eval(), x)
-    _check_logits(task, host.train(), x)
+    outputs = _outputs(task, host.eval(), x)
+    if isinstance(task.objective, SampleObjective):
+        check_objective(task, task.objective, outputs)
+    _outputs(task, host.train(), x)
     _check_gradients(task, host, x)
     return host
 
@@ -71,19 +76,21 @@ def _tensors(host: Host) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if not nn.parameter.is_lazy(tensor) and tensor.numel()}
 
 
-def _check_logits(task: Task, host: Host, x: Tensor) -> None:
+def _outputs(task: Task, host: Host, x: Tensor) -> Tensor:
+    """Returns the outputs for inputs ``x``. Raises ConfigError if the network fails, or for logits of another shape."""
     y = task.validation.y[: len(x)]
     mode = "training" if host.training else "evaluation"
     with torch.no_grad(), _named_errors(task, x, mode):
-        logits = host(x)
-    wanted = (*y.shape, task.classes)
-    if not isinstance(logits, Tensor):
-        raise ConfigError(f"{task.name}: in {mode} the host returns {type(logits).__name__}, not logits {wanted}")
-    if tuple(logits.shape) != wanted:
+        outputs = host(x)
+    wanted = f"[{len(y)}, ...]" if task.classes is None else f"logits {(*y.shape, task.classes)}"
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(f"{task.name}: in {mode} the host returns {type(outputs).__name__}, not {wanted}")
+    if task.classes is not None and outputs.shape != (*y.shape, task.classes):
         raise ConfigError(
-            f"{task.name}: in {mode} the host returns logits of shape {tuple(logits.shape)} for {len(y)} samples; "
-            f"expected {wanted}"
+            f"{task.name}: in {mode} the host returns logits of shape {tuple(outputs.shape)} for {len(y)} samples; "
+            f"expected {(*y.shape, task.classes)}"
         )
+    return outputs
 
 
 @contextmanager

@@ -61,10 +61,11 @@ class Expected:
 
     form: str
     """Shapes and dtypes in words."""
-    classes: int
+    classes: int | None
+    """Number of classes; None if targets are not classes."""
 
     @classmethod
-    def like(cls, x: Inputs, y: Tensor, classes: int) -> Expected:
+    def like(cls, x: Inputs, y: Tensor, classes: int | None) -> Expected:
         """Takes the shapes and the dtypes from inputs x [n, ...] and targets y [n, ...]."""
         return cls(_form(x, y), classes)
 

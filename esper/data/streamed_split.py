@@ -32,7 +32,7 @@ class StreamedSplit(Split):
     in_memory = False
 
     @classmethod
-    def of(cls, dataset: Dataset[tuple[Any, Any]], name: str, classes: int) -> StreamedSplit:
+    def of(cls, dataset: Dataset[tuple[Any, Any]], name: str, classes: int | None) -> StreamedSplit:
         """Reads all samples once, for their targets. Raises ConfigError, starting with ``name``, for a bad one."""
         count = len(dataset)  # type: ignore[arg-type]
         targets, form = [], ""
@@ -69,7 +69,7 @@ class StreamedSplit(Split):
         rows = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).round().long()
         return Split(*read(self.dataset, rows.tolist())).to(self.y.device)
 
-    def check(self, name: str, classes: int) -> None:
+    def check(self, name: str, classes: int | None) -> None:
         """Does nothing: :meth:`of` has checked every sample."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,18 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esper.config import ConfigError, Precision, TaskConfig, TrainingConfig
+from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
+from esper.data.objective import PAD as PAD
+from esper.data.objective import Objective, PerSample, make_objective
 from esper.hosts.host import Host
 from esper.hosts.inputs import Inputs, as_inputs, empty_like, stack, tensors_of
 from esper.ops import stage_images
+from esper.telemetry.score import ScoreUnit
 
 SAMPLE = 3
 """Number of inputs on which networks are tried."""
 MAX_CHANNELS = 32
 """Max channels of images stored as bytes."""
-PAD = -100
-"""Target that is ignored, such as padding after the end of a text."""
 
 
 def default_folder() -> Path:
@@ -58,7 +60,8 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples in memory: inputs x [N, ...], and targets y int64, [N] for classes or [N, T] for tokens.
+    """Samples in memory: inputs x [N, ...], and targets y [N, ...]: int64 [N] for classes, [N, T] for tokens, and of
+    any other dtype and shape for a loss of the task's own.
 
     Inputs of a model that takes several are a dict of its arguments by name, or a tuple of them, as in ``Arguments``.
 
@@ -120,34 +123,34 @@ class Split:
         shape = (count, channels, height, width)
         return torch.empty(shape, dtype=dtype, device=self.x.device, memory_format=torch.channels_last)
 
-    @cached_property
-    def counts(self) -> NDArray[np.float64]:
-        """Number of targets in each sample, float64 [N]: 1 for classes, the non-padding tokens for text."""
-        if self.y.dim() == 1:
-            return np.ones(len(self.y))
-        return np.asarray((self.y != PAD).sum(dim=1).double().cpu())
+    def check(self, name: str, classes: int | None) -> None:
+        """Raises ConfigError, starting with ``name``, if the split cannot be trained on.
 
-    def check(self, name: str, classes: int) -> None:
-        """Raises ConfigError, starting with ``name``, if the split cannot be trained on."""
+        ``classes`` is their number if targets are classes or tokens.
+        """
         if problem := next(self._problems(classes), None):
             raise ConfigError(f"{name}: {problem}")
 
-    def _problems(self, classes: int) -> Iterator[str]:
+    def _problems(self, classes: int | None) -> Iterator[str]:
         """Yields the reasons why the split cannot be trained on; a check relies on the ones before it."""
         if len(self.x) != len(self.y) or not len(self.y):
             yield f"{len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more"
         if self.table is not None:
             yield from self._table_problems(self.table)
-        if self.y.dtype != torch.int64 or self.y.dim() not in (1, 2):
-            yield f"targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T]"
+        if classes is not None and (self.y.dtype != torch.int64 or self.y.dim() not in (1, 2)):
+            yield (
+                f"targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T], or "
+                "classes=None with a loss for these targets, such as mse or bce"
+            )
         if fault := unusable_sample(self.x, self.y, classes):
             yield f"sample {fault[0]}: {fault[1]}"
-        if not self.counts.all():
-            yield f"sample {int(self.counts.argmin())} contains only padding ({PAD})"
+        padded = (self.y == PAD).flatten(1).all(dim=1) if classes is not None and self.y.dim() == 2 else None
+        if padded is not None and padded.any():
+            yield f"sample {int(padded.int().argmax())} contains only padding ({PAD})"
 
     def _table_problems(self, table: Tensor) -> Iterator[str]:
         shape, wanted = tuple(self.x.shape), (self.x.shape[-1], 256)
-        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.y.dim() != 1:
+        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or (self.y.dtype == torch.int64 and self.y.dim() != 1):
             yield (
                 f"with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape {shape} and "
                 f"{tuple(self.y.shape)}"
@@ -164,15 +167,19 @@ class Split:
                 yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
 
 
-def unusable_sample(x: Inputs, y: Tensor, classes: int) -> tuple[int, str] | None:
+def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str] | None:
     """Returns the index of the first sample that cannot be trained on and the reason, or None.
 
-    Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens.
+    Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens; if
+    that is None, finite.
     """
-    for values in (tensor for tensor in tensors_of(x) if tensor.is_floating_point()):
-        finite = values.isfinite().reshape(len(values), -1).all(dim=1)
-        if not finite.all():
-            return int((~finite).int().argmax()), "its inputs are not finite"
+    for what, tensors in (("inputs", tensors_of(x)), ("targets", [y])):
+        for values in (tensor for tensor in tensors if tensor.is_floating_point()):
+            finite = values.isfinite().reshape(len(values), -1).all(dim=1)
+            if not finite.all():
+                return int((~finite).int().argmax()), f"its {what} are not finite"
+    if classes is None:
+        return None
     legal = (y >= 0) & (y < classes)
     padding = ""
     if y.dim() > 1:
@@ -195,8 +202,9 @@ class Task:
     """
 
     name: str
-    classes: int
-    """Size of the last dimension of the logits: the number of image classes, or the vocabulary of a text."""
+    classes: int | None
+    """Size of the last dimension of the logits: the number of image classes, or the vocabulary of a text. None if the
+    targets are not classes."""
     build_host: Callable[[], Host]
     """Makes a new host; initial weights drawn from torch's generator differ between episodes."""
     train: Split | Dataset[tuple[Tensor, Tensor]]
@@ -206,6 +214,11 @@ class Task:
     test: Split
     description: str = ""
     learning_rate: float = 0.05
+    warmup_epochs: float = 0.0
+    """Epochs over whose steps the learning rate rises from near zero."""
+    optimizer: Optimizer = "sgd"
+    """Optimizer of hosts and seeds: sgd or adamw."""
+    weight_decay: float = 5e-4
     batch_size: int = 64
     samples_per_epoch: int | None = None
     """Samples that each env draws per epoch; None: the whole training split."""
@@ -223,18 +236,42 @@ class Task:
     """Augmentation of training images that are stored as bytes."""
     precision: Precision = "float32"
     """Precision of forward and backward passes, see ``TaskConfig.precision``."""
+    loss: str | PerSample = "cross_entropy"
+    """What steps minimise: ``cross_entropy``, ``mse``, ``bce`` (binary cross-entropy of logits), or a function of a
+    network's outputs [N, ...] and the targets [N, ...] that returns one value per sample, [N], or [N, ...], of which
+    the mean counts."""
+    score: str | PerSample | None = None
+    """What growth is to raise: ``accuracy``, ``r2``, or a function as for ``loss``. None: accuracy, and r2 with mse."""
+    score_name: str | None = None
+    """What reports call the score; None: its name, or that of its function."""
+    score_unit: str = ""
+    """Unit of the score in reports, such as "K"; empty for none."""
+    points: float = 100.0
+    """Percentage points in a unit of the score, so that scores span about 100 of them: 100 for a score from 0 to 1.
+    Gates, rewards and controllers compare percentage points."""
 
     def __post_init__(self) -> None:
         for name in ("validation", "test"):
             self._stream(name)
         for name, split in self._splits().items():
             split.check(f"{self.name}, {name} split", self.classes)
+        if not (math.isfinite(self.points) and self.points > 0):
+            raise ConfigError(f"{self.name}: points is {self.points}; it must be positive")
+        try:
+            self.objective  # noqa: B018  # made now, because it may be refused
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from None
         if not self.samples:
             raise ConfigError(f"{self.name}, train split: it has no samples")
         if self.augmentation == Augmentation():
             return
         if not isinstance(self.train, Split) or self.train.table is None:
             raise ConfigError(f"{self.name}: augmentation needs uint8 training images with a table")
+        if self.train.y.dim() > 2:
+            raise ConfigError(
+                f"{self.name}: augmentation moves images, but not targets of shape {tuple(self.train.y.shape)}; use a "
+                "Dataset that changes both"
+            )
         side, crop = min(self.train.x.shape[1:3]), self.augmentation.crop
         if not 0 <= crop < side:
             raise ConfigError(f"{self.name}: crop is {crop}; for images of this size it must be 0 to {side - 1} pixels")
@@ -252,6 +289,25 @@ class Task:
         """Returns the splits, by name; not a training set that is streamed."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if isinstance(split, Split)}
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The loss and the score of samples."""
+        return make_objective(self.loss, self.score, self.classes, self.validation.y)
+
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """Number of targets in each validation sample, float64 [N]."""
+        return self.objective.counts(self.validation.y)
+
+    @property
+    def score_shown(self) -> ScoreUnit:
+        """How reports show the score: accuracy in per cent, others in a unit of their own."""
+        score = self.score or ("r2" if self.loss == "mse" else "accuracy")
+        name = self.score_name or (score if isinstance(score, str) else str(getattr(score, "__name__", "score")))
+        if score == "accuracy" and self.points == 100 and not self.score_unit:
+            return ScoreUnit(name)
+        return ScoreUnit("score" if name == "<lambda>" else name, self.score_unit, self.score_unit, self.points)
 
     @property
     def samples(self) -> int:
@@ -283,7 +339,8 @@ class Task:
 def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
     """Returns the config with the task's defaults in place of None.
 
-    Raises ConfigError for a batch or an epoch that the data cannot fill, or for more micro-batches than samples.
+    Raises ConfigError for a batch or an epoch that the data cannot fill, for more micro-batches than samples, and for
+    settings that do not suit the optimizer.
     """
     chosen, env = config.task, config.env
     samples = chosen.samples_per_epoch or task.samples_per_epoch or task.samples
@@ -294,10 +351,20 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
         raise ConfigError(f"task.micro_batches is {chosen.micro_batches}, more than the {batch} samples of a batch")
     if batch > samples:
         raise ConfigError(f"task.batch_size is {batch}, larger than the {samples} samples of an epoch of {task.name}")
+    if chosen.optimizer not in (None, task.optimizer) and chosen.learning_rate is None:
+        raise ConfigError(
+            f"task.optimizer is {chosen.optimizer}, but the learning rate of {task.name}, {task.learning_rate:g}, is "
+            f"for {task.optimizer}: set task.learning_rate, too (for adamw, values near 0.003 are usual)"
+        )
+    if (chosen.optimizer or task.optimizer) == "adamw" and max(chosen.momentum, chosen.beta2) == 1:
+        raise ConfigError("with adamw, task.momentum and task.beta2 must be below 1: means would never move")
     training = {
         "samples_per_epoch": samples,
         "batch_size": batch,
         "learning_rate": chosen.learning_rate or task.learning_rate,
+        "warmup_epochs": task.warmup_epochs if chosen.warmup_epochs is None else chosen.warmup_epochs,
+        "optimizer": chosen.optimizer or task.optimizer,
+        "weight_decay": task.weight_decay if chosen.weight_decay is None else chosen.weight_decay,
         "precision": chosen.precision or task.precision,
     }
     sizes = {

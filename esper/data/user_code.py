@@ -78,19 +78,29 @@ def _run(file: Path) -> ModuleType:
 
 
 def _check_neighbours(tree: ast.Module, folder: Path) -> None:
-    """Raises ConfigError if an import means a file of this folder, but would find another module of the same name."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    for name in sorted(names & sys.modules.keys()):
+    """Raises ConfigError if an import means a file of this folder, but would find another module of the same name.
+
+    Neighbours that are imported are checked in turn.
+    """
+    waiting, seen = _imported(tree), set[str]()
+    while waiting:
+        name = waiting.pop()
         places = (folder / f"{name}.py", folder / name / "__init__.py")
         neighbour = next((place for place in places if place.is_file()), None)
-        loaded = getattr(sys.modules[name], "__file__", None) or "elsewhere"
-        if neighbour is not None and Path(loaded).resolve() != neighbour:
+        if neighbour is None or name in seen:
+            continue
+        seen.add(name)
+        loaded = getattr(sys.modules.get(name), "__file__", None) or ("Python itself" if name in sys.modules else None)
+        if loaded is not None and Path(loaded).resolve() != neighbour.resolve():
             raise ConfigError(f"it imports {name}, which was imported from {loaded} before: rename {neighbour}")
+        waiting |= _imported(ast.parse(neighbour.read_bytes(), str(neighbour)))
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Returns the first parts of the names of all modules that are imported anywhere in a file."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in (*names, *(str(node.module) for node in nodes))}
 
 
 def _describe(error: BaseException, file: Path) -> str:

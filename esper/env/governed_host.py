@@ -33,7 +33,7 @@ class GovernedHost:
         """Sites in the order of the arrays' slots."""
         self.counterfactual = CounterfactualHelper()
         self.not_finite = 0.0
-        """Number of non-finite values in losses, host and fossils."""
+        """Number of non-finite values in losses, scores, host and fossils."""
         self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
         restorable = RestorableHost(training)
@@ -82,14 +82,16 @@ class GovernedHost:
         row, training, results, head = self.row, self.training, self.counterfactual, 1 + len(self.sites)
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
         found = Evaluation(totals.stats(len(results.configurations)), totals.correct(len(results.configurations)))
-        results.record(found.correct.numpy(), found.loss.numpy(), training.task.validation.counts)
+        scores = found.correct.double().numpy() * (training.task.points / 100)  # 1 is 100 pp
+        results.record(scores, found.loss.numpy(), training.task.counts)
         state.train_loss[row] = loss_sum / count if count else 0.0
-        state.train_accuracy[row] = 100 * right / count if count else 0.0
+        state.train_accuracy[row] = training.task.points * right / count if count else 0.0
         record_validation(state, row, results)
-        # Losses with fossils only and with every seed off enter rewards and the snapshot's record.
-        losses = (state.loss[row], state.committed_loss[row], state.all_off_loss[row])
+        # Losses and scores with fossils only and with every seed off enter rewards and the snapshot's record.
+        measured = [state.loss[row], state.committed_loss[row], state.all_off_loss[row]]
+        measured += [state.accuracy[row], state.committed[row], state.all_off[row]]
         self.finite = packed[1:head].numpy() > 0
-        self.not_finite = bad_losses + float(packed[0]) + sum(not math.isfinite(loss) for loss in losses)
+        self.not_finite = bad_losses + float(packed[0]) + sum(not math.isfinite(value) for value in measured)
         summaries = training.collector.summaries(packed[head:])
         committed = {HOST, *(site.name for site in training.fossils())}
         self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)

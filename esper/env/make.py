@@ -19,6 +19,7 @@ from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
 from esper.telemetry.event import Event
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.execution import workspaces
 from esper.training.execution.multi_gpu import devices_of
 from esper.training.micro_batching import MicroBatchPolicy
@@ -54,6 +55,11 @@ class EnvMaker:
             workspaces.bound()  # before anything uses cuBLAS
         task, *elsewhere = (task.to(device) for device in devices)
         return cls(config, task, MicroBatchPolicy(config), tuple(elsewhere))
+
+    @property
+    def score(self) -> ScoreUnit:
+        """How the score of hosts is shown."""
+        return ACCURACY if self.task is None else self.task.score_shown
 
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
         """Returns a maker for other hosts; not for simulated ones."""

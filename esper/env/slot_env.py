@@ -29,6 +29,7 @@ from esper.rewards.terms import Transition
 from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.mask import ActionMask
 from esper.spaces.observation import LIMIT, ObservationLayout
+from esper.telemetry.score import ACCURACY
 from esper.telemetry.span import Spans
 from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
@@ -98,6 +99,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.run_seed = config.run.seed
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
+        self.score = ACCURACY
+        """How the score of hosts is shown."""
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None

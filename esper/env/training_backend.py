@@ -47,8 +47,8 @@ def make_trainings(
     places = [device_index(index, devices) for index in indices]
     rows = {}
     for place, task in dict(zip(places, tasks, strict=True)).items():
-        language, samples = task.validation.y.dim() == 2, len(task.validation)
-        block = make_metrics(places.count(place), task.device, max_configurations(sites), samples, language)
+        samples, dtype = len(task.validation), task.objective.dtype
+        block = make_metrics(places.count(place), task.device, max_configurations(sites), samples, dtype)
         rows[place] = iter(block)
     totals = [next(rows[place]) for place in places]
     return [HostTraining(*each) for each in zip(indices, tasks, configs, totals, strict=True)]
@@ -87,7 +87,8 @@ class TrainingBackend(Backend):
         self.host_parameters = trainer.hosts[0].host_parameters
         self.each = []
         for row, training in enumerate(trainer.hosts):
-            governor = Governor(training.config.governor, training.durations, training.task.classes, pinned)
+            classes = training.task.classes if training.task.loss == "cross_entropy" else None
+            governor = Governor(training.config.governor, training.durations, classes, pinned)
             self.each.append(GovernedHost(training, governor, spec.slots, row))
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
         self.watch: Callable[[GovernedHost], None] = lambda _host: None

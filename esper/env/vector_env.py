@@ -98,7 +98,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
         self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
         super().__init__(config, spec, self.hosts, spans, largest, autoreset_mode, self.reporter)
-        self.baseline, self.tier, self.pinned = baseline, tier, pinned
+        self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
         if trainer.batches is not None:

@@ -20,6 +20,7 @@ from esper.evaluation.statistics import (
     holm_adjusted,
     summarise,
 )
+from esper.telemetry.score import ACCURACY, ScoreUnit
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,38 @@ def _per_compute(host: HostResult) -> float:
     return 1e9 * host.accuracy / host.flops if host.flops else math.nan
 
 
-TEST_ACCURACY = Metric("test_accuracy", "Test accuracy", "%", "higher", lambda host: host.accuracy)
-METRICS = (
-    TEST_ACCURACY,
-    Metric("validation_loss", "Final validation loss", "", "lower", lambda host: host.loss, decimals=4),
-    Metric("parameters_added", "Parameters added to the task's host", "", "neither", _added, decimals=0),
-    Metric("accuracy_per_parameter", "Test accuracy per 1,000 parameters", "pp", "higher", _per_parameter),
-    Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
-    Metric("accuracy_per_compute", "Test accuracy per GFLOP", "pp", "higher", _per_compute),
-    Metric("epochs", "Epochs trained", "", "neither", lambda host: host.epochs, decimals=1),
-    Metric("rollbacks", "Rollbacks", "", "lower", lambda host: host.rollbacks),
-    Metric("seeds_kept", "Seeds kept", "", "neither", lambda host: host.fossils),
-)
-"""The first one is the subject of a comparison."""
+def metrics_of(score: ScoreUnit) -> tuple[Metric, ...]:
+    """Returns the metrics of a task with this score. The first one, the test score, is the subject of a comparison."""
+    name, decimals = f"Test {score.name}", 2 + score.decimals
+    return (
+        Metric("test_accuracy", name, score.unit, "higher", lambda host: score.of(host.accuracy), decimals),
+        Metric("validation_loss", "Final validation loss", "", "lower", lambda host: host.loss, decimals=4),
+        Metric("parameters_added", "Parameters added to the task's host", "", "neither", _added, decimals=0),
+        Metric(
+            "accuracy_per_parameter",
+            f"{name} per 1,000 parameters",
+            score.gap,
+            "higher",
+            lambda host: score.of(_per_parameter(host)),
+            decimals,
+        ),
+        Metric("compute", "Compute", "GFLOP", "neither", lambda host: host.flops / 1e9, decimals=3),
+        Metric(
+            "accuracy_per_compute",
+            f"{name} per GFLOP",
+            score.gap,
+            "higher",
+            lambda host: score.of(_per_compute(host)),
+            decimals,
+        ),
+        Metric("epochs", "Epochs trained", "", "neither", lambda host: host.epochs, decimals=1),
+        Metric("rollbacks", "Rollbacks", "", "lower", lambda host: host.rollbacks),
+        Metric("seeds_kept", "Seeds kept", "", "neither", lambda host: host.fossils),
+    )
+
+
+METRICS = metrics_of(ACCURACY)
+TEST_ACCURACY = METRICS[0]
 
 
 @dataclass(frozen=True)
@@ -100,13 +120,18 @@ class ArmComparison:
             return "more" if above else "less"
         return "better" if above == (self.metric.better == "higher") else "worse"
 
-    @property
-    def line(self) -> str:
-        """The difference in accuracy with its interval and the verdict on the first arm, for a line of text."""
-        pair, (low, high) = self.pair, self.pair.interval
-        interval = f"95 % interval {low:+.2f} to {high:+.2f}" if pair.pairs > 1 else "no interval"
+    def line(self, score: ScoreUnit) -> str:
+        """Returns the difference in ``score`` with its interval and the verdict on the first arm, for a line of text.
+
+        Scores of ``pair`` are in percentage points.
+        """
+        pair = self.pair
+        low, high = (f"{score.of(end):+.{2 + score.decimals}f}" for end in pair.interval)
+        interval = f"95 % interval {low} to {high}" if pair.pairs > 1 else "no interval"
         more = {"inconclusive": f", fewer than {MIN_PAIRS} pairs", "no evidence": " of a difference"}
-        return f"{pair.difference:+6.2f} pp, {interval}: {self.word}{more.get(self.word, '')}"
+        gap = f" {score.gap}" if score.gap else ""
+        difference = f"{score.of(pair.difference):+6.{2 + score.decimals}f}{gap}"
+        return f"{difference}, {interval}: {self.word}{more.get(self.word, '')}"
 
 
 def corrected(pairs: Sequence[PairedComparison], metric: Metric = TEST_ACCURACY) -> list[ArmComparison]:
@@ -147,9 +172,11 @@ class MetricResult:
         }
 
 
-def analyse(hosts: Mapping[str, Sequence[HostResult]], reference: str) -> list[MetricResult]:
-    """Analyses the hosts of each arm, given in the order of their pairs. The results are in the order of METRICS."""
-    return [_analyse(metric, hosts, reference) for metric in METRICS]
+def analyse(
+    hosts: Mapping[str, Sequence[HostResult]], reference: str, metrics: Sequence[Metric] = METRICS
+) -> list[MetricResult]:
+    """Analyses the hosts of each arm, given in the order of their pairs; one result for each of ``metrics``."""
+    return [_analyse(metric, hosts, reference) for metric in metrics]
 
 
 def _analyse(metric: Metric, hosts: Mapping[str, Sequence[HostResult]], reference: str) -> MetricResult:

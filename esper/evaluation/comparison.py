@@ -20,7 +20,7 @@ from esper.data.task import Task
 from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation.analysis import METRICS, MetricResult, analyse
+from esper.evaluation.analysis import MetricResult, analyse, metrics_of
 from esper.evaluation.arms import Arm
 from esper.evaluation.controls import CONTROLS
 from esper.evaluation.folder import RESULTS, ComparisonFolder
@@ -33,6 +33,7 @@ from esper.evaluation.runner import (
     Progress,
     Results,
     in_order,
+    name_score,
     play_rounds,
     split_pairs,
 )
@@ -171,7 +172,9 @@ class ComparisonResult:
             "arms": {
                 arm.name: {
                     **arm.plain(),
-                    "values": {metric.name: metric.values(self.hosts[arm.name]).tolist() for metric in METRICS},
+                    "values": {
+                        found.metric.name: found.metric.values(self.hosts[arm.name]).tolist() for found in self.metrics
+                    },
                     "hosts": [host.plain() for host in self.hosts[arm.name]],
                 }
                 for arm in self.arms
@@ -234,6 +237,8 @@ class ComparisonRun:
         """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
         check_devices(arms[0].config.run.device)
         first = EnvMaker.of(arms[0].config, task)
+        self.score = first.score
+        """How the score of hosts is shown."""
         self.rounds, n_envs = split_pairs(pairs, first.config.env.n_envs)
         seed = first.config.run.seed + HELD_OUT
         self.order = np.random.default_rng([seed, len(arms), order_seed])
@@ -290,6 +295,7 @@ class ComparisonRun:
         with closing(self), termination_interrupts():
             try:
                 if any(len(done) < self.rounds for done in self.results.values()):
+                    name_score(self.score, self.progress)
                     for runner in self.runners.values():
                         runner.prepare()
                 play_rounds(self.runners, self.rounds, self.order, self.results, self.progress, self.files.save_round)
@@ -305,7 +311,7 @@ class ComparisonRun:
         hosts = in_order(self.results, self.pairs)
         if not hosts[self.reference]:
             return None
-        metrics = analyse(hosts, self.reference)
+        metrics = analyse(hosts, self.reference, metrics_of(self.score))
         return ComparisonResult(self.arms, self.reference, self.pairs, hosts, metrics, self.files.path)
 
     def close(self) -> None:

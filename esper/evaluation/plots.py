@@ -32,12 +32,12 @@ def draw_pairs(result: ComparisonResult) -> Figure:
     """Test accuracy of every host, one line per pair; mean and its interval for every arm."""
     names = list(result.hosts)
     figure, (axes,) = _panels(max(5.0, 1.5 + 1.2 * len(names)), 4.5)
-    values = np.array([[host.accuracy for host in result.hosts[name]] for name in names])  # [arms, pairs]
+    accuracy = result.metrics[0]
+    values = np.array([accuracy.metric.values(result.hosts[name]) for name in names])  # [arms, pairs]
     places = np.arange(len(names))
     for number, pair in enumerate(values.T):
         label = "one pair" if number == 0 else None
         axes.plot(places, pair, color=GREY, linewidth=0.8, marker="o", markersize=3, label=label)
-    accuracy = result.metrics[0]
     if accuracy.missing is None:
         summaries = [accuracy.arms[name] for name in names]
         axes.errorbar(
@@ -53,7 +53,7 @@ def draw_pairs(result: ComparisonResult) -> Figure:
         )
     axes.set_xticks(places, [short(name) for name in names], rotation=30, ha="right")
     axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set(ylabel="test accuracy, %", title=f"{short(result.task)}: {result.pairs} pairs")
+    axes.set(ylabel=_axis(result), title=f"{short(result.task)}: {result.pairs} pairs")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -94,16 +94,22 @@ def draw_cost(result: ComparisonResult) -> Figure:
     for axes, (cost, unit, label) in zip(panels, costs, strict=True):
         for number, (name, hosts) in enumerate(result.hosts.items()):
             x = np.array([getattr(host, cost) / unit for host in hosts])
-            y = np.array([host.accuracy for host in hosts])
+            y = result.metrics[0].metric.values(hosts)
             color, marker = f"C{number % 10}", MARKERS[number % len(MARKERS)]
             axes.scatter(x, y, color=color, marker=marker, s=12, alpha=0.4, linewidths=0)
             legend = short(name) if axes is panels[0] else None
             axes.scatter(x.mean(), y.mean(), color=color, marker=marker, s=80, edgecolors=DARK, zorder=3, label=legend)
         axes.set_xlabel(label)
-    panels[0].set_ylabel("test accuracy, %")
+    panels[0].set_ylabel(_axis(result))
     figure.suptitle(f"{short(result.task)}: {result.pairs} pairs; small: hosts, large: means", fontsize=10)
     figure.legend(loc="outside lower center", ncols=4)
     return figure
+
+
+def _axis(result: ComparisonResult) -> str:
+    """Returns the name and the unit of the test score, such as "test accuracy, %"."""
+    label = result.metrics[0].metric.label
+    return f"t{label[1:]}"
 
 
 def _panels(width: float, height: float, **grid: Any) -> tuple[Figure, list[Axes]]:

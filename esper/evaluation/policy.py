@@ -20,12 +20,13 @@ from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
-from esper.evaluation.runner import HELD_OUT, MakeController, Progress
+from esper.evaluation.runner import HELD_OUT, MakeController, Progress, name_score
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
 from esper.hosts.sizes import at_width
 from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import controller_for
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.rng import seeded
 
 ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
@@ -54,6 +55,8 @@ class PolicyEvaluation:
     these two; host i is the same host in each."""
     comparisons: tuple[ArmComparison, ...]
     """Each of the others minus ``none``."""
+    unit: ScoreUnit = ACCURACY
+    """How the score of hosts is shown; ``arms`` and ``comparisons`` have it in percentage points."""
 
     @property
     def pairs(self) -> int:
@@ -137,9 +140,10 @@ def evaluate_controller(
     else:
         name, origin = name_of(controller), ""
         controllers[name] = partial(controller_for, controller, config, run_seed=seed)
+    name_score(maker.score, progress)
     arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
-    return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons))
+    return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score)
 
 
 def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:

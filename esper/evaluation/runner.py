@@ -19,11 +19,20 @@ from esper.evaluation.compute import ComputeMeter
 from esper.files.grown_host import kept_seed
 from esper.hosts.grown import KeptSeed
 from esper.rollout.rollout import play_round
-from esper.telemetry.event import ArmPlayed
+from esper.telemetry.event import ArmPlayed, ScoreDefined
+from esper.telemetry.score import ACCURACY, ScoreUnit
 
 MakeController = Callable[[SlotVectorEnv], Controller]
-Progress = Callable[[ArmPlayed], None]
+Progress = Callable[[ArmPlayed | ScoreDefined], None]
+"""Receives each arm's rounds, and before them the score unless it is accuracy."""
 """Called after each arm's round."""
+
+
+def name_score(score: ScoreUnit, progress: Progress | None) -> None:
+    """Tells ``progress`` what hosts are scored by, unless it is accuracy."""
+    if progress is not None and score != ACCURACY:
+        progress(ScoreDefined(score.name, score.unit, score.points))
+
 
 HELD_OUT = 2**31
 """Added to a run's seed for its held-out hosts, which no agent learns from."""

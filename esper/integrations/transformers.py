@@ -18,7 +18,7 @@ from esper.grower.report import GrowthStep
 FILE = "grower.pt"  # in each checkpoint
 
 
-class GrowthCallback(TrainerCallback):
+class GrowthTrainerCallback(TrainerCallback):
     """Grows a model while ``Trainer.train`` trains it: one :meth:`Grower.step` after each evaluation.
 
     When training ends, kept seeds become submodules of the model. Checkpoints hold the growth in ``grower.pt``, and

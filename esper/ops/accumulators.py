@@ -31,8 +31,8 @@ class Accumulators:
             ``not_finite`` counted samples whose loss is NaN or infinite
             ============== ============================================================================================
 
-        correct: ``[E, K, samples]``: uint8, 1 for a correct sample; for language int16, the number of correct tokens of
-            each sequence (int16 because torch hardly supports uint16).
+        correct: ``[E, K, samples]``, of the given dtype: uint8, 1 for a correct sample; int16 for language, the number
+            of correct tokens of each sequence (torch hardly supports uint16); float32 for scores of any other kind.
     """
 
     __slots__ = ("_buffer", "block", "correct")
@@ -42,7 +42,7 @@ class Accumulators:
         envs: int,
         configurations: int = 1,
         samples: int = 0,
-        language: bool = False,
+        dtype: torch.dtype = torch.uint8,
         device: torch.device | str = "cpu",
     ) -> None:
         """Makes zeroed accumulators on ``device``; impossible sizes raise ValueError."""
@@ -51,7 +51,6 @@ class Accumulators:
                 "accumulators need envs >= 1, configurations >= 1 and samples >= 0, "
                 f"got {envs}, {configurations} and {samples}"
             )
-        dtype = torch.int16 if language else torch.uint8
         rows = envs * configurations
         size = rows * (len(ACCUMULATOR_FIELDS) * torch.float64.itemsize + samples * dtype.itemsize)
         buffer = torch.zeros(size, dtype=torch.uint8, device=device)

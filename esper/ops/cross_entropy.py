@@ -87,7 +87,7 @@ def cross_entropy_into(
 
     Args:
         logits, targets, ignore_index, label_smoothing: as for :func:`cross_entropy`.
-        accumulators: the accumulators to update, on the same device; made with ``language=True`` for ``[B, T, V]``.
+        accumulators: the accumulators to update, on the same device; made with ``dtype=torch.int16`` for ``[B, T, V]``.
         env: first index of the row.
         configuration: second index of the row.
         first: index of the first sample in the row of ``correct``; None writes no samples.

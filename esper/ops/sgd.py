@@ -76,7 +76,7 @@ class SGD(Optimizer):
         sgd_step([self], clip_coef, **scaler)
         return loss
 
-    def zero_momentum(self) -> None:
+    def zero_state(self) -> None:
         """Zeroes all momentum buffers in place, or allocates them the first time."""
         for group in self.param_groups:
             for parameter in group["params"] if group["momentum"] else ():

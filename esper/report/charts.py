@@ -50,9 +50,11 @@ class Line:
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if drawable(x) and drawable(y)]
 
 
-def by_round(name: str, events: Sequence[Any], field: str, color: int, reference: bool = False) -> list[Line]:
-    """Returns a line through that field of the events, by round; empty if no event has a value."""
-    points = {event.round: value for event in events if (value := getattr(event, field)) is not None}
+def by_round(
+    name: str, events: Sequence[Any], field: str, color: int, reference: bool = False, unit: float = 1.0
+) -> list[Line]:
+    """Returns a line through that field of the events, divided by ``unit``, by round; empty if no event has a value."""
+    points = {event.round: value / unit for event in events if (value := getattr(event, field)) is not None}
     return [Line(name, list(points), list(points.values()), color, reference=reference)] if points else []
 
 
@@ -202,8 +204,8 @@ def scatter_chart(title: str, groups: Sequence[Line], x_label: str, y_label: str
 
 
 @chart_style()
-def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> str:
-    """Draws one row per value, with a line at zero. An unbounded interval reaches the edge of the chart."""
+def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str, unit: str = "pp") -> str:
+    """Draws one row per value in ``unit``, with a line at zero. An unbounded interval reaches the edge of the chart."""
     names = [shorten(clean(row.name), MAX_NAME) for row in rows]
     ends = [v for row in rows for v in (row.value, row.low, row.high, 0.0) if v is not None and drawable(v)]
     margin = (max(ends) - min(ends)) * 0.05 or 1.0
@@ -222,7 +224,7 @@ def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> str
     axes.set_yticks(range(len(rows)), names)
     axes.grid(visible=False, axis="y")
     _label(axes, x_label)
-    return _svg(axes, title, "; ".join(f"{row.name}: {number(row.value, 2, 'pp', sign=True)}" for row in rows))
+    return _svg(axes, title, "; ".join(f"{row.name}: {number(row.value, 2, unit, sign=True)}" for row in rows))
 
 
 def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import numpy as np
 from esper.report.charts import drawable
 from esper.report.read import Run
 from esper.telemetry.event import EpochCompleted
+from esper.telemetry.score import ScoreUnit
 
 MIDDLE = (10, 90)
 """Percentiles that bound the middle 80 % of the hosts."""
@@ -73,6 +74,12 @@ def episodes(run: Run) -> dict[tuple[int, int], list[EpochCompleted]]:
     for epoch in run.of(EpochCompleted):
         hosts[epoch.episode, epoch.env].append(epoch)
     return dict(sorted(hosts.items()))
+
+
+def score_of(runs: Sequence[Run]) -> ScoreUnit:
+    """Returns how the score of all ``runs`` is shown: in percentage points if they have different ones."""
+    scores = {run.view.score for run in runs}
+    return scores.pop() if len(scores) == 1 else ScoreUnit("score", "pp")
 
 
 def label(runs: Sequence[Run], run: Run, name: str) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from esper.report.charts import MAX_LANES, IntervalRow, Line, interval_chart, lanes_chart, line_figure
-from esper.report.curves import NORMAL, by_epoch, shown_epochs
+from esper.report.curves import NORMAL, by_epoch, score_of, shown_epochs
 from esper.report.html import figure, figures, heading, note, section, table
 from esper.report.lifecycles import STAGES, Life, lives, slots_of
 from esper.report.read import Run
@@ -84,6 +84,7 @@ def _lanes_of_round(run: Run, episode: int, hosts: Sequence[Life], slots: Sequen
 
 def blueprint_table(run: Run) -> str:
     """How often each blueprint was planted, its fate, and its value if it was kept."""
+    score = run.view.score
     values: dict[str, list[float]] = defaultdict(list)
     for episode in run.of(EpisodeCompleted):
         for slot, (value, _) in episode.shapley.items():
@@ -97,23 +98,25 @@ def blueprint_table(run: Run) -> str:
         [
             row.blueprint,
             *(f"{getattr(row, name):,}" for name in COUNTS.values()),
-            number(row.contribution_kept, sign=True),
-            number(row.contribution_pruned, sign=True),
-            number(mean(values[row.blueprint]), sign=True),
+            score.difference(row.contribution_kept, unit=False),
+            score.difference(row.contribution_pruned, unit=False),
+            score.difference(mean(values[row.blueprint]), unit=False),
             number(row.epochs_lived, 1),
             number(row.parameters, 0),
         ]
         for row in rows
     ]
-    means = ["contribution kept, pp", "contribution pruned, pp", "Shapley value kept, pp", "epochs lived", "parameters"]
+    measured = map(score.gap_label, ("contribution kept", "contribution pruned", "Shapley value kept"))
+    means = [*measured, "epochs lived", "parameters"]
     caption = "Seeds by blueprint, over all rounds; the last five columns are means"
     return table(["blueprint", *COUNTS, *means], cells, caption)
 
 
 def contributions_section(runs: Sequence[Run]) -> str:
+    name = score_of(runs).name
     parts = [
         note(
-            "The contribution of a seed is the accuracy with it minus the accuracy with its alpha forced to 0, on the "
+            f"The contribution of a seed is the {name} with it minus the {name} with its alpha forced to 0, on the "
             "same validation images. If seeds depend on each other, their contributions overlap; Shapley values divide "
             "the joint gain among them."
         )
@@ -127,20 +130,20 @@ def contributions_section(runs: Sequence[Run]) -> str:
 def slots_figure(run: Run) -> str:
     """Mean contribution of the seed in each slot, by epoch."""
     epochs, words = shown_epochs(run)
-    lines = []
+    lines, score = [], run.view.score
     for place, slot in enumerate(slots_of(run)[:8]):
         curve = by_epoch(epochs, lambda e, slot=slot: e.contributions.get(slot))  # type: ignore[misc]
         if curve.x:
             low, high = (
-                [mean + side * NORMAL * error for mean, error in zip(curve.mean, curve.error, strict=True)]
+                [score.of(mean + side * NORMAL * error) for mean, error in zip(curve.mean, curve.error, strict=True)]
                 for side in (-1, 1)
             )
-            lines.append(Line(slot, curve.x, curve.mean, place, low, high))
+            lines.append(Line(slot, curve.x, [score.of(mean) for mean in curve.mean], place, low, high))
     if not lines:
         return note("No contribution was measured: no seed was blended.")
     about = f"Mean over the hosts of {words} with a blended seed in that slot. Shaded: 95 % interval of the mean."
     title = "Contribution by epoch"
-    return line_figure(title, about, lines, "epochs done", "contribution, pp", include=[0.0])
+    return line_figure(title, about, lines, "epochs done", score.gap_label("contribution"), include=[0.0])
 
 
 def seeds_figure(run: Run) -> str:
@@ -176,15 +179,17 @@ def _intervals(
         return ""
     planted = {(c.env, c.slot): c.blueprint for c in run.of(StageChanged) if c.episode == episode and c.blueprint}
     places = {slot: place for place, slot in enumerate(slots_of(run))}
-    rows = []
-    for env, slot, value, error in seeds:
-        half = None if error is None or not math.isfinite(error) else NORMAL * error
+    rows, score = [], run.view.score
+    for env, slot, points, error in seeds:
+        value = score.of(points)
+        half = None if error is None or not math.isfinite(error) else NORMAL * score.of(error)
         low, high = (None, None) if half is None else (value - half, value + half)
         name = f"host {env} {slot} {planted.get((env, slot), '')}".strip()
         rows.append(IntervalRow(name, value, low, high, places.get(slot, len(places))))
     if len(rows) > MAX_INTERVALS:
         words += f" Only the first {MAX_INTERVALS} of {len(rows)} are drawn."
-    ends = [["not measured"] * 2 if r.low is None else [number(r.low), number(r.high)] for r in rows]
-    cells = [[r.name, number(r.value, sign=True), *end] for r, end in zip(rows, ends, strict=True)]
-    chart = interval_chart(title, rows[:MAX_INTERVALS], "accuracy, pp")
-    return figure(title, words, chart, table(["seed", "pp", "from", "to"], cells))
+    digits = 2 + score.decimals
+    ends = [["not measured"] * 2 if r.low is None else [number(r.low, digits), number(r.high, digits)] for r in rows]
+    cells = [[r.name, number(r.value, digits, sign=True), *end] for r, end in zip(rows, ends, strict=True)]
+    chart = interval_chart(title, rows[:MAX_INTERVALS], score.gap_label(score.name), score.gap)
+    return figure(title, words, chart, table(["seed", score.gap or "contribution", "from", "to"], cells))

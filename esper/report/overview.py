@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from esper.report.charts import IntervalRow, drawable, interval_chart
-from esper.report.curves import label
+from esper.report.curves import label, score_of
 from esper.report.html import escape, figure, figures, heading, note, section, table
 from esper.report.read import Run
 from esper.telemetry import event as events
+from esper.telemetry.score import ACCURACY
 from esper.telemetry.status import incident
 from esper.telemetry.text import number
 
@@ -55,8 +56,8 @@ def _facts(run: Run) -> dict[str, str]:
         "parameters of the host": f"{started.host_parameters:,}" if started else unknown,
         "parameters, grown": number(completed.parameters, 0) if completed else unfinished,
         "seeds kept per host": number(completed.fossils, 1) if completed else unfinished,
-        "last round, committed networks, validation": number(last.committed_accuracy, 2, "%") if last else number(None),
-        "baseline at the last epoch, validation": number(alone, 2, "%" if alone is not None else ""),
+        "last round, committed networks, validation": run.view.score.value(last.committed_accuracy if last else None),
+        "baseline at the last epoch, validation": run.view.score.value(alone),
         "rollbacks": f"{len(run.of(events.GovernorRollback)):,}",
         "seconds": number(completed.seconds, 0) if completed else "not finished",
     }
@@ -74,34 +75,38 @@ def _compared(runs: Sequence[Run]) -> list[tuple[str, int, int, events.Compariso
 
 def verdicts_figure(runs: Sequence[Run]) -> str:
     """Each paired comparison with its interval."""
-    rows = []
+    rows, score = [], score_of(runs)
     for name, place, _, c in _compared(runs):
-        low, high = (c.low, c.high) if drawable(c.low) and drawable(c.high) else (None, None)
-        rows.append(IntervalRow(name, c.difference, low, high, place))
+        low, high = (score.of(c.low), score.of(c.high)) if drawable(c.low) and drawable(c.high) else (None, None)
+        rows.append(IntervalRow(name, score.of(c.difference), low, high, place))
     if not rows:
         return ""
     title = "Difference to each baseline"
-    words = "Test accuracy of committed networks minus that of the same hosts under the baseline, with 95 % intervals."
-    return figure(title, words, interval_chart(title, rows, "difference of test accuracies, pp"))
+    words = (
+        f"Test {score.name} of committed networks minus that of the same hosts under the baseline, with 95 % intervals."
+    )
+    axis = "difference of test accuracies" if score == ACCURACY else f"difference of test {score.name}"
+    return figure(title, words, interval_chart(title, rows, score.gap_label(axis), score.gap))
 
 
 def verdicts_table(runs: Sequence[Run]) -> str:
     """Each paired comparison in numbers, with its verdict."""
+    score = score_of(runs)
     rows = [
         [
             name,
-            number(c.accuracy),
-            number(c.reference_accuracy),
-            number(c.difference, sign=True),
-            f"{number(c.low, sign=True)} to {number(c.high, sign=True)}",
+            score.value(c.accuracy, unit=False),
+            score.value(c.reference_accuracy, unit=False),
+            score.difference(c.difference, unit=False),
+            f"{score.difference(c.low, unit=False)} to {score.difference(c.high, unit=False)}",
             number(c.p_value, 4),
             str(pairs),
-            c.verdict,
+            c.verdict if score == ACCURACY else c.verdict.partition(" (")[0],  # whose numbers are percentage points
         ]
         for name, _, pairs, c in _compared(runs)
     ]
-    heads = ["against", "grown, %", "other, %", "difference, pp", "95 % interval, pp", "p (Holm)", "pairs", "verdict"]
-    return table(heads, rows) or note("Nothing was compared yet.")
+    heads = [*map(score.label, ("grown", "other")), *map(score.gap_label, ("difference", "95 % interval"))]
+    return table(["against", *heads, "p (Holm)", "pairs", "verdict"], rows) or note("Nothing was compared yet.")
 
 
 def events_section(runs: Sequence[Run]) -> str:

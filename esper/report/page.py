@@ -9,13 +9,15 @@ from string import Template
 
 from esper.config import ConfigError
 from esper.files.atomic import write_atomic
-from esper.report.accuracy import accuracy_section
+from esper.report.accuracy import accuracy_section, capital
 from esper.report.cost import time_section
+from esper.report.curves import score_of
 from esper.report.growth import contributions_section, lives_section
 from esper.report.html import escape
 from esper.report.learning import policy_section, reward_section
 from esper.report.overview import configuration_section, events_section, summary_section
 from esper.report.read import Run, open_runs
+from esper.telemetry.score import ACCURACY
 
 MARK = "<!-- a report of Esper -->"
 """Begins every report; only files with it may be replaced."""
@@ -61,10 +63,24 @@ def report_html(runs: Sequence[Run]) -> str:
         title=escape(f"Esper: {title}"),
         style=STYLE.read_text(encoding="utf-8"),
         about=escape("; ".join(f"{run.folder}: {run.state_words()}" for run in runs), 2000),
-        links="".join(f'<a href="#{name}">{words}</a>' for name, (words, _) in SECTIONS.items()),
+        links="".join(f'<a href="#{name}">{words}</a>' for name, words in _links(runs).items()),
         content="".join(content(runs) for _, content in SECTIONS.values()),
-        footer=escape(f"Made {when}. Accuracies are percentages, differences percentage points (pp)."),
+        footer=escape(f"Made {when}. {_units(runs)}"),
     )
+
+
+def _links(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the words of the link to each section, by id."""
+    return {name: words for name, (words, _) in SECTIONS.items()} | {"accuracy": escape(capital(score_of(runs).name))}
+
+
+def _units(runs: Sequence[Run]) -> str:
+    """Returns a sentence about the units of scores."""
+    score = score_of(runs)
+    if score == ACCURACY:
+        return "Accuracies are percentages, differences percentage points (pp)."
+    unit = score.unit or "its own unit"
+    return f"{score.name} and its differences are in {unit}; rewards count {score.points:g} percentage points for 1."
 
 
 def default_file(folders: Sequence[Path]) -> Path:

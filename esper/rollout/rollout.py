@@ -64,11 +64,6 @@ class Rollout:
         self.seconds = time.perf_counter() - start
 
     @property
-    def finished(self) -> bool:
-        """Whether every episode has ended since :meth:`begin`."""
-        return self.begun and self.over
-
-    @property
     def over(self) -> bool:
         return bool(self.done.all())
 

@@ -25,7 +25,7 @@ from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
-from esper.telemetry.event import ArmPlayed, Event, PracticeRound
+from esper.telemetry.event import Event, PracticeRound
 
 Emit = Callable[[Event], None]
 COLUMNS = ("test", "alone", "parameters", "fossils")
@@ -126,7 +126,7 @@ class LearningAgent:
         """
         config, seed = self.config, self.config.run.seed + HELD_OUT
 
-        def report(event: ArmPlayed) -> None:
+        def report(event: Event) -> None:
             emit(event)
             save()
 

@@ -182,6 +182,7 @@ class Experiment(AbstractContextManager["Experiment"]):
             interrupted=interrupted,
             seconds=trainer.seconds,
             dropped_sinks={},
+            score=trainer.env.score,
         )
         with interrupts_wait():
             self.telemetry.end(summary)

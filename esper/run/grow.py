@@ -114,7 +114,7 @@ class Watch(Sink):
                 logger.warning("training diverged: %s", _rollback(event))
             case EpisodeCompleted() if not self.alone:
                 self.experiment.stop()
-            case RunResumed() if not self.alone and self.experiment.trainer.agent.rollout.finished:
+            case RunResumed() if not self.alone and self._grown():
                 self.experiment.stop()
         for callback in list(self.callbacks):
             try:
@@ -123,6 +123,11 @@ class Watch(Sink):
                 self.callbacks.remove(callback)
                 self.failures.append(f"a callback failed and was dropped: {type(error).__name__}: {error}")
                 logger.warning("%s", self.failures[-1])
+
+    def _grown(self) -> bool:
+        """Whether the host had grown to its end before the run was resumed."""
+        rollout = self.experiment.trainer.agent.rollout
+        return rollout.begun and rollout.over
 
 
 def _opened(
@@ -170,8 +175,8 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
     history = tuple(event for event in events if isinstance(event, EpochCompleted))
     return Grown(
         network=network,
-        accuracy=accuracy,
-        alone=None if summary is None or not summary.comparisons else summary.comparison.mean_b,
+        accuracy=env.score.of(accuracy),
+        alone=None if summary is None or not summary.comparisons else env.score.of(summary.comparison.mean_b),
         seeds={name: kept.blueprint for name, kept in network.kept.items()},
         refusals=tuple(dict.fromkeys(refused)),
         host_parameters=network.host.parameter_count,
@@ -183,7 +188,8 @@ def _result(watch: Watch, summary: RunSummary | None, interrupted: bool, folder:
         epochs=env.horizon,
         interrupted=interrupted,
         folder=folder,
-        resolution=100 / float(training.task.validation.counts.sum()),
+        resolution=100 / float(training.task.counts.sum()),
+        score=env.score,
     )
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.control.heuristic import WORTH_KEEPING
 from esper.hosts.grown import GrownHost
 from esper.telemetry.event import EpochCompleted
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.seeds_tried import TriedSeed
 from esper.telemetry.text import count
+
+WIDTH = 116
 
 
 @dataclass(frozen=True, repr=False)
 class Grown:
-    """A grown host, with the same host left alone beside it; accuracies in pp, test split. Its text tells the story."""
+    """A grown host, with the same host left alone beside it; accuracies in pp, test split. Its text tells the story.
+
+    For a task with another score, they are that score, in its unit.
+    """
 
     network: GrownHost
     """The host with its kept seeds, on the CPU, in eval mode."""
@@ -44,6 +51,8 @@ class Grown:
     """The run folder; None if none was kept."""
     resolution: float
     """Accuracy that one sample of the validation split is worth, pp."""
+    score: ScoreUnit = ACCURACY
+    """How the score is shown."""
 
     @property
     def gain(self) -> float | None:
@@ -53,23 +62,37 @@ class Grown:
     def __repr__(self) -> str:
         added = self.parameters - self.host_parameters
         kept = ", ".join(f"{blueprint} in {slot}" for slot, blueprint in self.seeds.items()) or "no seed"
+        score = self.score.value(self._points(self.accuracy))
+        score = score if self.score == ACCURACY else f"{self.score.name} {score}"
         lines = [
-            f"{self.accuracy:.2f} % on test{self._compared()}: {self.controller} kept {kept} "
+            f"{score} on test{self._compared()}: {self.controller} kept {kept} "
             f"({added:,} parameters added to {self.host_parameters:,}) in {count(len(self.history), 'epoch')}"
         ]
         if self.interrupted:
             lines.append(f"  interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}{self._continued()}")
-        lines += [f"  {seed}" for seed in self.tried]
+        lines += [f"  {seed.words(self.score)}" for seed in self.tried]
         lines += [f"  not planted: {reason}" for reason in self.refusals]
         lines += [f"  hint: {hint}" for hint in self.hints()]
         lines += [f"  warning: {warning}" for warning in self.warnings]
-        return "\n".join(lines)
+        wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        return "\n".join(wrap.fill(line) for line in lines)
 
     def _compared(self) -> str:
-        return "" if self.gain is None else f", {self.gain:+.2f} pp against {self.alone:.2f} % alone"
+        if self.gain is None or self.alone is None:
+            return ""
+        gain, alone = self._points(self.gain), self._points(self.alone)
+        return f", {self.score.difference(gain)} against {self.score.value(alone)} alone"
+
+    def _points(self, score: float) -> float:
+        """Returns a score in percentage points."""
+        return score * self.score.points
 
     def _continued(self) -> str:
         return "" if self.folder is None else f"; the same call continues, with folder={str(self.folder)!r}"
+
+    def _worth_keeping(self) -> str:
+        shown = self.score.of(10 * WORTH_KEEPING)
+        return f"{shown:g} {self.score.gap}".rstrip()
 
     def hints(self) -> list[str]:
         """Explains why seeds that could have been kept were not."""
@@ -80,10 +103,14 @@ class Grown:
             hints.append(f"{self.controller} planted no seed in {count(len(self.history), 'epoch')}; give it more")
         if waiting and self.controller == "heuristic":
             hints.append(
-                f"heuristic keeps a seed that contributes more than {10 * WORTH_KEEPING:g} pp and more than its "
+                f"heuristic keeps a seed that contributes more than {self._worth_keeping()} and more than its "
                 "standard error on the validation split"
             )
-        if waiting and all((seed.contribution or 0.0) < 2 * self.resolution for seed in waiting):
+        if (
+            self.score == ACCURACY
+            and waiting
+            and all((seed.contribution or 0.0) < 2 * self.resolution for seed in waiting)
+        ):
             hints.append(
                 f"one validation sample is worth {self.resolution:.2f} pp; seeds that are worth less cannot be told "
                 "from useless ones: use a larger validation split, or a host that leaves more to gain"

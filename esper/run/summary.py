@@ -7,6 +7,7 @@ from pathlib import Path
 
 from esper.evaluation.analysis import ArmComparison
 from esper.evaluation.statistics import PairedComparison
+from esper.telemetry.score import ACCURACY, ScoreUnit
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class RunSummary:
     interrupted: bool
     seconds: float
     dropped_sinks: dict[str, str]
+    score: ScoreUnit = ACCURACY
+    """How the score of hosts is shown; ``comparisons`` have it in percentage points."""
 
     @property
     def comparison(self) -> PairedComparison:

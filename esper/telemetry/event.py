@@ -3,7 +3,8 @@
 Every event is a frozen dataclass. A field marked with :func:`volatile` may differ between two runs of the same seed
 (clock times, durations, paths); all others are the same, bit for bit, on the same CPU.
 
-Accuracies are percentages (pp, 0 to 100), losses are natural-log cross-entropy, times are seconds.
+Accuracies are percentages (pp, 0 to 100), losses are natural-log cross-entropy, times are seconds. In a run with
+:class:`ScoreDefined`, fields named accuracy hold its score, in percentage points, and losses are those of its task.
 """
 
 from __future__ import annotations
@@ -62,6 +63,17 @@ class RunStarted(Event):
     pinned_copies: tuple[str, ...] = ()
     """Copies of hosts in pinned CPU memory (``esper.training.placement.HostCopy``), because on a GPU they would exceed
     ``run.max_device_copies_mib``. Older logs lack this field; it reads as empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreDefined(Event):
+    """Hosts are scored by something else than accuracy. It follows RunStarted and RunResumed."""
+
+    name: str
+    unit: str
+    """Unit in which it is shown; empty for none."""
+    points: float
+    """Percentage points in one unit."""
 
 
 @dataclass(frozen=True, slots=True)

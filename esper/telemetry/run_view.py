@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 from esper.telemetry import event as events
 from esper.telemetry.analytics import BlueprintAnalytics
 from esper.telemetry.event import Event
+from esper.telemetry.score import ACCURACY, ScoreUnit
 
 REST = "the rest"
 """Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
@@ -66,6 +67,12 @@ class RunView:
                 self.anomalies.setdefault((event.kind, event.head), []).append(event)
             case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
                 self.recent.append(event)
+
+    @property
+    def score(self) -> ScoreUnit:
+        """How the score of hosts is shown."""
+        found = self.last(events.ScoreDefined)
+        return ScoreUnit(found.name, found.unit, found.unit, found.points) if found else ACCURACY
 
     def last(self, event: type[E]) -> E | None:
         """Returns the newest event of that class."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from esper.telemetry.event import ActionTaken, EpochCompleted, Event, HostEvent, StageChanged
+from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.telemetry.text import count
 
 GONE = frozenset({"DORMANT", "PRUNED", "EMBARGOED", "RESETTING"})
@@ -58,8 +59,13 @@ class TriedSeed:
         return f"{self.removed} at epoch {self.until}, in {self.stage}{refused}"
 
     def __str__(self) -> str:
-        worth = "" if self.contribution is None else f", contributed {self.contribution:+.2f} pp"
-        error = "" if self.contribution_error is None else f" (standard error {self.contribution_error:.2f})"
+        return self.words(ACCURACY)
+
+    def words(self, score: ScoreUnit) -> str:
+        """Describes the seed, with its contribution in the unit of the score."""
+        worth = "" if self.contribution is None else f", contributed {score.difference(self.contribution)}"
+        error = "" if self.contribution_error is None else score.value(self.contribution_error, unit=False)
+        error = f" (standard error {error})" if error else ""
         return f"{self.slot} {self.blueprint}: planted at epoch {self.planted}, {self.end}{worth}{error}"
 
 

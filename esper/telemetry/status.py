@@ -8,7 +8,8 @@ from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.memory import memory_words
 from esper.telemetry.run_view import RunView, phase_seconds
-from esper.telemetry.text import clean, duration, number
+from esper.telemetry.score import ScoreUnit
+from esper.telemetry.text import clean, duration, number, shorten
 
 LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 """Stages in which a slot holds a seed."""
@@ -32,8 +33,8 @@ def layout(sections: Iterable[Section]) -> list[str]:
     ]
 
 
-def accuracies(event: events.RoundCompleted) -> str:
-    """Formats the accuracy of grown hosts beside hosts left alone.
+def accuracies(event: events.RoundCompleted, score: ScoreUnit) -> str:
+    """Formats the accuracy or other score of grown hosts beside hosts left alone.
 
     They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
     the baseline's curve.
@@ -42,7 +43,7 @@ def accuracies(event: events.RoundCompleted) -> str:
         grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
     else:
         grown, other, name = event.test_accuracy, event.alone_test_accuracy, "alone"
-    return f"grown {grown:.1f} %  {name} {other:.1f} %  ({grown - other:+.1f} pp)"
+    return f"grown {score.value(grown, 1)}  {name} {score.value(other, 1)}  ({score.difference(grown - other, 1)})"
 
 
 def practice(event: events.PracticeRound) -> str:
@@ -56,32 +57,32 @@ def rates(event: events.RoundCompleted) -> str:
 
 
 def accuracy(view: RunView) -> Section:
-    """The accuracy of the current and of the last round."""
-    lines = []
+    """The accuracy, or other score, of the current and of the last round."""
+    lines, score = [], view.score
     if epochs := view.current:
         grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
         baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
         lines.append(
-            f"this round, epoch {max(e.epoch for e in epochs)}: {number(grown, 1)} %, baseline {number(baseline, 1)} % "
-            f"({number(grown - baseline, 1, sign=True)} pp)"
+            f"this round, epoch {max(e.epoch for e in epochs)}: {score.value(grown, 1)}, baseline "
+            f"{score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
         )
     if last := view.last(events.RoundCompleted):
         lines.append(
-            f"round {last.round}: {accuracies(last)}, return {number(last.mean_return, 3, sign=True)}, "
+            f"round {last.round}: {accuracies(last, score)}, return {number(last.mean_return, 3, sign=True)}, "
             f"{number(last.fossils, 1)} fossils per host"
         )
     alone = view.last(events.BaselineMeasured)
     if not lines and alone and alone.accuracy:
-        lines.append(f"baseline: hosts left alone reach {number(alone.accuracy[-1], 1)} %")
-    return "accuracy", lines or ["nothing measured yet"]
+        lines.append(f"baseline: hosts left alone reach {score.value(alone.accuracy[-1], 1)}")
+    return shorten(score.name, HEAD_WIDTH - 1), lines or ["nothing measured yet"]
 
 
 def verdict(view: RunView) -> Section:
     """The comparison of the run's controller with others."""
-    completed = view.last(events.RunCompleted)
+    completed, shown = view.last(events.RunCompleted), view.score.difference
     return "verdict", [
-        f"{clean(c.reference, 24):10s} {number(c.difference, sign=True)} pp, 95 % interval "
-        f"{number(c.low, sign=True)} to {number(c.high, sign=True)}: {c.verdict.partition(' (')[0]}"
+        f"{clean(c.reference, 24):10s} {shown(c.difference)}, 95 % interval "
+        f"{shown(c.low, unit=False)} to {shown(c.high, unit=False)}: {c.verdict.partition(' (')[0]}"
         for c in (completed.comparisons if completed else ())
     ] or ["nothing was compared" if completed else "not compared yet"]
 
@@ -121,8 +122,9 @@ def blueprints(view: RunView) -> Section:
     for row in rows[:MAX_BLUEPRINTS]:
         kept = f"{row.fossilized:,} kept"
         if row.contribution_kept is not None:
-            kept += f" (contribution {number(row.contribution_kept, sign=True)} pp)"
-            meaning = ["contribution: accuracy with the seed minus accuracy without it when it was kept, mean"]
+            kept += f" (contribution {view.score.difference(row.contribution_kept)})"
+            name = view.score.name
+            meaning = [f"contribution: {name} with the seed minus {name} without it when it was kept, mean"]
         removed = f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
         lines.append(f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {kept}, {removed}")
     more = len(rows) - MAX_BLUEPRINTS

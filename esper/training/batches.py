@@ -71,6 +71,7 @@ class BatchLoader:
         """
         first = number * self.batch_size
         cursor = self.cursor if self.by_cursor else None
+        labels = self.y.dtype == torch.int64 and self.y.dim() == 1  # which the operator gathers, too
         if self.split.table is not None:
             stage_images(
                 self.split.x,
@@ -82,18 +83,24 @@ class BatchLoader:
                 cursor=cursor,
                 padding=self.augmentation.crop,
                 flip=self.augmentation.flip,
-                targets=self.split.y,
+                targets=self.split.y if labels else None,
                 out=self.x,
-                targets_out=self.y,
+                targets_out=self.y if labels else None,
             )
+            if not labels:
+                torch.index_select(self.split.y, 0, self._rows(first), out=self.y)
         elif self.rows is not None:
             stage_tokens(self.rows, self.order, first=first, cursor=cursor, out=self.x, targets_out=self.y)
         else:
-            rows = self.order[first : first + self.batch_size]
-            if self.by_cursor:
-                rows = self.order.index_select(0, self.cursor[1] + torch.arange(self.batch_size, device=self.device))
+            rows = self._rows(first)
             select_rows(self.split.x, rows, out=self.x)
             torch.index_select(self.split.y, 0, rows, out=self.y)
         if self.by_cursor:
             self.cursor[1].add_(self.batch_size)
         return self.x, self.y
+
+    def _rows(self, first: int) -> Tensor:
+        """Returns the rows of the batch whose first sample is at ``first``, or at the cursor, int64 [B]."""
+        if self.by_cursor:
+            return self.order.index_select(0, self.cursor[1] + torch.arange(self.batch_size, device=self.device))
+        return self.order[first : first + self.batch_size]

@@ -1,6 +1,7 @@
 """The governor watches one host and rolls it back if it goes bad, before anything else reads it.
 
-Losses are compared in units of chance, ln(classes), so that the same numbers fit every task.
+Losses are compared in units of chance, so that the same numbers fit every task: ln(classes), or the loss of the
+untrained host.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Governor:
     Args:
         config: thresholds.
         durations: epochs between snapshots, and number of losses remembered.
-        classes: number of classes of the task; a loss of ln(classes) is chance.
+        classes: number of classes of the task, with a loss of ln(classes) as chance; None if the loss is not
+            cross-entropy: chance is then the size of an episode's first loss.
         pinned: copies that lie in pinned CPU memory if the host is on a GPU; restored bits do not depend on it.
 
     Raises:
@@ -42,13 +44,13 @@ class Governor:
     """
 
     def __init__(
-        self, config: GovernorConfig, durations: Durations, classes: int, pinned: Collection[HostCopy] = ()
+        self, config: GovernorConfig, durations: Durations, classes: int | None, pinned: Collection[HostCopy] = ()
     ) -> None:
         if HostCopy.NEWEST in pinned and HostCopy.OLDER not in pinned:
             raise ValueError("the older snapshots go to pinned memory before the newest ones")
         self.config = config
         self.durations = durations
-        self.chance = math.log(classes)
+        self.classes = classes
         self._pins_newest = HostCopy.NEWEST in pinned
         # Newest first. Memory stays where it is; its contents move.
         self._generations = [Snapshot(self._pins_newest), Snapshot(HostCopy.OLDER in pinned)]
@@ -56,6 +58,8 @@ class Governor:
 
     def reset(self) -> None:
         """Starts an episode; the memory of snapshots is kept."""
+        self.chance = math.log(self.classes) if self.classes is not None else None
+        """Loss of chance; None until it is measured."""
         self.losses: deque[float] = deque(maxlen=self.durations.governor_window)
         self.anomalies = 0
         """Number of consecutive anomalous checks."""
@@ -66,6 +70,7 @@ class Governor:
     def state_dict(self) -> dict[str, Any]:
         """Returns histories and snapshots of the episode, as plain values and CPU tensors."""
         return {
+            "chance": self.chance,
             "losses": list(self.losses),
             "anomalies": self.anomalies,
             "rollbacks": self.rollbacks,
@@ -76,6 +81,7 @@ class Governor:
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Resumes from ``state``, for a host on ``device``."""
         self.reset()
+        self.chance = state.get("chance", self.chance)
         self.losses.extend(state["losses"])
         self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
         self._rolled_back_at = state["rolled_back_at"]
@@ -91,6 +97,8 @@ class Governor:
         """
         self.losses.clear()
         self.losses.append(loss)
+        if self.chance is None:
+            self.chance = max(abs(loss), 1e-6)
 
     @property
     def anomaly_pending(self) -> bool:
@@ -101,10 +109,10 @@ class Governor:
         if not_finite > 0 or not math.isfinite(loss):
             return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
         mean = float(np.mean(self.losses)) if self.losses else None
-        if mean is not None:
+        if mean is not None and self.chance is not None:
             if loss >= self.config.collapse_loss * self.chance and mean < self.config.healthy_loss * self.chance:
                 return Panic("collapse", loss, self.config.collapse_loss * self.chance)
-            threshold = self._divergence_threshold(mean)
+            threshold = self._divergence_threshold(mean, self.chance)
             if loss > threshold:
                 self.anomalies += 1
                 if self.anomalies >= self.config.divergence_checks:
@@ -114,13 +122,13 @@ class Governor:
         self.losses.append(loss)
         return None
 
-    def _divergence_threshold(self, mean: float) -> float:
+    def _divergence_threshold(self, mean: float, chance: float) -> float:
         """A loss above all three of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance is an anomaly."""
         config = self.config
         return max(
             mean + config.divergence_sigma * float(np.std(self.losses)),
             config.divergence_ratio * mean,
-            min(self.losses) + config.divergence_margin * self.chance,
+            min(self.losses) + config.divergence_margin * chance,
         )
 
     def snapshot_if_due(

@@ -21,16 +21,16 @@ State = dict[str, Any]
 
 
 def network_tensors(training: HostTraining, sites: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yields every parameter and buffer of the host and of the seeds at ``sites``, with the optimizers' momentum."""
+    """Yields every parameter and buffer of the host and of the seeds at ``sites``, with the optimizers' state."""
     seeds = [(training.site_by_name[name].seed, training.seed_groups[name]) for name in sites]
     for module, group in ((training.host, training.host_group), *seeds):
         assert module is not None
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             yield f"{group.name}.{name}", tensor
         for index, parameter in enumerate(group.parameters):
-            momentum = group.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                yield f"{group.name}.momentum.{index}", momentum
+            for name, value in group.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    yield f"{group.name}.{name.removesuffix('_buffer')}.{index}", value
 
 
 class RestorableHost:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Split, Task
 from esper.lifecycle.ramps import BlendStyle
-from esper.ops import SGD
+from esper.ops import SGD, AdamW
 from esper.seeds.blend import Seed
 from esper.seeds.blueprints import Blueprint
 from esper.seeds.site import Role, Site
@@ -21,6 +21,7 @@ from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
 from esper.training.shadow import ShadowBuffers
+from esper.training.warmup import WarmUp
 
 HOST = "host"
 
@@ -44,8 +45,8 @@ class HostTraining:
         self.totals = totals
         """Sums of this host's passes."""
         self.arithmetic = Arithmetic(config.task.precision or task.precision, self.device)
-        self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
-        """Learning rate of host and seeds, a float64 scalar that their steps read on the device."""
+        self.warmup = WarmUp(config, self.device)
+        self.rate = self.warmup.rate  # of host and seeds, a scalar that their steps read on the device
         with seeded(0):  # overwritten by reset
             self.host = task.build_host().to(self.device)
         self.dropout = torch.Generator(self.device)
@@ -103,7 +104,7 @@ class HostTraining:
         named = [(name, buffer) for name, buffer in self.host.named_buffers() if buffer.is_floating_point()]
         self.finite_buffers = {name for name, buffer in named if bool(buffer.isfinite().all())}
         """Names of buffers that are finite at first, so that only a bad host makes them non-finite (no −inf masks)."""
-        self.host_group.optimizer.zero_momentum()
+        self.host_group.optimizer.zero_state()
         self.arithmetic.reset()
         self.order.manual_seed(self._seed(RngStream.DATA))
         if self.feed is not None:
@@ -162,7 +163,7 @@ class HostTraining:
             parameters = [parameter for parameter in seed.parameters() if parameter.requires_grad]
             group = ParameterGroup(site.name, parameters, self._optimizer(seed, 0.0), site)
             self.pool.groups[seed] = group
-        group.optimizer.zero_momentum()
+        group.optimizer.zero_state()
         return group
 
     def shadow_of(self, site: Site) -> ShadowBuffers:
@@ -213,9 +214,15 @@ class HostTraining:
     def fossils(self) -> list[Site]:
         return [site for site in self.sites if site.fossil]
 
-    def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD:
-        optimizer = SGD(module.parameters(), self.rate, self.config.task.momentum, weight_decay)
-        optimizer.zero_momentum()
+    def _optimizer(self, module: nn.Module, weight_decay: float) -> SGD | AdamW:
+        task = self.config.task
+        optimizer: SGD | AdamW
+        if task.optimizer == "adamw":
+            betas = (task.momentum, task.beta2)
+            optimizer = AdamW(list(module.parameters()), self.rate, betas, weight_decay=weight_decay)
+        else:
+            optimizer = SGD(module.parameters(), self.rate, task.momentum, weight_decay)
+        optimizer.zero_state()
         return optimizer
 
     def _seed(self, purpose: RngStream, *counters: int) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.ops import FIELDS, Accumulators, GradStats, accumulate_, cross_entropy_into
+from esper.data.objective import Objective
+from esper.ops import FIELDS, Accumulators, GradStats, accumulate_
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,35 @@ class EpochMetrics:
         self.training.zero_()
 
     def add_training(self, stats: Tensor) -> None:
-        """Adds the statistics of one batch, float64 [5], as ``cross_entropy`` returns them."""
+        """Adds the sums of one batch, float64 [5], as ``Objective.measure`` returns them."""
         accumulate_(self.accumulators, self.place, stats)
 
     def zero_validation(self, count: int) -> None:
         """Zeroes the sums of the first ``count`` configurations; results of samples are overwritten anyway."""
         self.stats(count).zero_()
 
-    def add_validation(self, configuration: int, logits: Tensor, y: Tensor, sample: int, ignore: int) -> None:
+    def add_validation(self, objective: Objective, configuration: int, outputs: Tensor, y: Tensor, sample: int) -> None:
         """Adds a batch of one configuration, whose first sample has index ``sample`` in the split."""
-        cross_entropy_into(logits, y, self.accumulators, self.place, 1 + configuration, sample, ignore_index=ignore)
+        objective.measure_into(outputs, y, self.accumulators, self.place, 1 + configuration, sample)
 
     def stats(self, configurations: int) -> Tensor:
         """Returns the sums of the first K configurations, float64 [K, 5]."""
         return self.accumulators.block[self.place, 1 : 1 + configurations]
 
     def correct(self, configurations: int) -> Tensor:
-        """Returns the number of correct targets in each sample, [K, n]: uint8 for classes, int16 for tokens."""
+        """Returns the score of each sample, [K, n]: the number of correct targets, uint8 for classes and int16 for
+        tokens, or any other score in float32."""
         return self.accumulators.correct[self.place, 1 : 1 + configurations]
 
 
 def make_metrics(
-    n_envs: int, device: torch.device, configurations: int = 0, samples: int = 0, language: bool = False
+    n_envs: int, device: torch.device, configurations: int = 0, samples: int = 0, dtype: torch.dtype = torch.uint8
 ) -> list[EpochMetrics]:
-    """Makes zeroed sums for ``n_envs`` hosts in one block, for up to ``configurations`` on ``samples`` samples."""
-    accumulators = Accumulators(n_envs, 1 + configurations, samples, language, device)
+    """Makes zeroed sums for ``n_envs`` hosts in one block, for up to ``configurations`` on ``samples`` samples.
+
+    ``dtype`` is that of the samples' scores.
+    """
+    accumulators = Accumulators(n_envs, 1 + configurations, samples, dtype, device)
     return [EpochMetrics(accumulators, place) for place in range(n_envs)]
 
 

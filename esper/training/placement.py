@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from esper.config import RunConfig
+from esper.ops import AdamW
 from esper.training.host_state import network_tensors
 from esper.training.host_training import HostTraining
 
@@ -24,14 +25,15 @@ def copies_to_pin(run: RunConfig, hosts: Sequence[HostTraining], seed_parameters
     """Returns the copies that move to pinned memory, so that the others of any one GPU fit
     ``run.max_device_copies_mib``; none on a CPU.
 
-    The estimated size of a copy is that of the host with its buffers and momentum, and of ``seed_parameters`` float32
-    parameters of seeds with theirs. The device with the most hosts decides for all.
+    The estimated size of a copy is that of the host with its buffers and its optimizer's state, and of
+    ``seed_parameters`` float32 parameters of seeds with theirs. The device with the most hosts decides for all.
     """
     if run.max_device_copies_mib is None or hosts[0].device.type != "cuda":
         return ()
     host_bytes = max(sum(tensor.nbytes for _, tensor in network_tensors(training, ())) for training in hosts)
     count = max(Counter(training.device for training in hosts).values())
-    return pinned_copies(host_bytes + 2 * 4 * seed_parameters, count, run.max_device_copies_mib)
+    moments = 2 if isinstance(hosts[0].host_group.optimizer, AdamW) else 1
+    return pinned_copies(host_bytes + (1 + moments) * 4 * seed_parameters, count, run.max_device_copies_mib)
 
 
 def pinned_copies(copy_bytes: int, hosts: int, limit_mib: float) -> tuple[HostCopy, ...]:

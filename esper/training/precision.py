@@ -106,7 +106,8 @@ class Arithmetic:
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Divides gradients by the scale; those that overflowed stay non-finite."""
         for optimizer in optimizers:
-            if self._scaler is not None and any(p.grad is not None for p in optimizer.param_groups[0]["params"]):
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            if self._scaler is not None and any(p.grad is not None for p in parameters):
                 self._scaler.unscale_(optimizer)
                 self._unscaled = True
 

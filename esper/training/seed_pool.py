@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from esper.ops import SGD
+from esper.ops import SGD, AdamW
 from esper.seeds.blend import Seed
 from esper.seeds.site import Site
 from esper.training.shadow import ShadowBuffers
@@ -26,7 +26,7 @@ class ParameterGroup:
 
     name: str
     parameters: list[nn.Parameter]
-    optimizer: SGD
+    optimizer: SGD | AdamW
     site: Site | None
 
     def drop_gradients(self) -> None:

@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from esper.data.task import PAD
 from esper.hosts.host import At
-from esper.ops import GradStats, cross_entropy, grad_stats, sgd_step
+from esper.ops import SGD, AdamW, GradStats, adamw_step, grad_stats, sgd_step
 from esper.seeds.blend import blend
 from esper.seeds.site import Role, Site
 from esper.training.batches import upload
@@ -50,7 +49,7 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
     training.totals.zero_training()
     if training.feed is not None:
         training.feed.shuffle(training.epoch, training.order)
-    training.rate.fill_(learning_rate(training))
+    training.warmup.begin_epoch(learning_rate(training), training.epoch)
     alphas = [[site.alpha for site in training.sites], [site.target for site in training.sites]]
     upload(torch.tensor(alphas), training.alphas)
     training.vacant = frozenset(i for i, site in enumerate(training.sites) if site.role is Role.ABSENT)
@@ -64,7 +63,10 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
 
 
 def learning_rate(training: HostTraining) -> float:
-    """Returns lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant."""
+    """Returns lr · (1 + cos(π t/T)) / 2, with t in whole epochs of the host, also for seeds; or lr if constant.
+
+    Without warm-up it is the rate of all steps of an epoch.
+    """
     rate = training.config.task.learning_rate
     if training.config.task.schedule == "cosine":
         rate *= (1 + math.cos(math.pi * training.epoch / training.horizon)) / 2
@@ -72,13 +74,14 @@ def learning_rate(training: HostTraining) -> float:
 
 
 def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, y: Tensor) -> None:
-    """Trains one batch, x [B, ...] and y [B] or [B, T]: forward, backward, shadow losses, statistics, clipped step."""
+    """Trains one batch, x [B, ...] and y [B, ...]: forward, backward, shadow losses, statistics, clipped step."""
+    training.warmup.step()
     for group in groups:
         group.drop_gradients()
-    parts = training.micro_batches
-    whole = _targets(y) if parts > 1 else None
+    parts, weight = training.micro_batches, training.task.objective.weight
+    whole = weight(y) if parts > 1 else None
     for training.part, (part_x, part_y) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)):
-        add_gradients(training, part_x, part_y, None if whole is None else _targets(part_y) / whole)
+        add_gradients(training, part_x, part_y, None if whole is None else weight(part_y) / whole)
     training.arithmetic.unscale(group.optimizer for group in groups)
     stats = grad_stats(
         ([p.grad for p in group.parameters] for group in groups),
@@ -92,11 +95,6 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
     training.arithmetic.update()
 
 
-def _targets(y: Tensor) -> Tensor:
-    """Returns the number of targets that are not padding, an int64 scalar on the device of ``y``."""
-    return (y != PAD).sum()
-
-
 def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | None) -> None:
     """Adds the gradients of the loss and the shadow losses of one part of a batch.
 
@@ -104,10 +102,10 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
     """
     features: dict[int, Tensor] = {}
     with training.global_draws(), training.arithmetic.casting():
-        logits = training.host.walk(x, blending(training, features), training.vacant)
-    result = cross_entropy(logits, y, ignore_index=PAD)
-    training.totals.add_training(result.stats)
-    loss = result.loss if share is None else result.loss * share
+        outputs = training.host.walk(x, blending(training, features), training.vacant)
+    mean, sums = training.task.objective.measure(outputs, y)
+    training.totals.add_training(sums)
+    loss = mean if share is None else mean * share
     if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
         training.arithmetic.scaled(loss).backward()  # type: ignore[no-untyped-call]
     for site, h in features.items():
@@ -202,8 +200,8 @@ def shadow_gradients(
     parameters = [p for p in training.seed_groups[incubating.name].parameters if p.requires_grad]
     with training.shadow_pass(incubating), training.arithmetic.casting():
         grown = blend(h, delta_of(incubating, h), training.alphas[1, site])
-        logits = training.host.forward_from(x, site, grown, blending(training, track_finite=False), training.vacant)
-    loss = cross_entropy(logits, y, ignore_index=PAD).loss
+        outputs = training.host.forward_from(x, site, grown, blending(training, track_finite=False), training.vacant)
+    loss, _ = training.task.objective.measure(outputs, y)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
 
@@ -214,7 +212,10 @@ def step_groups(groups: list[ParameterGroup], stats: GradStats, excused: Tensor 
     The optimizers multiply gradients by the clip coefficient, which is 0 if they are not finite, and read it from
     device memory, so that clipping needs neither a pass of its own nor a sync. ``excused`` is bool [G].
     """
-    sgd_step([group.optimizer for group in groups], stats.clip_coef)
+    if adam := [group.optimizer for group in groups if isinstance(group.optimizer, AdamW)]:
+        adamw_step(adam, stats.clip_coef)
+    else:
+        sgd_step([group.optimizer for group in groups if isinstance(group.optimizer, SGD)], stats.clip_coef)
     sound = stats.clip_coef > 0 if excused is None else (stats.clip_coef > 0) | excused  # [G]
     for index, group in enumerate(groups):
         if group.site is not None and group.site.finite is not None:

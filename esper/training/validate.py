@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.data.task import PAD, Split
+from esper.data.task import Split
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.site import Site
@@ -38,17 +38,19 @@ class Evaluation:
     stats: Tensor
     """Sums over the samples, float64 [K, 5], named by ``ACCUMULATOR_FIELDS``."""
     correct: Tensor
-    """Number of correct targets in each sample, [K, n]: uint8 for classes, int16 for tokens."""
+    """Score of each sample, [K, n], see ``EpochMetrics.correct``."""
+    points: float = 100.0
+    """Percentage points in a unit of the score."""
 
     @property
     def loss(self) -> Tensor:
-        """Mean cross-entropy, float64 [K]."""
+        """Mean loss, float64 [K]."""
         return self.stats[:, LOSS_SUM] / self.stats[:, COUNT]
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Accuracy, pp [K]; waits for the device."""
-        return np.asarray((100 * self.stats[:, CORRECT] / self.stats[:, COUNT]).cpu())
+        """Accuracy or other score, pp [K]; waits for the device."""
+        return np.asarray((self.points * self.stats[:, CORRECT] / self.stats[:, COUNT]).cpu())
 
 
 def evaluate(
@@ -66,7 +68,7 @@ def evaluate(
     allocates new ones.
     """
     count = len(configurations)
-    own = totals or make_metrics(1, training.device, count, len(split), language=split.y.dim() == 2)[0]
+    own = totals or make_metrics(1, training.device, count, len(split), training.task.objective.dtype)[0]
     own.zero_validation(count)
     upload(torch.tensor(configurations).view(count, len(training.sites)), training.tried[:count])
     if calibrate is None:
@@ -83,7 +85,7 @@ def evaluate(
         for number, configuration in enumerate(configurations):
             with _calibrated(training, configuration, number, calibrate):
                 _evaluate_into(training, split, [configuration], own, number, trials_apart=False)
-    return Evaluation(own.stats(count), own.correct(count))
+    return Evaluation(own.stats(count), own.correct(count), training.task.points)
 
 
 def _branching(configurations: list[Configuration]) -> tuple[tuple[int, ...], ...]:
@@ -107,7 +109,7 @@ def _evaluate_into(
             stop = start + training.evaluation_batch
             x, y = split.inputs(start, stop, training.arithmetic.image_dtype), split.y[start:stop]
             for number, logits in enumerate(_walk_tree(training, x, configurations, alphas, trials_apart), first):
-                totals.add_validation(number, logits, y, start, PAD)
+                totals.add_validation(training.task.objective, number, logits, y, start)
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def test_into_writes_what_the_functional_form_returns(device: KernelDevice, shap
 
 @pytest.mark.parametrize("shape", [(4, 30, 5), (3, 700, 65), pytest.param((40, 3, 2000), marks=pytest.mark.sanitizer)])
 def test_into_counts_the_right_tokens_of_each_sequence(device: KernelDevice, shape: tuple[int, int, int]) -> None:
-    accumulators = Accumulators(1, 1, shape[0], language=True, device=device.torch)
+    accumulators = Accumulators(1, 1, shape[0], dtype=torch.int16, device=device.torch)
     case = sample(device, *shape)
     result = cross_entropy(*case)
     cross_entropy_into(*case, accumulators, 0, first=0)

@@ -120,7 +120,8 @@ def make_task():
 def neighbourly(folder: Path, rate: float) -> str:
     folder.mkdir()
     (folder / "mine.py").write_text(NEIGHBOURLY)
-    (folder / "helpers.py").write_text(f"RATE = {rate}")
+    (folder / "helpers.py").write_text(f"from numbers_of_mine import ONE\nRATE = {rate} * ONE")
+    (folder / "numbers_of_mine.py").write_text("ONE = 1")
     (folder / "helpers_later.py").write_text("FACTOR = 2")
     return f"{folder}/mine.py:make_task"
 
@@ -138,10 +139,23 @@ def test_a_neighbour_is_never_confused_with_another_module_of_its_name(tmp_path:
 
 
 @pytest.mark.usefixtures("import_state")
+def test_a_neighbour_of_a_neighbour_is_not_confused_either(tmp_path: Path) -> None:
+    load_task(neighbourly(tmp_path / "a", 0.25))
+    name = neighbourly(tmp_path / "b", 0.5)
+    for file, text in {
+        "mine.py": NEIGHBOURLY.replace("helpers", "other"),
+        "other.py": "import numbers_of_mine",
+    }.items():
+        (tmp_path / "b" / file).write_text(text)
+    with pytest.raises(ConfigError, match=rf"numbers_of_mine, .* from {tmp_path}/a/numbers_of_mine.py before"):
+        load_task(name)
+
+
+@pytest.mark.usefixtures("import_state")
 def test_a_mistake_in_a_neighbour_names_its_file(tmp_path: Path) -> None:
     name = neighbourly(tmp_path / "a", 0.25)
     (tmp_path / "a" / "helpers.py").write_text("RATE = = 1")
-    with pytest.raises(ConfigError, match=r"line 4: SyntaxError: .*helpers\.py, line 1"):
+    with pytest.raises(ConfigError, match=r"SyntaxError: .*helpers\.py, line 1"):
         load_task(name)
 
 

@@ -97,7 +97,7 @@ def test_hosts_of_another_width_are_played(learned: RunSummary) -> None:
 
 @pytest.mark.parametrize("width", [0, -1])
 def test_a_width_that_cannot_be_is_refused(width: int, learned: RunSummary) -> None:
-    with pytest.raises(ConfigError, match=f"a CNNHost cannot have width {width}: give 1 or more; the task's has 3"):
+    with pytest.raises(ConfigError, match=f"this task's host cannot have width {width}: give 1 or more; it has 3"):
         evaluate_controller(str(learned.folder), width=width)
 
 
@@ -118,7 +118,7 @@ def test_hosts_without_a_width_are_refused(simulated: Path, learned: RunSummary)
 
 
 def test_a_width_that_heads_do_not_divide_is_refused(learned: RunSummary) -> None:
-    with pytest.raises(ConfigError, match="give a multiple of its 4 heads; the task's has 64"):
+    with pytest.raises(ConfigError, match="give a multiple of 4; it has 64"):
         evaluate_controller(str(learned.folder), task="chars", width=62)
 
 

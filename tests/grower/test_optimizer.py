@@ -164,3 +164,62 @@ def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
         second.run()
         assert same(weights(second.model), weights(whole.model)), f"cut after {cut} epochs"
         assert second.steps[-1].slots == whole.steps[-1].slots
+
+
+class Prepared(torch.optim.Optimizer):
+    """As that of accelerate: it is an Optimizer, but only hands on what it is asked for."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+class PreparedScheduler:
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+    def step(self) -> None:
+        self.scheduler.step()
+
+
+def test_an_optimizer_and_a_scheduler_may_be_wrapped_as_by_accelerate() -> None:
+    plainly = Loop(make_scheduler=SCHEDULERS["cosine"]).run()
+    wrapped = Loop(
+        lambda p: Prepared(torch.optim.SGD(p, 0.1, momentum=0.9)),
+        make_scheduler=lambda o: PreparedScheduler(SCHEDULERS["cosine"](o.optimizer)),
+    ).run()
+    assert wrapped.steps == plainly.steps
+    assert same(weights(wrapped.model), weights(plainly.model))
+
+
+def test_gradients_that_are_set_aside_are_back_when_the_optimizer_steps() -> None:
+    """A loop that clips all parameters of the optimizer then grows as one that clips those of the model."""
+
+    def step(of_model: bool) -> Any:
+        def take(loop: Loop, x: Tensor, y: Tensor) -> None:
+            loop.optimizer.zero_grad()
+            nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
+            if not of_model:
+                assert loop.grower is not None
+                loop.grower.groups.set_aside()
+            everything = [p for group in loop.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(loop.model.parameters() if of_model else everything, 0.1)
+            loop.optimizer.step()
+
+        return take
+
+    one, other = Loop(step=step(True)).run(), Loop(step=step(False)).run()
+    assert one.steps == other.steps
+    assert same(weights(one.model), weights(other.model))

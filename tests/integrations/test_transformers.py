@@ -15,7 +15,7 @@ from tests.grower.loops import BATCH, GROWS, LENIENT, SITES, X, Y, net, same, we
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from esper.integrations.transformers import FILE, GrowthCallback  # noqa: E402
+from esper.integrations.transformers import FILE, GrowthTrainerCallback  # noqa: E402
 
 EPOCHS = 14
 STEPS = len(X) // BATCH
@@ -50,12 +50,12 @@ def right(model: Any, batch: Any) -> Tensor:
     return model(batch["x"])["logits"].argmax(1) == batch["labels"]
 
 
-def growth(**options: Any) -> GrowthCallback:
+def growth(**options: Any) -> GrowthTrainerCallback:
     sites = {name: f"net.{path}" for name, path in SITES.items()}
-    return GrowthCallback(sites, right, **{"controller": GROWS, "topology": "mlp", "config": LENIENT, **options})
+    return GrowthTrainerCallback(sites, right, **{"controller": GROWS, "topology": "mlp", "config": LENIENT, **options})
 
 
-def train(folder: Path, callback: GrowthCallback, resume: Path | None = None, **options: Any) -> Any:
+def train(folder: Path, callback: GrowthTrainerCallback, resume: Path | None = None, **options: Any) -> Any:
     """Returns the Trainer after training."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),

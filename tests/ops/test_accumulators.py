@@ -40,7 +40,7 @@ def test_into_writes_what_the_functional_form_returns(classes: int, dtype: torch
 
 
 def test_into_counts_the_right_tokens_of_each_sequence() -> None:
-    accumulators = Accumulators(envs=2, samples=7, language=True)
+    accumulators = Accumulators(envs=2, samples=7, dtype=torch.int16)
     logits, targets = sample(4, 300, 5)
     cross_entropy_into(logits, targets, accumulators, 1, first=3)
     result = cross_entropy(logits, targets)
@@ -70,7 +70,7 @@ def test_results_are_overwritten_and_statistics_added() -> None:
 
 
 def test_read_is_a_copy() -> None:
-    accumulators = Accumulators(envs=2, configurations=2, samples=3, language=True)
+    accumulators = Accumulators(envs=2, configurations=2, samples=3, dtype=torch.int16)
     copy = accumulators.read()
     accumulators.block.fill_(1.0)
     accumulators.correct.fill_(2)
@@ -111,9 +111,9 @@ def test_accumulators_for_other_logits_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"correct must be contiguous int16 .counts per sequence"):
         cross_entropy_into(*sample(2, 3, 4), Accumulators(1, samples=9), 0, first=0)
     with pytest.raises(RuntimeError, match=r"correct must be contiguous uint8 .for logits \[B, C\]"):
-        cross_entropy_into(*sample(2, 3), Accumulators(1, samples=9, language=True), 0, first=0)
+        cross_entropy_into(*sample(2, 3), Accumulators(1, samples=9, dtype=torch.int16), 0, first=0)
     with pytest.raises(RuntimeError, match="a sequence of 32768 tokens is too long for an int16 count"):
-        cross_entropy_into(*sample(1, 32_768, 2), Accumulators(1, samples=9, language=True), 0, first=0)
+        cross_entropy_into(*sample(1, 32_768, 2), Accumulators(1, samples=9, dtype=torch.int16), 0, first=0)
     # Without samples, their dtype does not matter.
     cross_entropy_into(*sample(2, 3, 4), Accumulators(1, samples=9), 0)
 

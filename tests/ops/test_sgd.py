@@ -270,14 +270,14 @@ def test_state_of_another_kind_of_sgd_is_refused() -> None:
         SGD([p], lr=0.1).load_state_dict(saved)
 
 
-def test_zero_momentum_keeps_the_storage() -> None:
+def test_zero_state_keeps_the_storage() -> None:
     params = parameters()
     optimizer = SGD(params, lr=0.1, momentum=0.9)
     set_gradients(params, 1)
     optimizer.step()
     buffers = [state["momentum_buffer"] for state in optimizer.state.values()]
     assert any(buffer.any() for buffer in buffers)
-    optimizer.zero_momentum()
+    optimizer.zero_state()
     assert not any(buffer.any() for buffer in buffers)
 
 

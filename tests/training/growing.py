@@ -89,8 +89,31 @@ def text() -> Task:
     )
 
 
-def _cnn(base: int) -> Callable[[], Host]:
-    return lambda: CNNHost(1, 10, base=base, blocks=2, rows=2)
+@cache
+def regression() -> Task:
+    """Images whose targets are two numbers, for AdamW with warm-up."""
+    task = float_images()
+
+    def with_means(split: Split) -> Split:
+        return Split(split.x, torch.stack([split.x.mean(dim=(1, 2, 3)), split.x[:, 0, 3, 3]], dim=1))
+
+    assert isinstance(task.train, Split)
+    validation = with_means(task.validation)
+    return replace(
+        task,
+        classes=None,
+        loss="mse",
+        optimizer="adamw",
+        warmup_epochs=1.5,
+        train=with_means(task.train),
+        validation=validation,
+        test=validation,
+        build_host=_cnn(base=3, outputs=2),
+    )
+
+
+def _cnn(base: int, outputs: int = 10) -> Callable[[], Host]:
+    return lambda: CNNHost(1, outputs, base=base, blocks=2, rows=2)
 
 
 @dataclass(frozen=True)
@@ -109,6 +132,7 @@ KINDS = {
     "bytes": Kind(byte_images),
     "bytes in bfloat16, micro-batches": Kind(byte_images, precision="bfloat16", micro_batches=2),
     "text": Kind(text),
+    "regression by AdamW": Kind(regression),
 }
 
 
@@ -134,9 +158,8 @@ class Growing:
         self.lanes, self.registry = lanes, registry
         self.task = kind.task().to(torch.device(device))
         self.config = resolve(_config(kind, n, task), self.task)
-        language = self.task.validation.y.dim() == 2
         sites = len(self.task.build_host().sites)
-        totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), language)
+        totals = make_metrics(n, self.task.device, 2 + sites, len(self.task.validation), self.task.objective.dtype)
         self.envs = [HostTraining(i, self.task, self.config, totals[i]) for i in range(n)]
         if isinstance(lanes, StreamLanes):
             for env in self.envs:
@@ -249,7 +272,7 @@ def record(env: HostTraining) -> Record:
     for name in ("host", *(slot.name for slot in env.sites if slot.seed is not None)):
         group = env.host_group if name == "host" else env.seed_groups[name]
         for i, parameter in enumerate(group.parameters):
-            found[f"{name}.momentum.{i}"] = group.optimizer.state[parameter]["momentum_buffer"]
+            found |= {f"{name}.{key}.{i}": value for key, value in group.optimizer.state[parameter].items()}
     for i, name in enumerate(env.collector.names):
         found[f"{name}.gradients"] = env.collector.total[i] / env.collector.batches
     found["training"] = env.totals.training

@@ -10,10 +10,12 @@ import esper
 from esper.data.host_checks import check_hosts
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage as S
-from esper.ops import SGD
+from esper.ops import SGD, grad_stats
+from esper.training.host_state import RestorableHost, network_tensors
 from esper.training.host_training import HostTraining
-from esper.training.step import begin_epoch
-from tests.core_helpers import digits, plant, tiny_config, train
+from esper.training.snapshot import Snapshot, ValidationRecord
+from esper.training.step import begin_epoch, step_groups, train_step
+from tests.core_helpers import digits, plant, same_bits, tiny_config, train, unmeasured_fossils
 from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import training_of
@@ -124,3 +126,81 @@ def test_parameters_that_are_not_trained_may_be_of_any_kind() -> None:
     before = env.host.get_parameter("model.phase").clone()
     train(env)
     assert torch.equal(before, env.host.get_parameter("model.phase"))
+
+
+# AdamW
+
+ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.1, "samples_per_epoch": 64, "batch_size": 32}
+
+
+def adamw() -> HostTraining:
+    return training_of(digits(), task=ADAMW)
+
+
+def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
+    """Against a twin in plain PyTorch."""
+    env = training_of(digits(), task={**ADAMW, "max_grad_norm": 0.3, "schedule": "constant"})
+    twin = digits().build_host()
+    twin.load_state_dict(env.host.state_dict())
+    twin.train()
+    decaying = [p for p in twin.parameters() if p.dim() > 1]
+    others = [p for p in twin.parameters() if p.dim() <= 1]
+    groups = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+    begin_epoch(env)
+    split, clipped = digits().train, 0
+    for batch in range(6):
+        x, y = split.x[batch * 32 : (batch + 1) * 32], split.y[batch * 32 : (batch + 1) * 32]
+        train_step(env, [env.host_group], x, y)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(twin(x), y).backward()
+        clipped += float(nn.utils.clip_grad_norm_(twin.parameters(), 0.3)) > 0.3
+        optimizer.step()
+    assert clipped > 0
+    for mine, theirs in zip(env.host.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_adamw_of_a_seed_starts_at_zero_and_is_gone_with_it() -> None:
+    env = adamw()
+    slot = plant(env, "r0c0", stage=S.HOLDING)
+    (group, bare) = env.seed_groups["r0c0"].optimizer.param_groups
+    assert (group["weight_decay"], bare["weight_decay"]) == (0.0, 0.0)
+    assert group["lr"] is env.rate
+    train(env, 2)
+    assert all(state["step"] == 4 for state in env.seed_groups["r0c0"].optimizer.state.values())
+    env.remove(slot)
+    plant(env, "r0c0")
+    again = env.seed_groups["r0c0"].optimizer
+    assert not any(bool(value.any()) for state in again.state.values() for value in state.values())
+    assert all(state["step"] == 4 for state in env.host_group.optimizer.state.values())
+
+
+def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:
+    env, snapshot = adamw(), Snapshot()
+    plant(env, "r0c0", stage=S.FOSSILIZED)
+    train(env, 2)
+    snapshot.save(RestorableHost(env), ValidationRecord(1.0, 50.0, 40.0, 1.5), unmeasured_fossils(env))
+    good = {name: tensor.clone() for name, tensor in network_tensors(env, ("r0c0",))}
+    assert {"host.step.0", "host.exp_avg.0", "r0c0.exp_avg_sq.0"} <= good.keys()
+    train(env)
+    assert not torch.equal(good["host.exp_avg.0"], dict(network_tensors(env, ("r0c0",)))["host.exp_avg.0"])
+    snapshot.restore(RestorableHost(env))
+    same_bits(good, dict(network_tensors(env, ("r0c0",))))
+
+
+def test_a_gradient_that_is_not_finite_skips_adamw_of_its_owner_only() -> None:
+    env = adamw()
+    plant(env, "r0c0", stage=S.HOLDING)
+    begin_epoch(env)
+    before = {name: tensor.clone() for name, tensor in network_tensors(env, ("r0c0",))}
+    groups = env.learning_groups()
+    for group in groups:
+        for parameter in group.parameters:
+            parameter.grad = torch.ones_like(parameter)
+    groups[1].parameters[0].grad.fill_(float("nan"))  # type: ignore[union-attr]
+    step_groups(groups, grad_stats([p.grad for p in group.parameters] for group in groups), None)
+    changed = {name for name, tensor in network_tensors(env, ("r0c0",)) if not torch.equal(tensor, before[name])}
+    assert changed
+    assert all(name.startswith("host.") for name in changed)
+    assert not bool(env.site_by_name["r0c0"].finite)

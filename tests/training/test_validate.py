@@ -107,7 +107,7 @@ TASKS = {"images": digits, "bytes": byte_digits, "texts": language}
 def test_what_is_read_is_what_a_loop_by_hand_finds(kind: str) -> None:
     task: Task = TASKS[kind]()
     count, language_task = 6, task.validation.y.dim() == 2
-    totals = make_metrics(3, CPU, count, len(task.validation), language_task)
+    totals = make_metrics(3, CPU, count, len(task.validation), task.objective.dtype)
     env = training_of(task)
     env.totals = totals[1]
     name = "mlp" if language_task else "conv_light"

@@ -46,7 +46,8 @@ def lines(event: Event, view: RunView) -> list[str]:
             return _header(event)
         case events.BaselineMeasured():
             hosts = count(event.episodes, "host")
-            return [f"baseline: {hosts} left alone, final validation accuracy {event.accuracy[-1]:.1f} %"]
+            final = f"final validation {view.score.name} {view.score.value(event.accuracy[-1], 1)}"
+            return [f"baseline: {hosts} left alone, {final}"]
         case events.PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
             return [practice(event)]
         case events.RunResumed():
@@ -56,7 +57,7 @@ def lines(event: Event, view: RunView) -> list[str]:
         case events.StepsNotCaptured():
             return [f"steps not captured: {event.reason}"]
         case events.RoundCompleted():
-            return [_round(event, view.seconds_left())]
+            return [_round(event, view)]
         case events.PolicyUpdated():
             return [
                 f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
@@ -65,7 +66,8 @@ def lines(event: Event, view: RunView) -> list[str]:
         case events.AnomalyDetected():
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():
-            return [f"comparing, round {event.round}/{event.rounds}: {event.controller} {event.test_accuracy:.1f} %"]
+            score = view.score.value(event.test_accuracy, 1)
+            return [f"comparing, round {event.round}/{event.rounds}: {event.controller} {score}"]
         case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
             place, what, why = incident(event)
             return [f"{what}: {place}: {why}"]
@@ -97,10 +99,11 @@ def _execution(event: events.RunStarted | events.RunResumed, precision: str = ""
     return execution
 
 
-def _round(event: events.RoundCompleted, left: float | None) -> str:
+def _round(event: events.RoundCompleted, view: RunView) -> str:
+    left = view.seconds_left()
     speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
     eta = "" if left is None else f"  ETA {duration(left)}"
     return (
-        f"round {event.round}/{event.rounds}  {accuracies(event)}  {event.fossils:.1f} fossils per host  "
+        f"round {event.round}/{event.rounds}  {accuracies(event, view.score)}  {event.fossils:.1f} fossils per host  "
         f"{count(event.rollbacks, 'rollback')}  {speed}{eta}"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from esper.data import objective
 from esper.training import step as host_step
 from esper.training.execution.gpu import Gpu
 from esper.training.execution.workers import WorkerLanes
@@ -32,8 +33,8 @@ def test_loss_statistics_totals_and_step_of_a_batch_are_made_by_the_lane_of_its_
 
         return call
 
-    for name in ("cross_entropy", "grad_stats", "sgd_step"):
-        monkeypatch.setattr(host_step, name, noted(name, getattr(host_step, name)))
+    for module, name in ((objective, "cross_entropy"), (host_step, "grad_stats"), (host_step, "sgd_step")):
+        monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     monkeypatch.setattr(EpochMetrics, "add_training", noted("add_training", EpochMetrics.add_training))
 
     def train(env: HostTraining) -> None:

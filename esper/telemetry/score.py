@@ -1,0 +1,55 @@
+"""The name and the unit in which a score is shown. Everywhere else a score is in percentage points (pp)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from esper.telemetry.text import number
+
+
+@dataclass(frozen=True)
+class ScoreUnit:
+    """How a score is shown; accuracy in per cent unless stated otherwise."""
+
+    name: str = "accuracy"
+    unit: str = "%"
+    """Unit of the score; empty for none."""
+    gap: str = "pp"
+    """Unit of differences of scores."""
+    points: float = 1.0
+    """Percentage points in one unit."""
+
+    @property
+    def decimals(self) -> int:
+        """Decimals of a score that show as much as none do in percentage points."""
+        return max(0, round(math.log10(self.points)))
+
+    def of(self, points: float) -> float:
+        """Returns a score or a difference, given in percentage points, in its unit."""
+        return points / self.points
+
+    def value(self, points: float | None, digits: int = 2, unit: bool = True) -> str:
+        """Formats a score given in percentage points, with as many ``digits`` as would be shown of those."""
+        return self._format(points, digits, self.unit if unit else "", ",")
+
+    def difference(self, points: float | None, digits: int = 2, unit: bool = True) -> str:
+        """Formats a difference of scores with its sign, as :meth:`value` does."""
+        return self._format(points, digits, self.gap if unit else "", "+,")
+
+    def _format(self, points: float | None, digits: int, unit: str, form: str) -> str:
+        if points is None or not abs(points) < 1e9:  # in words
+            return number(points, digits, unit if points is not None else "", sign="+" in form)
+        text = f"{self.of(points):{form}.{digits + self.decimals}f}"
+        return f"{text} {unit}" if unit else text
+
+    def label(self, words: str) -> str:
+        """Returns ``words`` with the unit of the score, for an axis or a column."""
+        return f"{words}, {self.unit}" if self.unit else words
+
+    def gap_label(self, words: str) -> str:
+        """Returns ``words`` with the unit of differences."""
+        return f"{words}, {self.gap}" if self.gap else words
+
+
+ACCURACY = ScoreUnit()

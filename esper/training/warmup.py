@@ -1,0 +1,40 @@
+"""The rise of the learning rate over the first steps of an episode, computed on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from esper.config_resolved import HostTrainingConfig
+
+
+class WarmUp:
+    """Sets the learning rate: that of the epoch's schedule times ``min(1, step / steps)``, with steps counted from 1.
+
+    The count is on the device, because a captured step is launched without Python. It follows from the epoch, so that
+    there is nothing to save, and a rollback, which does not rewind clocks, does not warm up again.
+
+    Args:
+        config: the number of epochs, their length, and the optimizer.
+        device: of the rate.
+    """
+
+    def __init__(self, config: HostTrainingConfig, device: torch.device) -> None:
+        dtype = torch.float32 if config.task.optimizer == "adamw" else torch.float64
+        self.rate = torch.zeros((), dtype=dtype, device=device)
+        """The scalar that optimizers read, float64, or float32 for AdamW; filled in place."""
+        self.epoch_steps = config.task.samples_per_epoch // config.task.batch_size
+        self.steps = round(config.task.warmup_epochs * self.epoch_steps)
+        self._scheduled, self._done = torch.zeros_like(self.rate), torch.zeros_like(self.rate)
+
+    def begin_epoch(self, scheduled: float, epoch: int) -> None:
+        """Sets the rate of an epoch's schedule; ``epoch`` is the number of epochs done."""
+        self.rate.fill_(scheduled)
+        if self.steps:
+            self._scheduled.fill_(scheduled)
+            self._done.fill_(epoch * self.epoch_steps)
+
+    def step(self) -> None:
+        """Sets the rate of the step that follows."""
+        if self.steps:
+            self._done.add_(1)
+            torch.mul(self._scheduled, (self._done / self.steps).clamp(max=1), out=self.rate)

@@ -1,0 +1,55 @@
+"""The rise of the learning rate over the first steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from esper.training import step as host_step
+from esper.training.host_training import HostTraining
+from esper.training.step import train_epoch
+from tests.core_helpers import make_training, tiny_config
+
+
+def rates_of(training: HostTraining, epochs: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The rate that each step's optimizer read."""
+    rates: list[float] = []
+    inner = host_step.step_groups
+
+    def note(*arguments: object) -> None:
+        rates.append(float(training.rate))
+        inner(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(host_step, "step_groups", note)
+    for _ in range(epochs):
+        train_epoch(training)
+    return rates
+
+
+def warming(optimizer: str, epochs: float, schedule: str = "constant") -> HostTraining:
+    """Two steps an epoch."""
+    task = {"learning_rate": 0.1, "schedule": schedule, "warmup_epochs": epochs, "optimizer": optimizer}
+    return make_training(tiny_config(horizon=4, task={"samples_per_epoch": 64, "batch_size": 32, **task}))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_rate_rises_linearly_over_the_steps_of_warm_up(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = rates_of(warming(optimizer, 1.5), 3, monkeypatch)
+    assert rates == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1, 0.1])
+
+
+def test_the_rise_multiplies_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = rates_of(warming("sgd", 2.0, "cosine"), 2, monkeypatch)
+    second = 0.1 * (1 + 0.5**0.5) / 2
+    assert rates == pytest.approx([0.025, 0.05, 0.75 * second, second])
+
+
+def test_without_warm_up_all_steps_of_an_epoch_have_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rates_of(warming("adamw", 0.0), 2, monkeypatch) == pytest.approx([0.1] * 4)
+
+
+def test_the_rise_is_on_the_hosts_clock_and_begins_anew_with_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = warming("sgd", 2.0)
+    first = list(rates_of(training, 2, monkeypatch))
+    training.reset(0, 1)
+    training.epoch = 1  # as when a run is resumed there
+    assert rates_of(training, 1, monkeypatch) == first[2:]
