@@ -21,8 +21,9 @@ MAX_PROBE = 8
 class SiteHooks:
     """Forward hooks that add seeds to the outputs of named submodules.
 
-    In training mode an incubating seed learns straight through, which changes no bit of the output, or in passes of its
-    own. A blended seed adds alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a validation.
+    While the model is in training mode, an incubating seed learns straight through, which changes no bit of the output,
+    or in passes of its own. A blended seed adds alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a
+    validation.
 
     Args:
         model: the network; nothing is added to it but hooks.
@@ -47,7 +48,7 @@ class SiteHooks:
         self._fresh: set[str] = set()
         self._handles = [
             model.get_submodule(path).register_forward_hook(
-                lambda module, _inputs, output, name=name: self._pass(name, module, output)
+                lambda _module, _inputs, output, name=name: self._pass(name, output)
             )
             for name, path in self.paths.items()
         ]
@@ -119,7 +120,7 @@ class SiteHooks:
     def _leave(self) -> None:
         self._inside = False
 
-    def _pass(self, name: str, module: nn.Module, output: object) -> object:
+    def _pass(self, name: str, output: object) -> object:
         h = features_of(output)
         if name not in self._reached:
             self._reached.add(name)
@@ -128,10 +129,11 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, h)
         assert isinstance(h, Tensor)
-        if module.training and name not in self._fresh:
+        training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
+        if training and name not in self._fresh:
             self.probes[name] = h[:MAX_PROBE].detach().clone()
             self._fresh.add(name)
-        out = self._grown(self.sites[name], h, module.training)
+        out = self._grown(self.sites[name], h, training)
         return None if out is h else with_features(output, out)
 
     def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:
