@@ -2,9 +2,9 @@
 
     python benchmarks/grower_on_digits.py --hosts 16 --incubation ste
 
-Every host is trained four times from the same weights for the task's episode, with its optimizer and schedule: grown
-and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each of them, and the
-difference of the two with its 95 % interval over hosts.
+Every host is trained four times from the same weights on the same batches for the task's episode, with its optimizer
+and schedule: grown and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each
+of them, and the difference of the two with its 95 % interval over hosts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from esper.config import TrainingConfig
 from esper.data.digits import load
 from esper.data.task import Split
 from esper.env.vector_env import GrowthVectorEnv
-from esper.grower.grower import Grower, MakeController
+from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
+from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
+from esper.training.rng import RngStream, derive_seed
 
 
 def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
@@ -35,9 +37,12 @@ def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
 
 
 class PlainLoop:
-    """The task's training written as a plain loop: SGD with momentum, clipping, a cosine by epochs."""
+    """The task's training written as a plain loop: SGD with momentum, clipping, a cosine by epochs.
 
-    def __init__(self, host: CNNHost, config: TrainingConfig, epochs: int, seed: int) -> None:
+    ``seed`` and ``env`` give the batches of that env in its first episode.
+    """
+
+    def __init__(self, host: CNNHost, config: TrainingConfig, epochs: int, seed: int, env: int = 0) -> None:
         task = load()
         self.sites = {site.name: str(i) for i, site in enumerate(host.sites)}
         self.host = nn.Sequential(*host.segments)
@@ -53,7 +58,7 @@ class PlainLoop:
         )
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs)
         self.shadowed: Grower | None = None
-        self.order = torch.Generator().manual_seed(seed)
+        self.order = torch.Generator().manual_seed(derive_seed(seed, env, 0, RngStream.DATA))
 
     def epoch(self) -> None:
         self.host.train()
@@ -78,7 +83,7 @@ class PlainLoop:
         )
 
     def grower(
-        self, controller: str | MakeController, incubation: Literal["ste", "shadow"], config: TrainingConfig
+        self, controller: str | OwnController, incubation: Literal["ste", "shadow"], config: TrainingConfig
     ) -> Grower:
         grower = Grower(
             self.host,
@@ -125,11 +130,11 @@ def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, s
     epochs = load().episode_length
     loop_grown, loop_alone = [], []
     for number, host in enumerate(fresh):
-        plain = PlainLoop(copy.deepcopy(host), config, epochs, number)
+        plain = PlainLoop(copy.deepcopy(host), config, epochs, seed, number)
         for _ in range(epochs):
             plain.epoch()
         loop_alone.append(plain.accuracy(plain.host))
-        loop = PlainLoop(host, config, epochs, number)
+        loop = PlainLoop(host, config, epochs, seed, number)
         grower = loop.grower(controller, incubation, config)
         for _ in range(epochs):
             loop.epoch()

@@ -41,7 +41,8 @@ def tree(tmp_path: Path) -> Path:
 
 def run(tree: Path, fails: str = "") -> tuple[int, list[str]]:
     """The exit status, and the calls of commands."""
-    environment = os.environ | {"PYTHON": str(tree / "python"), "FAILS": fails}
+    # Nothing else of the caller's: a SLOW_MINUTES would be taken for an argument.
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(tree / "python"), "FAILS": fails}
     done = subprocess.run([tree / ".ci" / "run"], env=environment, capture_output=True, text=True, timeout=60)
     calls = (tree / "calls").read_text(encoding="utf-8").splitlines()
     (tree / "calls").unlink()

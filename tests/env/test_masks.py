@@ -23,11 +23,20 @@ SIZES["conv_heavy"] = lambda c: 18 * c * c + 5 * c
 SIZES["bottleneck"] = lambda c: 2 * c * max(4, c // 4) + 9 * max(4, c // 4) ** 2 + 4 * max(4, c // 4) + 3 * c
 
 
-def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool:
+class Known:
+    """What the rules depend on, read once."""
+
+    def __init__(self, world: Rig, index: int) -> None:
+        self.env = world.env.config.env
+        self.slots = [world.slot(name, index) for name in world.env.action_spec.slots]
+        self.stages = [slot.stage for slot in self.slots]
+        self.age, self.steady = [slot.age for slot in self.slots], [slot.steady for slot in self.slots]
+        self.used = sum(p.numel() for slot in self.slots if slot.seed is not None for p in slot.seed.parameters())
+
+
+def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
     """The rules of the action space, from the state of the slots."""
-    env, slots = world.env.config.env, [world.slot(name, index) for name in world.env.action_spec.slots]
-    slot = slots[place]
-    stages = [other.stage for other in slots]
+    env, stages, stage = known.env, known.stages, known.stages[place]
     auto = env.auto_advance
     if op is Op.WAIT:
         return True
@@ -35,20 +44,19 @@ def expected(world: Rig, index: int, op: Op, place: int, blueprint: str) -> bool
         living, fossils = sum(stage in LIVING for stage in stages), stages.count(S.FOSSILIZED)
         busy = any(stage in (S.GERMINATED, S.TRAINING, *COOLDOWN) for stage in stages)
         room = living < env.max_seeds and living + fossils < (env.max_fossils or len(stages))
-        channels = slot.site.place.channels
-        c, hidden = channels, max(8, channels // 4)
+        c = known.slots[place].site.place.channels
+        hidden = max(8, c // 4)
         cost = SIZES[blueprint](c) + c * hidden + hidden + hidden + 1
-        used = sum(p.numel() for s in slots if s.seed is not None for p in s.seed.parameters())
-        affordable = used + cost <= env.parameter_budget * 277
-        return slot.stage is S.DORMANT and room and affordable and not (env.one_incubating and busy)
+        affordable = known.used + cost <= env.parameter_budget * 277
+        return stage is S.DORMANT and room and affordable and not (env.one_incubating and busy)
     if op is Op.ADVANCE:
-        gate = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}.get(slot.stage)
+        gate = {S.GERMINATED: "G1", S.TRAINING: "G2", S.BLENDING: "G3"}.get(stage)
         return gate is not None and gate not in auto
     if op is Op.FOSSILIZE:
-        return slot.stage is S.HOLDING
+        return stage is S.HOLDING
     if op is Op.PRUNE:
-        return slot.stage in LIVING and slot.age >= (env.min_prune_age or 1) and slot.steady
-    return slot.stage in (S.BLENDING, S.HOLDING) and slot.steady
+        return stage in LIVING and known.age[place] >= (env.min_prune_age or 1) and known.steady[place]
+    return stage in (S.BLENDING, S.HOLDING) and known.steady[place]
 
 
 @contextmanager
@@ -69,13 +77,13 @@ def undone(world: Rig, index: int) -> Iterator[None]:
 def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
     """Every (op, slot, blueprint) of one env: the mask's answer is the rule's, and what it allows can be done.
 
-    Of the germinations only those of the blueprint ``planted`` are carried out: modules take time to make.
+    Only those with the blueprint ``planted`` are carried out: modules take time to make, and other ops name none.
     """
-    spec, seen = world.env.action_spec, set()
+    spec, seen, known = world.env.action_spec, set(), Known(world, index)
     masks = {name: mask[index] for name, mask in world.info["action_mask"].items()}
     for op, place, b in itertools.product(Op, range(len(spec.slots)), range(len(spec.blueprints))):
         row = np.array([op, place, b, b % 4, 0, 2, 0, 0])
-        want = expected(world, index, op, place, spec.blueprints[b])
+        want = expected(known, op, place, spec.blueprints[b])
         seen.add((op, want))
         assert world.env.mask.legal(index, row) == want, (op.name, spec.slots[place], spec.blueprints[b])
         joint = masks["op_slot"][op, place] and (op is not Op.GERMINATE or masks["slot_blueprint"][place, b])
@@ -84,7 +92,7 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
             assert masks["op"][op]
             assert op is Op.WAIT or masks["slot"][place]
             assert op is not Op.GERMINATE or masks["blueprint"][b]
-            if op is Op.GERMINATE and b != planted:
+            if b != planted:
                 continue
             state, actions = world.env.state, wait_actions(2)
             actions[index] = row
@@ -94,7 +102,7 @@ def brute_force(world: Rig, index: int, planted: int) -> set[tuple[Op, bool]]:
                 assert state.succeeded[index] or op in (Op.ADVANCE, Op.FOSSILIZE)
     for op in Op:
         assert masks["op"][op] == any(
-            expected(world, index, op, place, name) for place in range(4) for name in spec.blueprints
+            expected(known, op, place, name) for place in range(4) for name in spec.blueprints
         )
     assert all(masks[head].any() for head in HEADS)  # a mask without any True helps nobody
     return seen
@@ -161,7 +169,7 @@ def test_per_head_masks_side_by_side_are_what_foreign_agents_read() -> None:
         place = 0
         for name, size in zip(
             ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
-            (6, 4, 7, 4, 3, 3, 4, 5),
+            (6, 4, len(SIZES), 4, 3, 3, 4, 5),
             strict=True,
         ):
             assert np.array_equal(flat[:, place : place + size], heads[name])

@@ -11,6 +11,7 @@ from esper.config import ConfigError
 from esper.control.random import RandomController
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
+from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import HEADS
 from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, stable_record
 from tests.core_helpers import Rig, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
@@ -45,11 +46,11 @@ def same_play(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> No
 
 def test_spaces_shapes_and_dtypes() -> None:
     with rig(n_envs=3, horizon=2) as world:
-        env = world.env
+        env, blueprints = world.env, len(BLUEPRINTS.names("cnn"))
         assert isinstance(env, VectorEnv)
         assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
         assert env.num_envs == 3
-        assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 4, 7, 4, 3, 3, 4, 5])
+        assert env.single_action_space == gymnasium.spaces.MultiDiscrete([6, 4, blueprints, 4, 3, 3, 4, 5])
         assert env.action_space.shape == (3, 8)
         assert env.observation_space.shape == (3, env.layout.size)
         assert world.observation.shape == (3, env.layout.size)
@@ -64,7 +65,7 @@ def test_spaces_shapes_and_dtypes() -> None:
             assert (flags.shape, flags.dtype) == ((3,), np.bool_)
         assert env.action_masks().shape == (3, sum(env.action_spec.sizes))
         assert info["action_mask"]["op_slot"].shape == (3, 6, 4)
-        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, 7)
+        assert info["action_mask"]["slot_blueprint"].shape == (3, 4, blueprints)
 
 
 def test_step_before_reset_is_an_error() -> None:

@@ -33,6 +33,28 @@ def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
     assert before.keys() == host
 
 
+class Wrapped:
+    """An optimizer in an optimizer, as libraries make them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_a_wrapped_optimizer_grows_the_same_network() -> None:
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, 0.01)
+
+    direct, wrapped = Loop(adamw).run(), Loop(lambda p: Wrapped(Wrapped(adamw(p)))).run()  # type: ignore[arg-type, return-value]
+    assert stages(wrapped)[-1] == "FOSSILIZED"
+    assert same(weights(wrapped.model), weights(direct.model))
+
+
 SCHEDULERS = {
     "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, 14 * 4),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14 * 4),

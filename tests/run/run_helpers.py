@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def within_round(number: int) -> Callable[[Event], bool]:
 def play(config: TrainingConfig, folder: Path, *more: Sink) -> tuple[RunSummary, Recorder]:
     recorder = Recorder()
     return Experiment(config, folder, [recorder, *more]).run(), recorder
+
+
+class Runs:
+    """Runs of some configs that were never stopped, played once each."""
+
+    def __init__(self, folder: Path, configs: dict[str, Callable[[], TrainingConfig]]) -> None:
+        self.folder, self.configs = folder, configs
+
+    @functools.cache  # noqa: B019  lives as long as the module's tests
+    def __call__(self, name: str) -> tuple[Path, RunSummary]:
+        summary, _ = play(self.configs[name](), self.folder / name)
+        return summary.folder, summary
 
 
 def kinds(folder: Path) -> list[str]:

@@ -22,6 +22,7 @@ from esper.training.step import train_epoch
 from tests.run.run_helpers import (
     Does,
     Recorder,
+    Runs,
     flat,
     kinds,
     learning,
@@ -47,21 +48,9 @@ CONFIGS = {
 }
 
 
-class Runs:
-    """Runs of the configs above that were never stopped, played once each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @functools.cache  # noqa: B019  lives as long as the module's tests
-    def __call__(self, name: str) -> tuple[Path, RunSummary]:
-        summary, _ = play(CONFIGS[name](), self.folder / name)
-        return summary.folder, summary
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("whole"))
+    return Runs(tmp_path_factory.mktemp("whole"), CONFIGS)
 
 
 def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary | None:

@@ -24,6 +24,7 @@ from esper.telemetry.event import (
 )
 from tests.run.run_helpers import (
     Does,
+    Runs,
     kinds,
     learning,
     play,
@@ -52,6 +53,11 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("whole"), CONFIGS)
+
+
 @pytest.fixture(autouse=True)
 def signals_interrupt() -> Iterator[None]:
     """As in a program of the command line, whatever the tests are run by."""
@@ -76,12 +82,12 @@ def state_of(folder: Path) -> Any:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
-    name: str, number: int, tmp_path: Path
+    name: str, number: int, whole: Runs, tmp_path: Path
 ) -> None:
     """The signal comes when the first env's epoch is reported; the second one's is reported before the run stops.
     Reported epochs are never played again."""
     config = CONFIGS[name]()
-    whole, _ = play(config, tmp_path / "whole")
+    folder, uncut = whole(name)
     where = at(1, 3) if number == signal.SIGINT else at(0, 2)
     sink = Does(where, sends(number))
     try:
@@ -96,15 +102,15 @@ def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     summary = Experiment.resume(tmp_path / "r").run()
     assert kinds(tmp_path / "r").index("RunResumed") == len(reported)
     assert stable_log(tmp_path / "r")[: len(reported)] == reported
-    same_run(tmp_path / "r", tmp_path / "whole")
-    same_results(summary, whole)
+    same_run(tmp_path / "r", folder)
+    same_results(summary, uncut)
 
 
 @pytest.mark.trap(30)
-def test_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
+def test_it_stops_and_goes_on_at_every_step(whole: Runs, tmp_path: Path) -> None:
     """As often as there are steps: what is written down of what was read is what was written before."""
     config = CONFIGS["ppo"]()
-    play(config, tmp_path / "whole")
+    folder, _ = whole("ppo")
     with pytest.raises(KeyboardInterrupt):
         Experiment(config, tmp_path / "r", [Does(at(0, 1), sends(signal.SIGINT))]).run()
     for episode, epoch in [(e, t) for e in (0, 1) for t in range(1, 7) if (e, t) > (0, 1)]:
@@ -116,14 +122,14 @@ def test_it_stops_and_goes_on_at_every_step(tmp_path: Path) -> None:
         assert sink.did
     Experiment.resume(tmp_path / "r").run()
     assert kinds(tmp_path / "r").count("RunResumed") == 12
-    same_run(tmp_path / "r", tmp_path / "whole")
+    same_run(tmp_path / "r", folder)
 
 
 @pytest.mark.trap(30)
-def test_stopped_while_the_hosts_left_alone_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_while_the_hosts_left_alone_play(whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller's hosts have played their round, and are what the best host is taken from."""
     config = CONFIGS["random"]()
-    whole, _ = play(config, tmp_path / "whole")
+    folder, uncut = whole("random")
     experiment = Experiment(config, tmp_path / "r")
     controls: Any = experiment.trainer.collector.envs[1]
     step, steps = controls.step, []
@@ -137,15 +143,15 @@ def test_stopped_while_the_hosts_left_alone_play(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(controls, "step", stopping)
     assert experiment.run().interrupted
     assert len(state_of(tmp_path / "r")) == 2
-    same_results(Experiment.resume(tmp_path / "r").run(), whole)
-    same_run(tmp_path / "r", tmp_path / "whole")
+    same_results(Experiment.resume(tmp_path / "r").run(), uncut)
+    same_run(tmp_path / "r", folder)
 
 
 def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    whole: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = CONFIGS["ppo"]()
-    play(config, tmp_path / "whole")
+    folder, _ = whole("ppo")
 
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -157,7 +163,7 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
     assert stable_log(tmp_path / "r")[-1]["epoch"] == 3
     assert state_of(tmp_path / "r") == []
     Experiment.resume(tmp_path / "r").run()
-    same_run(tmp_path / "r", tmp_path / "whole")
+    same_run(tmp_path / "r", folder)
 
 
 def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> None:
@@ -210,14 +216,14 @@ def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path:
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
-def test_stopped_between_the_round_and_what_is_learned_from_it(tmp_path: Path) -> None:
+def test_stopped_between_the_round_and_what_is_learned_from_it(whole: Runs, tmp_path: Path) -> None:
     config = CONFIGS["ppo"]()
-    play(config, tmp_path / "whole")
+    folder, _ = whole("ppo")
     Experiment(config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]).run()
     names = [e["event"] for e in read_events(tmp_path / "r" / "events.jsonl")]
     assert names[-2:] == ["RoundCompleted", "PolicyUpdated"]
     Experiment.resume(tmp_path / "r").run()
-    same_run(tmp_path / "r", tmp_path / "whole")
+    same_run(tmp_path / "r", folder)
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored() -> None:
@@ -257,11 +263,11 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ppo", "random"])
 @pytest.mark.parametrize("where", ["play", "cut_logs"])
 def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
-    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, where: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is half loaded is not the run's state, and logs that were not cut yet are longer than what it knows of."""
     config = CONFIGS[name]()
-    play(config, tmp_path / "whole")
+    folder, _ = whole(name)
     Experiment(config, tmp_path / "r", [Does(at(1, 3), sends(signal.SIGINT))]).run()
     with (tmp_path / "r" / "events.jsonl").open("ab") as log:
         log.write(b'{"event": "Epoch')
@@ -276,7 +282,7 @@ def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
             Experiment.resume(tmp_path / "r").run()
     assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
     Experiment.resume(tmp_path / "r").run()
-    same_run(tmp_path / "r", tmp_path / "whole")
+    same_run(tmp_path / "r", folder)
 
 
 @pytest.mark.parametrize("make", [tiny, learning])
