@@ -12,15 +12,11 @@ from numpy.typing import NDArray
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from tests.core_helpers import Rig, rig, wait_actions
+from tests.seeds.test_blueprints import FORMULAS
 
 S = SeedStage
 LIVING = (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
 COOLDOWN = (S.PRUNED, S.EMBARGOED, S.RESETTING)
-SIZES = {"norm": lambda c: 2 * c, "conv_light": lambda c: 9 * c * c + 3 * c, "depthwise": lambda c: c * c + 12 * c}
-SIZES["attention"] = lambda c: 2 * c * max(4, c // 4) + max(4, c // 4) + 2 * c
-SIZES["conv_small"] = lambda c: c * c + 3 * c
-SIZES["conv_heavy"] = lambda c: 18 * c * c + 5 * c
-SIZES["bottleneck"] = lambda c: 2 * c * max(4, c // 4) + 9 * max(4, c // 4) ** 2 + 4 * max(4, c // 4) + 3 * c
 
 
 class Known:
@@ -46,7 +42,7 @@ def expected(known: Known, op: Op, place: int, blueprint: str) -> bool:
         room = living < env.max_seeds and living + fossils < (env.max_fossils or len(stages))
         c = known.slots[place].site.place.channels
         hidden = max(8, c // 4)
-        cost = SIZES[blueprint](c) + c * hidden + hidden + hidden + 1
+        cost = FORMULAS[blueprint](c) + c * hidden + hidden + hidden + 1
         affordable = known.used + cost <= env.parameter_budget * 277
         return stage is S.DORMANT and room and affordable and not (env.one_incubating and busy)
     if op is Op.ADVANCE:
@@ -136,7 +132,7 @@ def test_masks_are_exact_in_every_state_of_random_play(setting: str) -> None:
         seen: set[tuple[Op, bool]] = set()
         for step in range(30):
             for index in range(2):
-                seen |= brute_force(world, index, planted=step % 4)
+                seen |= brute_force(world, index, planted=step % len(FORMULAS))
             world.step({index: leaning_forward(world, index, draw) for index in range(2)})
             assert world.info["illegal_actions"].tolist() == [0, 0]
         assert seen >= {(op, legal) for op in Op for legal in (True, False)} - {(Op.WAIT, False)}
@@ -169,7 +165,7 @@ def test_per_head_masks_side_by_side_are_what_foreign_agents_read() -> None:
         place = 0
         for name, size in zip(
             ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"),
-            (6, 4, len(SIZES), 4, 3, 3, 4, 5),
+            (6, 4, len(FORMULAS), 4, 3, 3, 4, 5),
             strict=True,
         ):
             assert np.array_equal(flat[:, place : place + size], heads[name])

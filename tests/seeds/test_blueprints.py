@@ -1,6 +1,8 @@
 """Blueprints of convolutional hosts, blend operators and the registry: exact sizes, shapes, errors."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,6 +44,13 @@ def count(module: nn.Module) -> int:
 def test_the_blueprints_are_registered_in_this_order() -> None:
     """A controller's choices and its observation are indices into this list."""
     assert BLUEPRINTS.names("cnn") == NAMES
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_the_page_about_growing_names_every_blueprint(topology: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "growing.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{topology}`"))
+    assert re.findall(r"`(\w+)`", row.split("|")[3]) == list(BLUEPRINTS.names(topology))
 
 
 @pytest.mark.parametrize("name", NAMES)

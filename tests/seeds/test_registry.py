@@ -23,7 +23,7 @@ from tests.core_helpers import digits, one_thread, rig, tiny_config
 __all__ = ["one_thread"]
 
 S = SeedStage
-CNN = ("norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy")
+CNN = BLUEPRINTS.names("cnn")
 
 
 class Shifted(nn.Module):

@@ -4,7 +4,8 @@ Normalisation is GroupNorm, which has no running statistics, so a seed behaves t
 last factor of every delta is a per-channel scale that starts at 0.1: the delta is small at birth, and yet every
 parameter has a gradient from the first step on.
 
-Parameter formulas count the whole body: C² and 9C² are convolutions without bias, 2C is a GroupNorm, C the scale.
+Parameter formulas count the whole body: C² and 9C² are convolutions without bias, 9C is a depthwise one, 2C a
+GroupNorm, C the scale.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SqueezeExcite(nn.Module):
 
 
 def narrow(channels: int) -> int:
-    """Returns H, the inner width of `attention` and `bottleneck`: max(4, C // 4)."""
+    """Returns H, the inner width of narrow bodies: max(4, C // 4)."""
     return max(4, channels // 4)
 
 
@@ -40,7 +41,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(next(fitting, 1), channels)
 
 
-def convolution(channels: int, out: int, kernel: int) -> list[nn.Module]:
+def conv_norm_relu(channels: int, out: int, kernel: int) -> list[nn.Module]:
     """Makes a shape-preserving convolution, GroupNorm and ReLU; kernel² · channels · out + 2 · out parameters.
 
     The normalisation keeps the ReLU alive: every group has values above its mean.
@@ -66,7 +67,7 @@ def attention(channels: int) -> nn.Module:
 @BLUEPRINTS.register("cnn", "conv_small", parameters=lambda c: c * c + 3 * c)
 def conv_small(channels: int) -> nn.Module:
     """One 1×1 convolution; C² + 3C parameters."""
-    return nn.Sequential(*convolution(channels, channels, 1), ChannelScale(channels, 1, 1))
+    return nn.Sequential(*conv_norm_relu(channels, channels, 1), ChannelScale(channels, 1, 1))
 
 
 @BLUEPRINTS.register(
@@ -76,9 +77,9 @@ def bottleneck(channels: int) -> nn.Module:
     """1×1 down to H channels, 3×3, 1×1 up; 2CH + 9H² + 4H + 3C parameters, H = max(4, C/4)."""
     hidden = narrow(channels)
     return nn.Sequential(
-        *convolution(channels, hidden, 1),
-        *convolution(hidden, hidden, 3),
-        *convolution(hidden, channels, 1),
+        *conv_norm_relu(channels, hidden, 1),
+        *conv_norm_relu(hidden, hidden, 3),
+        *conv_norm_relu(hidden, channels, 1),
         ChannelScale(channels, 1, 1),
     )
 
@@ -88,7 +89,7 @@ def depthwise(channels: int) -> nn.Module:
     """3×3 depthwise and 1×1 pointwise convolution; C² + 12C parameters."""
     return nn.Sequential(
         nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-        *convolution(channels, channels, 1),
+        *conv_norm_relu(channels, channels, 1),
         ChannelScale(channels, 1, 1),
     )
 
@@ -96,12 +97,12 @@ def depthwise(channels: int) -> nn.Module:
 @BLUEPRINTS.register("cnn", "conv_light", parameters=lambda c: 9 * c * c + 3 * c)
 def conv_light(channels: int) -> nn.Module:
     """One 3×3 convolution; 9C² + 3C parameters."""
-    return nn.Sequential(*convolution(channels, channels, 3), ChannelScale(channels, 1, 1))
+    return nn.Sequential(*conv_norm_relu(channels, channels, 3), ChannelScale(channels, 1, 1))
 
 
 @BLUEPRINTS.register("cnn", "conv_heavy", parameters=lambda c: 18 * c * c + 5 * c)
 def conv_heavy(channels: int) -> nn.Module:
     """Two 3×3 convolutions; 18C² + 5C parameters."""
     return nn.Sequential(
-        *convolution(channels, channels, 3), *convolution(channels, channels, 3), ChannelScale(channels, 1, 1)
+        *conv_norm_relu(channels, channels, 3), *conv_norm_relu(channels, channels, 3), ChannelScale(channels, 1, 1)
     )
