@@ -258,6 +258,11 @@ class Grower:
                 "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
                 "optimizer that the Grower was given"
             )
+        if unseen := [name for name in self.hooks.sites if name not in self.hooks.probes]:
+            raise RuntimeError(
+                f"no pass in training mode has run slot {', '.join(unseen)}: call model.train() before each epoch, and "
+                "leave only frozen submodules in eval mode"
+            )
         waiting = [name for name, site in self.hooks.sites.items() if site.incubating and site.learning]
         if self.incubation == "shadow" and waiting and not self._incubated:
             raise RuntimeError(

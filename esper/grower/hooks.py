@@ -21,8 +21,9 @@ MAX_PROBE = 8
 class SiteHooks:
     """Forward hooks that add seeds to the outputs of named submodules.
 
-    In training mode an incubating seed learns straight through, which changes no bit of the output, or in passes of its
-    own. A blended seed adds alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a validation.
+    While the model is in training mode, an incubating seed learns straight through, which changes no bit of the output,
+    or in passes of its own. A blended seed adds alpha · d(h) in both modes. :meth:`trying` replaces the alphas for a
+    validation.
 
     Args:
         model: the network; nothing is added to it but hooks.
@@ -47,11 +48,12 @@ class SiteHooks:
         self._fresh: set[str] = set()
         self._handles = [
             model.get_submodule(path).register_forward_hook(
-                lambda module, _inputs, output, name=name: self._pass(name, module, output)
+                lambda _module, _inputs, output, name=name: self._pass(name, output)
             )
             for name, path in self.paths.items()
         ]
         self._before_first: Callable[[], None] | None = None
+        self._finding = False  # in find_sites
         self._inside = False  # a forward pass of the whole model is running
         self._handles.append(model.register_forward_pre_hook(lambda *_: self._enter()))
         self._handles.append(model.register_forward_hook(lambda *_: self._leave(), always_call=True))
@@ -71,10 +73,14 @@ class SiteHooks:
     def find_sites(self, evaluate: Callable[[nn.Module], object]) -> None:
         """Runs the untrained model once, with probes from this pass."""
         modes = [(module, module.training) for module in self.model.modules()]
-        with torch.no_grad():
-            evaluate(self.model)
-        for module, mode in modes:
-            module.training = mode
+        self._finding = True
+        try:
+            with torch.no_grad():
+                evaluate(self.model)
+        finally:
+            self._finding = False
+            for module, mode in modes:
+                module.training = mode
 
     def place(self, name: str, channels: int) -> None:
         """Adds a site that no forward pass has reached yet."""
@@ -127,7 +133,7 @@ class SiteHooks:
     def _leave(self) -> None:
         self._inside = False
 
-    def _pass(self, name: str, module: nn.Module, output: object) -> object:
+    def _pass(self, name: str, output: object) -> object:
         h = features_of(output)
         if name not in self._reached:
             self._reached.add(name)
@@ -136,11 +142,12 @@ class SiteHooks:
         if name not in self._checked:
             self._check(name, h)
         assert isinstance(h, Tensor)
-        if (module.training and name not in self._fresh) or name not in self.probes:
+        training = self.model.training  # not the submodule's, which is in eval mode if it is frozen
+        if (training or self._finding) and name not in self._fresh:
             with torch.inference_mode(False):  # seeds are tried on it with gradients
                 self.probes[name] = h[:MAX_PROBE].detach().clone()
             self._fresh.add(name)
-        out = self._grown(self.sites[name], h, module.training)
+        out = self._grown(self.sites[name], h, training)
         return None if out is h else with_features(output, out)
 
     def _grown(self, site: Site, h: Tensor, training: bool) -> Tensor:

@@ -26,6 +26,47 @@ def test_a_seed_goes_through_its_life_in_a_loop_of_ones_own() -> None:
     assert loop.grower.kept == {"r0c0": "mlp_small"}
 
 
+class Frozen(Net):
+    """Only the head is trained; the rest stays in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.body.eval()
+        return self
+
+
+@pytest.mark.parametrize("incubation", ["ste", "shadow"])
+def test_a_seed_learns_in_a_frozen_stage_that_stays_in_eval_mode(incubation: str) -> None:
+    torch.manual_seed(0)
+    model = Frozen()
+    before = weights(model.body)
+
+    def step(loop: Loop, x: Tensor, y: Tensor) -> None:
+        loop.optimizer.zero_grad()
+        nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
+        if incubation == "shadow":
+            assert loop.grower is not None
+            loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(x), y))
+        loop.optimizer.step()
+
+    loop = Loop(model=model, step=step, incubation=incubation).run(2)
+    assert loop.grower is not None
+    seed = loop.grower.hooks.sites["r0c0"].seed
+    assert seed is not None
+    born = weights(seed)
+    loop.run(2)
+    assert stages(loop)[-1] == "TRAINING"
+    assert not any(torch.equal(value, born[name]) for name, value in weights(seed).items())
+    loop.run()
+    assert loop.grower.kept == {"r0c0": "mlp_small"}
+    assert same(weights(model.body), before), "the frozen stage is as it was"
+    assert loop.steps[-1].score > loop.steps[-1].alone
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -41,6 +41,16 @@ def test_an_early_start_after_training_or_a_second_one_says_so() -> None:
         loop.grower.start(scores)
 
 
+def test_a_model_that_never_trains_in_training_mode_is_refused_before_a_seed_is_planted() -> None:
+    loop = Loop()
+    loop.model.train = lambda mode=True: nn.Module.train(loop.model, False)  # type: ignore[method-assign,assignment]
+    loop.train()
+    assert loop.grower is not None
+    with pytest.raises(RuntimeError, match=r"in training mode has run slot r0c0, r0c1: call model\.train\(\) before"):
+        loop.grower.step(scores)
+    assert len(loop.optimizer.param_groups) == 1
+
+
 def test_a_grower_that_was_never_stepped_says_so() -> None:
     loop = Loop()
     loop.train()
