@@ -122,7 +122,11 @@ class LoopBackend(Backend):
             raise ValueError("evaluate returned scores of different numbers of samples for networks of one epoch")
         # A score that is not finite counts as 0, and its loss stays: the governor rolls such a model back.
         samples = np.nan_to_num(np.stack([score.samples for score in scores]), posinf=0.0, neginf=0.0)  # [K, n]
-        self.counterfactual.record(samples * self.points / 100, self._losses(scores), np.ones(samples.shape[1]))
+        # Without losses, what is missing to 100 pp counts, in units of one.
+        losses = [1 - score.mean * self.points / 100 if score.loss is None else score.loss for score in scores]
+        if self.chance is None:
+            self.chance = max(losses[0], 1e-6)
+        self.counterfactual.record(samples * self.points / 100, np.array(losses), np.ones(samples.shape[1]))
 
     def measure(self, active: Bools, state: EnvState) -> None:
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
@@ -146,13 +150,6 @@ class LoopBackend(Backend):
         finally:
             for module, mode in modes:
                 module.training = mode
-
-    def _losses(self, scores: list[Score]) -> Floats:
-        """Returns the losses [K]; without them, what is missing to 100 pp, in units of one."""
-        losses = [1 - score.mean * self.points / 100 if score.loss is None else score.loss for score in scores]
-        if self.chance is None:
-            self.chance = max(losses[0], 1e-6)
-        return np.array(losses)
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         if self.governor is not None:

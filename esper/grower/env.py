@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from esper.config_resolved import ResolvedConfig
 from esper.env.baseline import Baseline
 from esper.env.epoch_loop import Actions
+from esper.env.info import Info
 from esper.env.reporting import Reporter
-from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions
+from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
 from esper.env.training_backend import largest_sizes
 from esper.grower.backend import LoopBackend
 from esper.telemetry.span import Spans
@@ -78,11 +81,15 @@ class LoopEnv(SlotVectorEnv):
             results = self.backend.counterfactual
             self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, results)
 
-    def refresh(self) -> None:
-        """Derives the baseline, the masks and the observation from the state, after that was loaded."""
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "alone": torch.from_numpy(self.alone.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
+        self.alone[...] = state["alone"].numpy()
+        super().load_state_dict(state)
         assert self.rules is not None
         self.rules = replace(self.rules, baseline=self._curve())
-        self._observe()
+        return self._observe(), info_of(self, self.done)
 
     def _remember(self) -> None:
         assert self.rules is not None

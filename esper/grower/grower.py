@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError, TrainingConfig
@@ -15,11 +13,17 @@ from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller
 from esper.env.reporting import Reporter
 from esper.grower.backend import LoopBackend
+from esper.grower.checks import (
+    FORMAT,
+    check_arguments,
+    check_state,
+    plain_model,
+    require_trained,
+)
 from esper.grower.env import LoopEnv
 from esper.grower.hooks import SiteHooks
 from esper.grower.log import LoopLog
 from esper.grower.optimizer import Scheduler, SeedGroups, plain_schedulers
-from esper.grower.ranks import Ranks, is_sharded
 from esper.grower.report import GrowthStep, report
 from esper.grower.scores import Evaluate
 from esper.hosts.graft import check_sites
@@ -30,8 +34,6 @@ from esper.rollout.policies import check_name, controller_for
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
 from esper.spaces.action import ActionSpec
 from esper.telemetry.event import Event
-
-FORMAT = 1
 
 
 class Grower:
@@ -92,9 +94,8 @@ class Grower:
     ) -> None:
         model, ranks = plain_model(model)
         check_sites(model, sites, topology)
-        check_numbers(horizon, baseline, lr_factor=lr_factor, points=points)
-        check_incubation(incubation, ranks)
-        self.model, self.horizon, self.points, self.callbacks = model, horizon, points, tuple(callbacks)
+        check_arguments(horizon, baseline, incubation, ranks, lr_factor=lr_factor, points=points)
+        self.model, self.horizon, self.points = model, horizon, points
         self.started = False
         """Whether the controller acted before the first epoch."""
         self.config = _resolved(config or TrainingConfig(), horizon - 1)
@@ -111,15 +112,12 @@ class Grower:
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
-        self.log: LoopLog | None = None
+        self.log = LoopLog.at(folder, self.config, type(model).__name__, controller) if ranks.first else None
         """The run folder; None without one, and on ranks other than 0."""
-        if folder is not None and ranks.first:
-            name = controller if isinstance(controller, str) else getattr(controller, "__name__", "own")
-            self.log = LoopLog(Path(folder), self.config, type(model).__name__, name)
-            self.hooks.before_first_pass(self.log.create)
+        self.hooks.before_first_pass(self.log and self.log.create)
+        self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)
         self._events: list[Event] = []
-        self._steps_before = 0
-        self._incubated = False
+        self._steps_before, self._incubated = 0, False
 
     def start(self, evaluate: Evaluate) -> GrowthStep:
         """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
@@ -147,7 +145,9 @@ class Grower:
             RuntimeError: the optimizer has not stepped since the last call, or all epochs are over.
             TypeError, ValueError: ``evaluate`` returned something else than finite scores.
         """
-        self._require_trained()
+        if self.epoch >= self.horizon:
+            raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
+        require_trained(self.hooks, self.groups.steps > self._steps_before, self._incubated)
         return self._decide(evaluate, epochs=1)
 
     def _decide(self, evaluate: Evaluate, epochs: int = 0) -> GrowthStep:
@@ -171,15 +171,7 @@ class Grower:
         if self.incubation != "shadow":
             raise RuntimeError("grower.incubate() needs incubation='shadow'; with 'ste' seeds learn in the loop's pass")
         self._incubated = True
-        for site in self.hooks.sites.values():
-            if site.seed is None or not site.incubating:
-                continue
-            parameters = [p for p in site.seed.parameters() if p.requires_grad]
-            with self.hooks.shadowing(site.name):
-                gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        self.hooks.incubate(loss)
 
     def finish(self) -> nn.Module:
         """Ends growth and returns the model with its kept seeds as ordinary submodules, without hooks.
@@ -191,11 +183,7 @@ class Grower:
         """
         if self.env is None:
             raise RuntimeError("grower.step() was never called, so nothing has grown; call it after each epoch")
-        for site in self.env.backend.sites:
-            if site.seed is not None and not site.fossil:
-                self.groups.remove(site.name)
-                site.remove()
-        kept = {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in self.hooks.sites.items() if site.seed}
+        kept = self.env.backend.host.keep_fossils()
         self.env.close()
         grown_in_place(self.model, kept)
         if self.log is not None:
@@ -211,17 +199,10 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """Returns what a loop that continues needs: load it before the optimizer's state, which includes the seeds'."""
         log = None if self.log is None else self.log.state_dict()
+        state = {"format": FORMAT, "epoch": self.epoch, "started": self.started, "log": log}
         if self.env is None:
-            return {"format": FORMAT, "epoch": self.epoch, "started": False, "log": log}
-        return {
-            "format": FORMAT,
-            "epoch": self.epoch,
-            "started": self.started,
-            "log": log,
-            "env": self.env.state_dict(),
-            "alone": torch.from_numpy(self.env.alone.copy()),
-            "controller": self.controller.memory_state(),
-        }
+            return state
+        return {**state, "env": self.env.state_dict(), "controller": self.controller.memory_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from ``state``, in a new Grower with the same arguments; plants the seeds with their groups.
@@ -230,108 +211,36 @@ class Grower:
         """
         if self.env is not None or self.epoch:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
-        if state.get("format") != FORMAT:
-            raise ConfigError(f"the state has format {state.get('format')}; this version reads {FORMAT}")
+        check_state(state, self.spec.slots)
         if state["started"]:
             self._begin_early()
         if "env" in state:
-            channels = state["env"]["hosts"]["channels"]
-            if set(channels) != set(self.spec.slots):
-                raise ConfigError(f"the state has slots {', '.join(channels)}, not {', '.join(self.spec.slots)}")
-            for name, count in channels.items():
+            for name, count in state["env"]["hosts"]["channels"].items():
                 self.hooks.place(name, count)
-            env = self._opened(new=False)
-            env.alone[...] = state["alone"].numpy()
-            env.load_state_dict(state["env"])
-            env.refresh()
+            self._opened(new=False).load_state_dict(state["env"])
             self.controller.load_memory_state(state["controller"])
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
             self.hooks.before_first_pass(None)
             self.log.resume(state["log"], self.config.env.episode_length, self.epoch)
 
-    def _require_trained(self) -> None:
-        if self.epoch >= self.horizon:
-            raise RuntimeError(f"all {self.horizon} epochs are over: call grower.finish(), or raise horizon=")
-        if self.groups.steps == self._steps_before:
-            raise RuntimeError(
-                "the optimizer has not stepped since the last grower.step(); call it once after each epoch, with the "
-                "optimizer that the Grower was given"
-            )
-        if unseen := [name for name in self.hooks.sites if name not in self.hooks.probes]:
-            raise RuntimeError(
-                f"no pass in training mode has run slot {', '.join(unseen)}: call model.train() before each epoch, and "
-                "leave only frozen submodules in eval mode"
-            )
-        waiting = [name for name, site in self.hooks.sites.items() if site.incubating and site.learning]
-        if self.incubation == "shadow" and waiting and not self._incubated:
-            raise RuntimeError(
-                f"the seed in slot {', '.join(waiting)} has learned nothing: with incubation='shadow', call "
-                "grower.incubate(lambda: loss of the batch) before each optimizer step"
-            )
-
     def _opened(self, new: bool = True) -> LoopEnv:
         """Returns the env; the first call makes it, since sites are known only after a forward pass."""
         if self.env is None:
             self.hooks.require_reached()
             reporter = Reporter(self._emit, self.spec, self.config.env, n_envs=1)
-            backend = LoopBackend(
-                self.hooks, self.groups, self.spec, self.blueprints, self.config, self.points, self.governed
-            )
-            self.env = LoopEnv(self.config, backend, self._baseline, reporter)
-            self.controller: Controller = controller_for(
-                self._given_controller, self.config, self.env, self.env.run_seed
-            )
+            parts = (self.hooks, self.groups, self.spec, self.blueprints)
+            backend = LoopBackend(*parts, self.config, self.points, self.governed)
+            self.env = env = LoopEnv(self.config, backend, self._baseline, reporter)
+            self.controller: Controller = controller_for(self._given_controller, self.config, env, env.run_seed)
             self.controller.begin()
             if new and self.log is not None:
                 self.log.start(self.env)
         return self.env
 
     def _emit(self, event: Event) -> None:
-        self._events.append(event)
-        if self.log is not None:
-            self.log.emit(event)
-        for callback in self.callbacks:
-            callback(event)
-
-
-def check_numbers(horizon: int, baseline: Sequence[float] | None, **positive: float) -> None:
-    """Raises ConfigError for a number that does not fit."""
-    if horizon < 2:
-        raise ConfigError(f"horizon is {horizon}; it is the number of epochs that the loop trains, at least 2")
-    for name, value in positive.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} is {value}; it must be positive")
-    if baseline is not None and len(baseline) != horizon:
-        raise ConfigError(f"baseline has {len(baseline)} scores; one after each of the {horizon} epochs is needed")
-
-
-def check_incubation(incubation: str, ranks: Ranks) -> None:
-    """Raises ConfigError for an unknown way to incubate, or one that does not work on several ranks."""
-    if incubation not in ("ste", "shadow"):
-        raise ConfigError(f"incubation is {incubation!r}; it must be 'ste' or 'shadow'")
-    if incubation == "shadow" and ranks.parallel:
-        raise ConfigError("incubation='shadow' does not work with DistributedDataParallel; use 'ste'")
-
-
-def plain_model(model: nn.Module) -> tuple[nn.Module, Ranks]:
-    """Returns the network inside ``DistributedDataParallel``, or ``model``, and the ranks that train it.
-
-    Raises ConfigError for a compiled model: seeds that come and go would recompile it at every change.
-    """
-    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-        raise ConfigError(
-            "the model is compiled, and every change of a seed would compile it again: pass the model itself, and "
-            "compile what grower.finish() returns"
-        )
-    if isinstance(model, nn.DataParallel):
-        raise ConfigError("nn.DataParallel copies the model for each pass; use DistributedDataParallel")
-    if is_sharded(model):
-        raise ConfigError("the model's parameters are split over ranks, and seeds are not; use DistributedDataParallel")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        inner: nn.Module = model.module
-        return inner, Ranks(parallel=True)
-    return model, Ranks(parallel=False)
+        for listen in (self._events.append, *self._listeners):
+            listen(event)
 
 
 def _resolved(config: TrainingConfig, decisions: int) -> ResolvedConfig:

@@ -86,6 +86,18 @@ class SiteHooks:
         """Adds a site that no forward pass has reached yet."""
         self.sites.setdefault(name, Site(SlotSite(name, channels)))
 
+    def incubate(self, loss: Callable[[], Tensor]) -> None:
+        """Adds to the gradients of each incubating seed those of ``loss``, computed with the seed at its target."""
+        for site in self.sites.values():
+            if site.seed is None or not site.incubating:
+                continue
+            parameters = [p for p in site.seed.parameters() if p.requires_grad]
+            with self.shadowing(site.name):
+                gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
     @contextmanager
     def trying(self, alphas: Mapping[str, float]) -> Iterator[None]:
         """Uses these alphas by slot instead of the sites' own; 0 leaves a seed out."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from esper.grower.hooks import SiteHooks
 from esper.grower.optimizer import SeedGroups
 from esper.ops import grad_stats
+from esper.seeds.blend import Seed
 from esper.seeds.site import Site
 from esper.training.host_training import HOST
 
@@ -32,6 +33,14 @@ class LoopHost:
     def remove(self, site: Site) -> None:
         site.remove()
         self.groups.remove(site.name)
+
+    def keep_fossils(self) -> dict[str, tuple[Seed, float]]:
+        """Removes all seeds that are not kept; returns the others with their alphas, by path of the submodule."""
+        for site in self.hooks.sites.values():
+            if site.seed is not None and not site.fossil:
+                self.remove(site)
+        sites = self.hooks.sites.items()
+        return {self.hooks.paths[name]: (site.seed, site.alpha) for name, site in sites if site.seed is not None}
 
     def network_tensors(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters, buffers and optimizer state of the model and of the seeds in ``slots``, by name."""

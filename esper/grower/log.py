@@ -9,6 +9,7 @@ from typing import Any
 from esper.config_resolved import ResolvedConfig
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
+from esper.rollout.own_controller import OwnController, name_of
 from esper.telemetry.event import Event, RoundCompleted, RunCompleted, RunResumed, RunStarted
 from esper.telemetry.hub import TelemetryHub
 from esper.telemetry.sinks.jsonl import JsonlSink
@@ -20,16 +21,23 @@ class LoopLog:
     Args:
         path: a new or empty folder, or that of the loop that is resumed.
         task: name of what is trained.
-        controller: its name.
+        controller: what grows it.
     """
 
-    def __init__(self, path: Path, config: ResolvedConfig, task: str, controller: str) -> None:
+    def __init__(self, path: Path, config: ResolvedConfig, task: str, controller: str | OwnController) -> None:
         self.folder, self.config = RunFolder(path, resumed=True), config
-        self.task, self.controller = task, controller
+        self.task, self.controller = task, name_of(controller)
         self.hub: TelemetryHub | None = None
         self.began = time.perf_counter()
         self.seconds_before = 0.0
         """Seconds before the loop was resumed."""
+
+    @classmethod
+    def at(
+        cls, path: str | Path | None, config: ResolvedConfig, task: str, controller: str | OwnController
+    ) -> LoopLog | None:
+        """Returns the log in that folder; None without one."""
+        return None if path is None else cls(Path(path), config, task, controller)
 
     def create(self) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
