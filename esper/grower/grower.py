@@ -112,9 +112,9 @@ class Grower:
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
-        self.log = LoopLog.at(folder, self.config, type(model).__name__, controller) if ranks.first else None
+        self.log = LoopLog.at(folder, type(model).__name__, controller) if ranks.first else None
         """The run folder; None without one, and on ranks other than 0."""
-        self.hooks.before_first_pass(self.log and self.log.create)
+        self.hooks.before_first_pass(lambda: self.log.create(self.config) if self.log else None)
         self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)
         self._events: list[Event] = []
         self._steps_before, self._incubated = 0, False
@@ -126,15 +126,9 @@ class Grower:
         """
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")
-        self._begin_early()
+        self.started, self.config = True, _resolved(self.config, self.horizon)
         self.hooks.find_sites(evaluate)
         return self._decide(evaluate)
-
-    def _begin_early(self) -> None:
-        """Makes room for one decision more."""
-        self.started, self.config = True, _resolved(self.config, self.horizon)
-        if self.log is not None:
-            self.log.config = self.config
 
     def step(self, evaluate: Evaluate) -> GrowthStep:
         """Ends an epoch: scores the model, lets the controller act, and prepares the seeds for the next epoch.
@@ -213,7 +207,7 @@ class Grower:
             raise ConfigError("load_state_dict needs a new Grower, before its first step")
         check_state(state, self.spec.slots)
         if state["started"]:
-            self._begin_early()
+            self.started, self.config = True, _resolved(self.config, self.horizon)
         if "env" in state:
             for name, count in state["env"]["hosts"]["channels"].items():
                 self.hooks.place(name, count)
@@ -222,7 +216,7 @@ class Grower:
         self.epoch = state["epoch"]
         if self.log is not None and state["log"] is not None:
             self.hooks.before_first_pass(None)
-            self.log.resume(state["log"], self.config.env.episode_length, self.epoch)
+            self.log.resume(state["log"], self.config, self.epoch)
 
     def _opened(self, new: bool = True) -> LoopEnv:
         """Returns the env; the first call makes it, since sites are known only after a forward pass."""

@@ -24,8 +24,8 @@ class LoopLog:
         controller: what grows it.
     """
 
-    def __init__(self, path: Path, config: ResolvedConfig, task: str, controller: str | OwnController) -> None:
-        self.folder, self.config = RunFolder(path, resumed=True), config
+    def __init__(self, path: Path, task: str, controller: str | OwnController) -> None:
+        self.folder = RunFolder(path, resumed=True)
         self.task, self.controller = task, name_of(controller)
         self.hub: TelemetryHub | None = None
         self.began = time.perf_counter()
@@ -33,16 +33,14 @@ class LoopLog:
         """Seconds before the loop was resumed."""
 
     @classmethod
-    def at(
-        cls, path: str | Path | None, config: ResolvedConfig, task: str, controller: str | OwnController
-    ) -> LoopLog | None:
+    def at(cls, path: str | Path | None, task: str, controller: str | OwnController) -> LoopLog | None:
         """Returns the log in that folder; None without one."""
-        return None if path is None else cls(Path(path), config, task, controller)
+        return None if path is None else cls(Path(path), task, controller)
 
-    def create(self) -> None:
+    def create(self, config: ResolvedConfig) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
         require_empty(self.folder.path)
-        self.folder.create(self.config)
+        self.folder.create(config)
         self._open()
 
     def start(self, env: LoopEnv) -> None:
@@ -51,7 +49,7 @@ class LoopLog:
             RunStarted(
                 task=self.task,
                 controller=self.controller,
-                seed=self.config.run.seed,
+                seed=env.run_seed,
                 rounds=1,
                 n_envs=1,
                 episode_length=env.horizon,
@@ -70,14 +68,14 @@ class LoopLog:
     def state_dict(self) -> dict[str, Any]:
         return {"size": self.folder.log_sizes().get(EVENTS, 0), "seconds": self.seconds}
 
-    def resume(self, saved: dict[str, Any], horizon: int, epochs: int) -> None:
+    def resume(self, saved: dict[str, Any], config: ResolvedConfig, epochs: int) -> None:
         """Continues the log where the state was taken, after ``epochs`` epochs; in a new folder, begins another."""
         if not self.folder.path.exists():
-            self.folder.create(self.config)
+            self.folder.create(config)
         lost = self.folder.cut_logs({EVENTS: saved["size"]})
         self.seconds_before = saved["seconds"]
         self._open()
-        self.emit(RunResumed(0, 1, 1, horizon, None, None, time.time(), tuple(lost), epochs))
+        self.emit(RunResumed(0, 1, 1, config.env.episode_length, None, None, time.time(), tuple(lost), epochs))
 
     def emit(self, event: Event) -> None:
         if self.hub is not None:
