@@ -253,6 +253,10 @@ def train(training: HostTraining, epochs: int = 1) -> None:
 def tensors_of(training: HostTraining, seeds: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Copies of host parameters, buffers and momentum, and of those of the seeds in the named slots."""
     found = {f"host.{name}": tensor for name, tensor in training.host.state_dict().items()}
+    for slot in seeds:
+        seed = training.site_by_name[slot].seed
+        assert seed is not None
+        found |= {f"{slot}.{name}": buffer for name, buffer in seed.named_buffers()}
     groups = [training.host_group, *(training.seed_groups[name] for name in seeds)]
     for group in groups:
         for i, parameter in enumerate(group.parameters):

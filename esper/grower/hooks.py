@@ -111,9 +111,10 @@ class SiteHooks:
     def shadowing(self, name: str) -> Iterator[None]:
         """Blends the incubating seed of slot ``name`` in at its target alpha, and detaches the features before it.
 
-        The model's buffers and torch's random numbers are afterwards as they were.
+        Buffers of the model and of other seeds, and torch's random numbers, are afterwards as they were.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        others = [site.seed for site in self.sites.values() if site.seed is not None and site.name != name]
+        buffers = [(buffer, buffer.clone()) for module in (self.model, *others) for buffer in module.buffers()]
         devices = {p.device for p in self.model.parameters() if p.device.type == "cuda"}
         self._shadowed = name
         try:

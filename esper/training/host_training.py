@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -178,8 +178,16 @@ class HostTraining:
 
     @contextmanager
     def shadow_pass(self, site: Site) -> Iterator[None]:
-        """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's."""
-        with self.shadow_of(site).in_place(), self.draws_of(site):
+        """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's.
+
+        Buffers of other seeds, such as running statistics in a user's blueprint, are as before afterwards.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.shadow_of(site).in_place())
+            for other in self.sites:
+                if other is not site and other.seed is not None:
+                    stack.enter_context(ShadowBuffers(other.seed).in_place())
+            stack.enter_context(self.draws_of(site))
             yield
 
     @contextmanager

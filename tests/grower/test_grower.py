@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from esper.lifecycle.stage import SeedStage
-from tests.grower.loops import GROW, Loop, Net, X, Y, net, plain, plant, same, scores, script, stages, weights
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.spaces.action import Op
+from tests.grower.loops import GROW, Loop, Net, X, Y, do, net, plain, plant, same, scores, script, stages, weights
 
 
 def test_a_seed_goes_through_its_life_in_a_loop_of_ones_own() -> None:
@@ -186,6 +188,32 @@ def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None
     grown.run(1)
     assert not same(weights(seed), before)
     assert grown.run().steps[-1].slots["r0c0"].stage == "FOSSILIZED"
+
+
+def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register("mlp", "normed", parameters=lambda channels: 2 * channels)
+    def normed(channels: int) -> nn.Module:
+        """BatchNorm."""
+        return nn.BatchNorm1d(channels)
+
+    first = {0: plant("r0c1", "normed"), **{epoch: do(Op.ADVANCE, "r0c1") for epoch in (1, 4, 8)}}
+    second = {9: plant("r0c0"), 10: do(Op.ADVANCE, "r0c0")}
+    actions = script({**first, **second})
+    loop = Loop(controller=actions, incubation="shadow", step=shadowed, epochs=16, blueprints=registry).run(12)
+    assert (stages(loop)[-1], stages(loop, "r0c1")[-1]) == ("TRAINING", "HOLDING")
+    assert loop.grower is not None
+    seed = loop.grower.hooks.sites["r0c1"].seed
+    assert seed is not None
+    batches = seed.get_buffer("body.num_batches_tracked")
+    loop.model.train()
+    loop.model(X)  # its own pass
+    before = batches.clone()
+    loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
+    assert torch.equal(batches, before)
+    loop.model(X)
+    assert int(batches) == int(before) + 1
 
 
 def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:

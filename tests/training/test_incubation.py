@@ -66,6 +66,26 @@ def test_an_incubating_seed_beside_a_blended_one_changes_no_bit_of_either() -> N
         same_bits(tensors_of(alone, ("r0c1",)), tensors_of(growing, ("r0c1",)))
 
 
+def test_running_statistics_of_a_blended_seed_see_each_batch_once() -> None:
+    """A shadow pass runs through a later seed of a user's blueprint with BatchNorm, and leaves its buffers alone."""
+    registry = BLUEPRINTS.copy()
+
+    @registry.register("cnn", "normed", parameters=lambda channels: 2 * channels)
+    def normed(channels: int) -> nn.Module:
+        """BatchNorm."""
+        return nn.BatchNorm2d(channels)
+
+    alone, growing = make_training(), make_training()
+    for training in (alone, growing):
+        plant(training, "r1c0", "normed", stage=S.HOLDING, registry=registry)
+    plant(growing, "r0c0")
+    for _ in range(2):
+        train(alone)
+        train(growing)
+        same_bits(tensors_of(alone, ("r1c0",)), tensors_of(growing, ("r1c0",)))
+    assert int(seed_of(growing.site_by_name["r1c0"]).get_buffer("body.num_batches_tracked")) > 0
+
+
 def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
     """Its gradient is that of the host's loss on h + target · d(h), with respect to the seed alone."""
     training = make_training()
