@@ -68,6 +68,7 @@ class Seed(nn.Module):
     def __init__(self, body: nn.Module, operator: BlendOperator, channels: int, topology: str) -> None:
         super().__init__()
         self.body, self.operator, self.topology = body, operator, topology
+        self.has_buffers = any(True for _ in body.buffers())
         self.gate: nn.Module | None = None
         if operator is BlendOperator.GATE:
             hidden = max(8, channels // 4)

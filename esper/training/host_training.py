@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from esper.training.metrics import EpochMetrics, SeedGradientCollector
 from esper.training.precision import Arithmetic
 from esper.training.rng import RngHandle, RngStream, derive_seed, draws_globally, own_dropout, seeded
 from esper.training.seed_pool import ParameterGroup, SeedPool
-from esper.training.shadow import ShadowBuffers
+from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.warmup import WarmUp
 
 HOST = "host"
@@ -178,16 +178,9 @@ class HostTraining:
 
     @contextmanager
     def shadow_pass(self, site: Site) -> Iterator[None]:
-        """Runs a training pass with the buffers and random numbers of ``site``'s incubating seed, not the host's.
-
-        Buffers of other seeds, such as running statistics in a user's blueprint, are as before afterwards.
-        """
-        with ExitStack() as stack:
-            stack.enter_context(self.shadow_of(site).in_place())
-            for other in self.sites:
-                if other is not site and other.seed is not None:
-                    stack.enter_context(ShadowBuffers(other.seed).in_place())
-            stack.enter_context(self.draws_of(site))
+        """Runs a training pass with buffers and random numbers of ``site``'s seed, not the host's or other seeds'."""
+        others = [other.seed for other in self.sites if other is not site and other.seed is not None]
+        with self.shadow_of(site).in_place(), copied_buffers(others), self.draws_of(site):
             yield
 
     @contextmanager

@@ -8,10 +8,12 @@ host's are never changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
+
+from esper.seeds.blend import Seed
 
 
 class ShadowBuffers:
@@ -47,6 +49,17 @@ class ShadowBuffers:
             for (module, copies), own in zip(self._copies, owned, strict=True):
                 copies.update(_buffers(module))  # a layer may have replaced a buffer by a new tensor
                 _install(module, own)
+
+
+@contextmanager
+def copied_buffers(seeds: Iterable[Seed]) -> Iterator[None]:
+    """Lends seeds copies of their buffers, such as running statistics in a user's blueprint; their own stay as they
+    are."""
+    with ExitStack() as stack:
+        for seed in seeds:
+            if seed.has_buffers:
+                stack.enter_context(ShadowBuffers(seed).in_place())
+        yield
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
