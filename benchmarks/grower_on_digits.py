@@ -3,8 +3,8 @@
     python benchmarks/grower_on_digits.py --hosts 16 --incubation ste
 
 Every host is trained four times from the same weights on the same batches for the task's episode, with its optimizer
-and schedule: grown and alone, in the env and in a plain loop. Printed is the gain in test accuracy by growing in each
-of them, and the difference of the two with its 95 % interval over hosts.
+and schedule: grown and alone, in the env and in a plain loop. Seeds start with the same weights in both. Printed is the
+gain in test accuracy by growing in each of them, and the difference of the two with its 95 % interval over hosts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from esper.config import TrainingConfig
 from esper.data.digits import load
-from esper.data.task import Split
+from esper.data.task import Split, resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost
@@ -46,7 +46,7 @@ class PlainLoop:
         task = load()
         self.sites = {site.name: str(i) for i, site in enumerate(host.sites)}
         self.host = nn.Sequential(*host.segments)
-        self.epochs, self.config = epochs, config.task
+        self.epochs, self.config = epochs, resolve(config, task).task
         self.x, self.y = inputs_of(task.train)  # type: ignore[arg-type]
         self.validation, self.test = inputs_of(task.validation), inputs_of(task.test)
         self.batch = config.task.batch_size or task.batch_size
@@ -109,47 +109,50 @@ def cnn(host: nn.Module) -> CNNHost:
     return host
 
 
-def in_env(config: TrainingConfig, controller: str, seed: int) -> tuple[np.ndarray, list[CNNHost]]:
-    """Returns the test accuracy of each host after an episode, pp [E], and copies of the hosts before it."""
-    env = GrowthVectorEnv(load(), config)
-    try:
-        env.reset(seed=seed)
-        hosts = [copy.deepcopy(cnn(training.host)) for training in env.training]
-        play_round(env, controller_for(controller, env.config, env, seed), seed)
-        return env.test_accuracy(), hosts
-    finally:
-        env.close()
+def in_env(env: GrowthVectorEnv, controller: str, seed: int) -> tuple[float, CNNHost]:
+    """Returns the test accuracy of the env's host after an episode, pp, and a copy of the host before it."""
+    env.reset(seed=seed)
+    host = copy.deepcopy(cnn(env.training[0].host))
+    play_round(env, controller_for(controller, env.config, env, seed), seed)
+    return float(env.test_accuracy()[0]), host
+
+
+def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"], seed: int) -> float:
+    """Returns the test accuracy of ``host`` after the same epochs in a plain loop, pp."""
+    config = TrainingConfig().with_values(task={"name": "digits"}, run={"seed": seed})
+    epochs = load().episode_length
+    loop = PlainLoop(copy.deepcopy(host), config, epochs, seed)
+    if controller == "none":
+        for _ in range(epochs):
+            loop.epoch()
+        return loop.accuracy(loop.host)
+    grower = loop.grower(controller, incubation, config)
+    grower.start(loop.evaluate)
+    for _ in range(epochs):
+        loop.epoch()
+        grower.step(loop.evaluate)
+    return loop.accuracy(grower.finish())
 
 
 def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, seed: int) -> None:
     config = TrainingConfig().with_values(
-        task={"name": "digits"}, env={"n_envs": hosts, "baseline_episodes": 2, "incubation": incubation}
+        task={"name": "digits"}, env={"n_envs": 1, "baseline_episodes": 2, "incubation": incubation}
     )
-    grown, fresh = in_env(config, controller, seed)
-    alone, _ = in_env(config, "none", seed)
-    epochs = load().episode_length
-    loop_grown, loop_alone = [], []
-    for number, host in enumerate(fresh):
-        plain = PlainLoop(copy.deepcopy(host), config, epochs, seed, number)
-        for _ in range(epochs):
-            plain.epoch()
-        loop_alone.append(plain.accuracy(plain.host))
-        loop = PlainLoop(host, config, epochs, seed, number)
-        grower = loop.grower(controller, incubation, config)
-        for _ in range(epochs):
-            loop.epoch()
-            grower.step(loop.evaluate)
-        loop_grown.append(loop.accuracy(grower.finish()))
-    env_gain, loop_gain = grown - alone, np.array(loop_grown) - np.array(loop_alone)
-    difference = loop_gain - env_gain
+    env = GrowthVectorEnv(load(), config)
+    results = []  # of each host: grown and alone in the env, grown and alone in the loop
+    for number in range(seed, seed + hosts):
+        grown, host = in_env(env, controller, number)
+        alone, _ = in_env(env, "none", number)
+        results.append((grown, alone, *(in_loop(host, name, incubation, number) for name in (controller, "none"))))
+    env.close()
+    grown, alone, loop_grown, loop_alone = np.array(results).T
+    difference = (loop_grown - loop_alone) - (grown - alone)
     half = stats.t.ppf(0.975, hosts - 1) * difference.std(ddof=1) / np.sqrt(hosts)
-    print(f"{hosts} hosts, {controller}, {incubation} incubation, {epochs} epochs, test accuracy in pp")
-    print(f"env:  alone {alone.mean():.2f}, grown {grown.mean():.2f}, gain {env_gain.mean():+.2f}")
-    print(f"loop: alone {np.mean(loop_alone):.2f}, grown {np.mean(loop_grown):.2f}, gain {loop_gain.mean():+.2f}")
-    print(
-        f"gain of the loop minus gain of the env: {difference.mean():+.2f} [{difference.mean() - half:+.2f}, ", end=""
-    )
-    print(f"{difference.mean() + half:+.2f}]")
+    print(f"{hosts} hosts, {controller}, {incubation} incubation, test accuracy in pp")
+    for name, a, b in (("env", alone, grown), ("loop", loop_alone, loop_grown)):
+        print(f"{name}: alone {a.mean():.2f}, grown {b.mean():.2f}, gain {(b - a).mean():+.2f}")
+    low, high = difference.mean() - half, difference.mean() + half
+    print(f"gain of the loop minus gain of the env: {difference.mean():+.2f} [{low:+.2f}, {high:+.2f}]")
 
 
 @one_thread()
