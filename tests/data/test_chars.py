@@ -136,7 +136,7 @@ def test_the_host_learns_from_it() -> None:
     torch.manual_seed(0)
     task = chars()
     host = task.build_host()
-    optimizer = torch.optim.SGD(host.parameters(), lr=task.learning_rate, momentum=0.9)
+    optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate)
     counts = torch.bincount(task.train.y.flatten(), minlength=task.classes).double()
     frequency = (counts / counts.sum()).clamp(min=1e-9)
     entropy = float(-(frequency * frequency.log()).sum())
