@@ -60,12 +60,10 @@ class LoopBackend(Backend):
         """Sites in the order of the arrays' slots."""
         self.host_parameters = sum(p.numel() for p in hooks.model.parameters())
         self.counterfactual = CounterfactualHelper()
-        self.chance: float | None = None
-        """The first measured loss, the unit of the governor's thresholds."""
         self.germinations = 0
         self.host = LoopHost(hooks, groups)
         durations = Durations.of(config, config.env.episode_length)
-        self.governor = Governor(config.governor, durations, classes=2) if governed else None
+        self.governor = Governor(config.governor, durations, classes=None) if governed else None
         remove, results = self.host.remove, self.counterfactual
         self.governance = Governance(0, self.host, self.sites, remove, results, self.governor)
         groups.collector = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
@@ -124,8 +122,6 @@ class LoopBackend(Backend):
         samples = np.nan_to_num(np.stack([score.samples for score in scores]), posinf=0.0, neginf=0.0)  # [K, n]
         # Without losses, what is missing to 100 pp counts, in units of one.
         losses = [1 - score.mean * self.points / 100 if score.loss is None else score.loss for score in scores]
-        if self.chance is None:
-            self.chance = max(losses[0], 1e-6)
         self.counterfactual.record(samples * self.points / 100, np.array(losses), np.ones(samples.shape[1]))
 
     def measure(self, active: Bools, state: EnvState) -> None:
@@ -143,7 +139,7 @@ class LoopBackend(Backend):
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
         model = self.hooks.model
         modes = [(module, module.training) for module in model.modules()]
-        finite = self.governor is None or self.chance is None
+        finite = self.governor is None or self.governor.chance is None
         try:
             with self.hooks.trying(alphas), torch.no_grad():
                 return self.groups.ranks.of_first(read_score(evaluate(model), epoch, self.points, finite))
@@ -152,9 +148,6 @@ class LoopBackend(Backend):
                 module.training = mode
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
-        if self.governor is not None:
-            assert self.chance is not None
-            self.governor.chance = self.chance
         self.governance.start(state)
 
     def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
@@ -188,12 +181,11 @@ class LoopBackend(Backend):
             "probes": {name: probe.cpu().clone() for name, probe in self.hooks.probes.items()},
             "germinations": self.germinations,
             "governor": None if self.governor is None else self.governor.state_dict(),
-            "chance": self.chance,
         }
 
     def load_state_dict(self, saved: Any, state: EnvState) -> None:
         device = self.groups.host[0].device
-        self.germinations, self.chance = saved["germinations"], saved["chance"]
+        self.germinations = saved["germinations"]
         self.hooks.probes.update({name: probe.to(device) for name, probe in saved["probes"].items()})
         for name, seed in saved["seeds"].items():
             site, recipe = self.hooks.sites[name], self.blueprints.get(self.hooks.topology, seed["blueprint"])
@@ -203,7 +195,6 @@ class LoopBackend(Backend):
             site.seed.load_state_dict(seed["weights"])
             self._join(site)
         if self.governor is not None:
-            self.governor.chance = saved["chance"]
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)
 

@@ -24,6 +24,8 @@ from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.seed_pool import ParameterGroup
 
+ALPHA, TARGET = 0, 1
+"""Rows of ``HostTraining.alphas``."""
 EXPLODING = 10.0
 """A gradient tensor with a norm above this multiple of the clip norm counts as exploding."""
 
@@ -115,8 +117,9 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
 def blending(training: HostTraining, features: dict[int, Tensor] | None = None, track_finite: bool = True) -> At:
     """Returns the function for sites in training: out = h + alpha · d(h) for a blended seed.
 
-    If ``features`` is given, an incubating seed runs straight through (``ste``), or its detached input is stored in
-    ``features`` by site number. ``track_finite`` is as for :func:`delta_of`.
+    In the host's own pass, which has ``features``, an incubating seed runs straight through (``ste``), or its detached
+    input is stored in ``features`` by site number. In a shadow pass, without ``features``, incubating seeds are absent.
+    ``track_finite`` is as for :func:`delta_of`.
     """
 
     def at(site: int, h: Tensor) -> Tensor:
@@ -126,7 +129,7 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
                 return straight_through(seed, h, training.draws_of(seed))
             features[site] = training.host.kept(h.detach())
         elif seed.blended:
-            return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[0, site])
+            return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[ALPHA, site])
         return h
 
     return at
@@ -199,7 +202,7 @@ def shadow_gradients(
     incubating = training.sites[site]
     parameters = [p for p in training.seed_groups[incubating.name].parameters if p.requires_grad]
     with training.shadow_pass(incubating), training.arithmetic.casting():
-        grown = blend(h, delta_of(incubating, h), training.alphas[1, site])
+        grown = blend(h, delta_of(incubating, h), training.alphas[TARGET, site])
         outputs = training.host.forward_from(x, site, grown, blending(training, track_finite=False), training.vacant)
     loss, _ = training.task.objective.measure(outputs, y)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
