@@ -112,7 +112,7 @@ class Grower:
         self.epoch = 0
         """Number of epochs trained so far."""
         self.env: LoopEnv | None = None
-        self.log = LoopLog.at(folder, type(model).__name__, controller) if ranks.first else None
+        self.log = LoopLog.at(folder, type(model).__name__, controller, points) if ranks.first else None
         """The run folder; None without one, and on ranks other than 0."""
         self.hooks.before_first_pass(lambda: self.log.create(self.config) if self.log else None)
         self._listeners = (*([self.log.emit] if self.log else ()), *callbacks)

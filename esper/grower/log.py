@@ -10,7 +10,7 @@ from esper.config_resolved import ResolvedConfig
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
 from esper.rollout.own_controller import OwnController, name_of
-from esper.telemetry.event import Event, RoundCompleted, RunCompleted, RunResumed, RunStarted
+from esper.telemetry.event import Event, RoundCompleted, RunCompleted, RunResumed, RunStarted, ScoreDefined
 from esper.telemetry.hub import TelemetryHub
 from esper.telemetry.sinks.jsonl import JsonlSink
 
@@ -22,10 +22,11 @@ class LoopLog:
         path: a new or empty folder, or that of the loop that is resumed.
         task: name of what is trained.
         controller: what grows it.
+        points: percentage points in a unit of the score.
     """
 
-    def __init__(self, path: Path, task: str, controller: str | OwnController) -> None:
-        self.folder = RunFolder(path, resumed=True)
+    def __init__(self, path: Path, task: str, controller: str | OwnController, points: float) -> None:
+        self.folder, self.score = RunFolder(path, resumed=True), ScoreDefined("score", "", points)
         self.task, self.controller = task, name_of(controller)
         self.hub: TelemetryHub | None = None
         self.began = time.perf_counter()
@@ -33,9 +34,9 @@ class LoopLog:
         """Seconds before the loop was resumed."""
 
     @classmethod
-    def at(cls, path: str | Path | None, task: str, controller: str | OwnController) -> LoopLog | None:
+    def at(cls, path: str | Path | None, task: str, controller: str | OwnController, points: float) -> LoopLog | None:
         """Returns the log in that folder; None without one."""
-        return None if path is None else cls(Path(path), task, controller)
+        return None if path is None else cls(Path(path), task, controller, points)
 
     def create(self, config: ResolvedConfig) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
@@ -64,6 +65,7 @@ class LoopLog:
                 folder=str(self.folder.path),
             )
         )
+        self.emit(self.score)
 
     def state_dict(self) -> dict[str, Any]:
         return {"size": self.folder.log_sizes().get(EVENTS, 0), "seconds": self.seconds}
@@ -76,6 +78,7 @@ class LoopLog:
         self.seconds_before = saved["seconds"]
         self._open()
         self.emit(RunResumed(0, 1, 1, config.env.episode_length, None, None, time.time(), tuple(lost), epochs))
+        self.emit(self.score)
 
     def emit(self, event: Event) -> None:
         if self.hub is not None:

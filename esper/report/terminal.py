@@ -15,7 +15,7 @@ from esper.report.read import Run
 from esper.telemetry import status
 from esper.telemetry.event import ArmPlayed, PracticeRound, RoundCompleted, RunCompleted, RunStarted
 from esper.telemetry.sinks.console import TerminalConsole
-from esper.telemetry.text import duration
+from esper.telemetry.text import count, duration
 
 REFRESH_SECONDS = 1.0
 MAX_SILENCE = 60.0
@@ -56,7 +56,7 @@ def _description(run: Run) -> str:
         known = [f"{name} {run.value(*key)}" for name, key in keys.items() if run.value(*key) is not None]
         return ", ".join(known) or "its start was not logged and it has no config.toml"
     return (
-        f"task {started.task}, controller {started.controller}, seed {started.seed}, {started.n_envs} hosts of "
+        f"task {started.task}, controller {started.controller}, seed {started.seed}, {count(started.n_envs, 'host')} of "
         f"{started.host_parameters:,} parameters, {started.episode_length} epochs each"
     )
 
