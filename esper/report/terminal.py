@@ -55,8 +55,9 @@ def _description(run: Run) -> str:
         keys = {"task": ("task", "name"), "controller": ("run", "controller"), "seed": ("run", "seed")}
         known = [f"{name} {run.value(*key)}" for name, key in keys.items() if run.value(*key) is not None]
         return ", ".join(known) or "its start was not logged and it has no config.toml"
+    hosts = count(started.n_envs, "host")
     return (
-        f"task {started.task}, controller {started.controller}, seed {started.seed}, {count(started.n_envs, 'host')} of "
+        f"task {started.task}, controller {started.controller}, seed {started.seed}, {hosts} of "
         f"{started.host_parameters:,} parameters, {started.episode_length} epochs each"
     )
 
