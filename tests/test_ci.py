@@ -55,7 +55,8 @@ CHECKS = [
     "mypy --strict esper",
     "clang-format --dry-run -Werror csrc/one.cpp",
     "pytest ",
-    "pytest tests/integrations",
+    "pytest tests/integrations tests/test_examples.py tests/test_docs.py "
+    "-k integrations or gpt2_lora or accelerate_loop or trainers",
     "make slow PYTHON=python MINUTES=5",
     "esper run",
 ]
