@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import esper
@@ -96,6 +97,20 @@ def test_a_grown_host_becomes_an_ordinary_module(host: Host, x: Tensor | None) -
     if len(host.sites) > 1:
         with pytest.warns(UserWarning, match="r0c0: its host is a "):
             esper.plain(network, x, merge=True)
+
+
+def test_the_weights_of_a_copy_go_through_safetensors(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 8)
+    network = grown(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), "1", seed_of("mlp_small"))
+    network.train()(x)  # its running statistics are weights, too
+    copy = esper.plain(network, x)
+    save_file(copy.state_dict(), tmp_path / "weights.safetensors")
+    other = esper.plain(network, x)
+    for tensor in other.state_dict().values():
+        tensor.zero_()
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    require_same(network, other, x)
 
 
 def test_what_a_grower_returns_needs_no_hooks_and_its_copy_trains_on() -> None:
