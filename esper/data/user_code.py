@@ -84,7 +84,8 @@ def _check_neighbours(tree: ast.Module, folder: Path) -> None:
     """
     waiting, seen = _imported(tree), set[str]()
     while waiting:
-        name = waiting.pop()
+        name = min(waiting)  # so that the same name is reported each time
+        waiting.remove(name)
         places = (folder / f"{name}.py", folder / name / "__init__.py")
         neighbour = next((place for place in places if place.is_file()), None)
         if neighbour is None or name in seen:

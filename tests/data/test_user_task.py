@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,14 @@ def test_each_mistake_is_one_error(name: str, file: Path) -> None:
 
 
 @pytest.fixture
-def import_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes what loading a file adds to ``sys.path`` and ``sys.modules``."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+def import_state(tmp_path: Path) -> Iterator[None]:
+    """Undoes what loading a file adds to ``sys.path`` and, of the test's files, to ``sys.modules``."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 NEIGHBOURLY = """
