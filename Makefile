@@ -2,7 +2,7 @@
 PYTHON ?= python
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers clean
+.PHONY: all install format lint type test test-all slow bench gpu-check gpu-rehearsal cuda-compiles emulation-sanitizers docs wheel matrix results clean
 
 all: lint type test
 
@@ -30,7 +30,7 @@ test-all:  ## the slow ones too
 
 slow:  ## slow tests, and both sides of each benchmark once; starts no slow test after MINUTES
 	$(PYTHON) -m pytest -m "" --benchmark-disable benchmarks
-	$(PYTHON) -m pytest -p no:xdist -m slow -rs --minutes $(or $(MINUTES),inf)
+	$(PYTHON) -m pytest -m slow -rs --minutes $(or $(MINUTES),inf)
 
 bench:
 	esper-bench
@@ -46,6 +46,18 @@ cuda-compiles:  ## compile every CUDA kernel, without a GPU and even beside a CP
 
 emulation-sanitizers:  ## the CUDA kernels on the CPU under address and undefined-behaviour sanitizers
 	$(PYTHON) -m pytest -m slow tests/emulation/test_sanitizers.py
+
+docs:  ## the pages as a site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
+wheel:  ## a wheel in dist/, tried in a fresh environment without a compiler
+	$(PYTHON) build_support/check_wheel.py
+
+matrix:  ## a wheel for each installed Python, tried with torch 2.11, 2.13 and 2.15
+	build_support/matrix.sh
+
+results:  ## run the commands of every recorded page again; resumable, takes hours
+	$(PYTHON) benchmarks/record_results.py
 
 clean:
 	rm -rf build dist *.egg-info esper/*.so esper/_build_info.json

@@ -151,7 +151,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = TrainingConfig.parse({"task": {"name": arguments.task}, "run": {"lanes": arguments.lanes}})
     watches = list(play(config, arguments.controllers, arguments.episodes, arguments.seed))
-    command = f"python benchmarks/governor_false_alarms.py --episodes {arguments.episodes} --out PAGE.md"
+    command = f"python benchmarks/governor_false_alarms.py --episodes {arguments.episodes} --out {arguments.out}"
     arguments.out.write_text(page(watches, command))
 
 

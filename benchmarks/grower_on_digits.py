@@ -31,6 +31,9 @@ from esper.rollout.rollout import play_round
 from esper.rollout.threads import one_thread
 from esper.training.rng import RngStream, derive_seed
 
+TASK = {"name": "digits", "learning_rate": 0.05, "warmup_epochs": 0.0, "weight_decay": 5e-4, "label_smoothing": 0.0}
+"""Settings that a plain loop of a few lines can follow."""
+
 
 def inputs_of(split: Split) -> tuple[Tensor, Tensor]:
     return split.inputs(0, len(split), torch.float32), split.y
@@ -52,7 +55,7 @@ class PlainLoop:
         self.batch = config.task.batch_size or task.batch_size
         self.optimizer = torch.optim.SGD(
             self.host.parameters(),
-            task.learning_rate,
+            self.config.learning_rate or task.learning_rate,
             momentum=self.config.momentum,
             weight_decay=self.config.weight_decay,
         )
@@ -119,7 +122,7 @@ def in_env(env: GrowthVectorEnv, controller: str, seed: int) -> tuple[float, CNN
 
 def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"], seed: int) -> float:
     """Returns the test accuracy of ``host`` after the same epochs in a plain loop, pp."""
-    config = TrainingConfig().with_values(task={"name": "digits"}, run={"seed": seed})
+    config = TrainingConfig().with_values(task=TASK, run={"seed": seed})
     epochs = load().episode_length
     loop = PlainLoop(copy.deepcopy(host), config, epochs, seed)
     if controller == "none":
@@ -136,7 +139,7 @@ def in_loop(host: CNNHost, controller: str, incubation: Literal["ste", "shadow"]
 
 def compare(hosts: int, incubation: Literal["ste", "shadow"], controller: str, seed: int) -> None:
     config = TrainingConfig().with_values(
-        task={"name": "digits"}, env={"n_envs": 1, "baseline_episodes": 2, "incubation": incubation}
+        task=TASK, env={"n_envs": 1, "baseline_episodes": 2, "incubation": incubation}
     )
     env = GrowthVectorEnv(load(), config)
     results = []  # of each host: grown and alone in the env, grown and alone in the loop

@@ -15,15 +15,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from esper.config_files import ConfigError as ConfigError
+from esper.config_files import did_you_mean as did_you_mean
 from esper.config_files import read_toml as read_toml
 from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
+from esper.config_heuristic import HeuristicConfig as HeuristicConfig
+from esper.config_learning import ExperienceConfig as ExperienceConfig
+from esper.config_learning import PPOConfig as PPOConfig
 from esper.config_task import Optimizer as Optimizer
 from esper.config_task import Precision as Precision
 from esper.config_task import TaskConfig as TaskConfig
 from esper.config_telemetry import AnomalyConfig as AnomalyConfig
 from esper.config_telemetry import TrackConfig as TrackConfig
-from esper.config_types import Count, Finite, Fraction, Listed, Multiples, Names, NonNegative, Positive, Section
+from esper.config_types import Count, Finite, Fraction, Listed, Names, NonNegative, Positive, Section
 from esper.config_types import describe_fields as describe_fields
 
 RewardMode = Literal["shaped", "simplified", "advantage", "sparse", "loss_shaped", "loss_sparse"]
@@ -38,9 +42,9 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     """Seed of everything random in the run."""
     controller: str = "ppo"
-    """Controller that chooses actions: ppo (an agent that learns), checkpoint:PATH (a trained agent), pretrained (the
-    agent that ships), schedule (the one that ships for the task), schedule:FILE.toml, heuristic, random, none, or one
-    of your own, path.py:function."""
+    """Controller that chooses actions: ppo (an agent that learns), plans (a bandit that learns), checkpoint:PATH (a
+    trained agent), pretrained (the agent that ships), schedule (the one that ships for the task), schedule:FILE.toml,
+    heuristic, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default, which is larger for an agent that learns."""
     evaluation_pairs: Count = 16
@@ -50,7 +54,8 @@ class RunConfig(Section):
     checkpoint_minutes: Positive = 10.0
     """Minutes since the last checkpoint after which one is also written within a round, at the end of a step."""
     device: str = "cpu"
-    """Device of the hosts: cpu, cuda, cuda:0, ...; several GPUs, as cuda:0,cuda:1, are assigned to hosts in turn."""
+    """Device of the hosts: cpu, cuda, cuda:0, ...; several GPUs, as cuda:0,cuda:1, are assigned to hosts in turn. auto
+    stands for all GPUs of this machine, or cpu if it has none; the run records those that it took."""
     tier: Literal["auto", "eager", "compiled", "graph"] = "auto"
     """How training steps run: eager, operator by operator; compiled, with the host's segments compiled by
     torch.compile, equal to eager up to rounding; graph, captured once as a CUDA graph and replayed without Python,
@@ -69,7 +74,7 @@ class RunConfig(Section):
     @property
     def learns(self) -> bool:
         """True if the controller learns during the run."""
-        return self.controller == "ppo"
+        return self.controller in ("ppo", "plans")
 
 
 class GateConfig(Section):
@@ -83,6 +88,10 @@ class GateConfig(Section):
     """G2, strict: min ratio of the seed's to the host's gradient, both per element."""
     trial_standard_errors: NonNegative = 1.0
     """G2, permissive: max drop of the trial accuracy below the accuracy without the seed, in paired standard errors."""
+    vanishing_weight: Fraction = 0.5
+    """Gradient health lost if all gradient tensors of the seed vanish: their norm is below 1e-7."""
+    exploding_weight: Fraction = 0.8
+    """Gradient health lost if all of them explode, see task.exploding_gradient."""
     gradient_ratio_decay: Fraction = 0.9
     """Weight of the past, per epoch, in the moving average of the gradient ratio."""
     min_blending_epochs: Count | None = None
@@ -149,14 +158,17 @@ class RewardConfig(Section):
     """Modes `loss_*`: decrease of the validation loss below the no-growth baseline that is worth 1, in standard
     deviations of the baseline's final loss. On `digits` a grown host gains 2.6 of them, worth 0.5, and 3.8 pp, worth
     0.4."""
-    rent_rate: NonNegative = 0.2
-    """Weight of the rent on alpha-weighted added parameters."""
+    rent_rate: NonNegative = 0.05
+    """Weight of the rent on alpha-weighted added parameters. On a well-trained host of `digits` a seed is worth 1 to 2
+    pp, 0.1 to 0.2 in rewards, and a convolution costs 0.02."""
     rent_cap: NonNegative = 0.6
     """Max rent of a whole episode."""
     rent_host_floor: Count = 200
     """Hosts with fewer parameters pay rent as if they had this many."""
     stage_potential: NonNegative = 0.1
     """Weight of the stage potential."""
+    stage_potentials: Annotated[tuple[Finite, ...], Field(min_length=5, max_length=5)] = (1.0, 2.0, 3.5, 5.5, 6.0)
+    """Stage potential Φ of GERMINATED, TRAINING, BLENDING, HOLDING and FOSSILIZED; 0 in other stages."""
     contribution_potential: NonNegative = 0.05
     """Weight of the contribution potential, per pp."""
     loss_contribution_potential: NonNegative = 0.1
@@ -196,79 +208,6 @@ class GovernorConfig(Section):
     """Max rollbacks in an episode; the last of them ends it."""
 
 
-class PPOConfig(Section):
-    """Settings of the learning agent (PPO, Schulman et al. 2017)."""
-
-    learning_rate: Positive = 1e-3
-    """Adam's learning rate at the start of training."""
-    adam_eps: Positive = 1e-5
-    """Adam's epsilon."""
-    anneal: bool = True
-    """Whether the learning rate falls linearly to zero over training."""
-    gamma: Fraction = 0.995
-    """Discount; the reward's potential terms use the same."""
-    gae_lambda: Fraction = 0.97
-    """λ of generalised advantage estimation."""
-    clip: Positive = 0.2
-    """ε: the probability ratio is clipped to 1 ± this."""
-    value_clip: Positive | None = None
-    """Clips the change of a value to plus and minus this, in units of scaled rewards; None does not clip."""
-    value_coefficient: NonNegative = 0.5
-    """Weight of the value loss."""
-    entropy_start: NonNegative = 0.05
-    """Weight of the entropy bonus at the start of practice, or of training without practice; linear to entropy_end."""
-    entropy_end: NonNegative = 0.01
-    """Weight of the entropy bonus at the end of practice or training, and in all training after practice."""
-    prior: NonNegative = 1.0
-    """Strength of the untrained policy's preference for advancing seeds and leaving them alone; 0: all ops and target
-    alphas are equally likely, and the agent often learns to plant nothing."""
-    practice_steps: Annotated[int, Field(ge=0, strict=True)] = 200_000
-    """Number of env steps that an agent practises on simulated hosts before it trains on real ones; 0: none. The
-    planted task, whose hosts are simulated themselves, has no practice."""
-    practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
-    """Lengths of practice episodes, in turn, as multiples of the run's, so that the agent can play other lengths."""
-    practice_envs: Count = 64
-    """Number of simulated hosts that are played together in practice."""
-    practice_worth: NonNegative = 3.0
-    """Practice: mean worth of a seed, pp."""
-    practice_worth_std: NonNegative = 3.0
-    """Practice: standard deviation of a seed's worth over hosts, slots and blueprints, pp."""
-    practice_noise: NonNegative = 1.0
-    """Practice: standard deviation of a measured accuracy, pp; typical of a few hundred validation images."""
-    practice_paired_noise: NonNegative = 1.0
-    """Practice: standard deviation of a measured contribution or trial, pp."""
-    practice_reliance: NonNegative = 15.0
-    """Practice: drop of the accuracy when a mature seed is switched off, in addition to what it contributes, pp;
-    typical of a host whose normalisation was trained with its seeds."""
-    episodes_per_update: Count | None = None
-    """Number of episodes per update, a multiple of n_envs; None: n_envs, one round."""
-    n_minibatches: Count = 4
-    """Number of parts into which the envs of a rollout are split; sequences stay whole."""
-    update_epochs: Count = 4
-    """Number of passes over each rollout."""
-    target_kl: Positive = 0.02
-    """Target KL divergence of the policy in one update."""
-    kl_stop: Positive = 1.5
-    """An update stops when the KL divergence on a minibatch exceeds this multiple of target_kl."""
-    max_grad_norm: Positive = 0.5
-    """Max global L2 norm of the agent's gradient."""
-    observation_warm_updates: Count = 100
-    """Number of updates in which the statistics of observations and returns are cumulative; later they are moving
-    averages."""
-    observation_decay: Fraction = 0.99
-    """Weight of the past in these moving averages."""
-    observation_clip: Positive = 10.0
-    """Normalised observations are clipped to plus and minus this."""
-    reward_std_floor: Positive = 0.1
-    """Rewards are divided by the standard deviation of discounted returns, or by this if it is larger."""
-    reward_clip: Positive = 10.0
-    """Scaled rewards are clipped to plus and minus this."""
-    device: str = "cpu"
-    """Device of the agent; it is small, and the env's observations are on the CPU."""
-    width: Count = 128
-    """Number of units of the trunk and of the LSTM."""
-
-
 class TrainingConfig(Section):
     """The whole configuration of a run; each section is a TOML table."""
 
@@ -277,6 +216,8 @@ class TrainingConfig(Section):
     env: EnvConfig = EnvConfig()
     reward: RewardConfig = RewardConfig()
     governor: GovernorConfig = GovernorConfig()
+    experience: ExperienceConfig = ExperienceConfig()
+    heuristic: HeuristicConfig = HeuristicConfig()
     ppo: PPOConfig = PPOConfig()
     track: TrackConfig = TrackConfig()
     anomaly: AnomalyConfig = AnomalyConfig()
@@ -359,7 +300,8 @@ def _explain(root: type[BaseModel], problem: Any) -> str:
     for part in location[:-1]:
         section = section.model_fields[part].annotation
     place = ".".join(location[:-1]) or "the config"
-    return f"unknown key {'.'.join(location)}; {place} has: {', '.join(section.model_fields)}"
+    similar = did_you_mean(location[-1], section.model_fields)
+    return f"unknown key {'.'.join(location)}{similar}; {place} has: {', '.join(section.model_fields)}"
 
 
 def _shown(value: Any) -> str:

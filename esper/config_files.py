@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 
 class ConfigError(ValueError):
     """Raised for a configuration that cannot be used; the message says what would be right."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a question that names the most similar of the ``known`` names, to be put after an unknown one, or ""."""
+    similar = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
 def read_toml(path: Path, kind: str = "config file") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from esper.config import Durations, EnvConfig, Optimizer, Precision, RunConfig, TaskConfig, TrainingConfig
-from esper.config_types import Count, NonNegative, Positive
+from esper.config_types import Count, Fraction, NonNegative, Positive
 
 
 class ResolvedRun(RunConfig):
@@ -22,6 +22,7 @@ class ResolvedTask(TaskConfig):
     warmup_epochs: NonNegative
     optimizer: Optimizer
     weight_decay: NonNegative
+    label_smoothing: Fraction
     precision: Precision
 
 

@@ -37,6 +37,9 @@ class TaskConfig(Section):
     """AdamW: decay of the mean squared gradient."""
     weight_decay: NonNegative | None = None
     """Weight decay of hosts; None takes the task's default. Seeds have none, nor with adamw norms and biases."""
+    label_smoothing: Fraction | None = None
+    """Share of a target that training spreads evenly over all classes; validation does not. None takes the task's
+    default."""
     precision: Precision | None = None
     """Number format of forward and backward passes: float32, bfloat16, float16, or auto, which is bfloat16 on devices
     with instructions for it and float32 elsewhere; None takes the task's default. Weights are always float32."""
@@ -44,5 +47,12 @@ class TaskConfig(Section):
     """Number of parts in which a batch is computed, one after another, to save memory; it is still one optimizer step.
     Results differ for BatchNorm, whose statistics are those of a part, and for dropout, which draws once per part.
     """
+    exploding_gradient: Positive = 10.0
+    """A gradient tensor whose norm exceeds this multiple of max_grad_norm counts as exploding."""
     max_grad_norm: Positive = 1.0
     """Max global L2 norm of gradients; the host and each seed are clipped separately."""
+
+    @property
+    def exploding_norm(self) -> float:
+        """Norm above which a gradient tensor counts as exploding."""
+        return self.exploding_gradient * self.max_grad_norm

@@ -2,7 +2,7 @@
 
 The text is that of the task `chars`: the help texts that ship with Python. Nothing is downloaded.
 
-pip install "esper[integrations]"; python examples/gpt2_lora.py [EPOCHS]
+pip install -e ".[integrations]"; python examples/gpt2_lora.py [EPOCHS]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Growth of a regression by a rule of one's own: an MLP on scikit-learn's diabetes data, scored by R².
 
-python examples/regression.py [EPOCHS]
+python examples/regression.py [EPOCHS [CONTROLLER]]
 """
 
 import sys
@@ -55,7 +55,7 @@ grower = esper.Grower(
     sites={"r0c0": "0"},
     topology="mlp",
     optimizer=optimizer,
-    controller=KeepWhatPays,
+    controller=sys.argv[2] if len(sys.argv) > 2 else KeepWhatPays,
     horizon=EPOCHS,
     points=100,  # R² is a fraction: from 0 of a useless model to 1 of a perfect one
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,8 +56,16 @@ EASY_GATES: dict[str, Any] = {"min_training_epochs": 1, "min_gradient_health": 0
 
 @cache
 def digits() -> Task:
-    """The task with a pool after both blocks, and so a second row of slots behind each."""
-    return replace(load_task("digits"), build_host=lambda: CNNHost(1, 10, base=3, blocks=2, rows=2))
+    """The task with a pool after both blocks, and so a second row of slots behind each, trained at a modest rate."""
+    host = partial(CNNHost, 1, 10, base=3, blocks=2, rows=2)
+    return replace(
+        load_task("digits"),
+        build_host=host,
+        learning_rate=0.05,
+        warmup_epochs=0.0,
+        weight_decay=5e-4,
+        label_smoothing=0.0,
+    )
 
 
 def flat_baseline(horizon: int, accuracy: float = 10.0, loss: float = 2.3) -> Baseline:

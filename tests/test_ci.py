@@ -57,8 +57,9 @@ CHECKS = [
     "pytest ",
     "pytest tests/integrations tests/test_examples.py tests/test_docs.py "
     "-k integrations or gpt2_lora or accelerate_loop or trainers",
-    "make slow PYTHON=python MINUTES=5",
-    "esper run",
+    "python build_support/check_wheel.py --torch installed",
+    "make slow PYTHON=python MINUTES=3",
+    "esper run --rounds 2 --set run.evaluation_pairs=8",
 ]
 
 

@@ -23,6 +23,8 @@ from esper.run.experiment import Experiment
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
+from tests.imported_names import missing_imports
+from tests.selection import slow_except
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -38,6 +40,10 @@ def named(path: Path) -> str:
 
 
 README = ROOT / "README.md"
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+USING = ROOT / "docs" / "using.md"
+QUICK = [USING, *(ROOT / "docs" / f"{name}.md" for name in ("own_loop", "trainers"))]
+"""Pages whose code runs in the default suite; that of the others takes longer and runs in the slow one."""
 NEEDS = {"trainers.md": ("lightning", "transformers", "accelerate")}
 """Libraries of the extra `integrations` that the code of a page imports."""
 SHIM = """
@@ -73,7 +79,7 @@ def test_ci_finds_the_two_commands(ending: str, place: int) -> None:
     assert found.stdout.splitlines() == [blocks(README, "sh")[0].splitlines()[place]]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
+@pytest.mark.parametrize("page", slow_except(QUICK, WITH_PYTHON), ids=named)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Its blocks one after the other, as a reader would paste them; in a process of their own, in an empty folder."""
     # Ctrl-C works as for a reader at a terminal: it is ignored in the children of some shells and CI runners.
@@ -84,11 +90,23 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = "\n".join([ctrl_c, *([SHIM] if libraries else []), *blocks(page, "python")])
     found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    if page == README:
+    if page == USING:
         table = re.findall(r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
         files = {name for row in table for name in re.findall(r"`([\w.]+\.\w+)`", row)}
         assert {path.name for path in (tmp_path / "runs" / "first").iterdir()} == files
         assert re.search(r"^\d\d\.\d\d %$", found.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+def test_what_a_page_imports_exists(page: Path) -> None:
+    assert missing_imports("\n".join(blocks(page, "python"))) == []
+
+
+def test_an_import_of_what_does_not_exist_is_named() -> None:
+    code = (
+        "import esper.nowhere, os.nothing\nfrom esper.config import Nothing, TrainingConfig\nfrom esper import grower"
+    )
+    assert missing_imports(code) == ["esper.nowhere", "esper.config.Nothing"]
 
 
 COMMANDS = sorted(
@@ -116,7 +134,7 @@ def test_the_commands_of_the_pages_parse(line: str) -> None:
         TrainingConfig.parse(tables)
 
 
-def test_every_command_is_in_the_readme() -> None:
+def test_every_command_is_in_the_pages() -> None:
     assert {line.split()[1] for line in COMMANDS} == set(group.list_commands(None))  # type: ignore[arg-type]
 
 
@@ -131,12 +149,13 @@ def test_the_toml_of_a_page_is_a_config_or_a_schedule(page: Path, tmp_path: Path
             continue
         (tmp_path / "s.toml").write_text(text, encoding="utf-8")
         spec = ActionSpec(host.slot_names, BLUEPRINTS.names(host.topology))
-        layout = ObservationLayout(host.slot_names, task.episode_length)
+        layout = ObservationLayout(host.slot_names, spec.blueprints, task.episode_length)
         make_controller(f"schedule:{tmp_path / 's.toml'}", task.name, spec, layout, 1, 0)
 
 
-def test_the_schedule_of_the_readme_makes_a_fossil(tmp_path: Path) -> None:
-    (text,) = (text for text in blocks(README, "toml") if "[[action]]" in text)
+@pytest.mark.slow
+def test_the_schedule_of_the_pages_makes_a_fossil(tmp_path: Path) -> None:
+    (text,) = (text for text in blocks(USING, "toml") if "[[action]]" in text)
     (tmp_path / "s.toml").write_text(text, encoding="utf-8")
     config = TrainingConfig.parse(
         {

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.imported_names import missing_imports
+from tests.selection import slow_except
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 NEEDS = {"accelerate_loop.py": "accelerate", "gpt2_lora.py": "transformers"}
@@ -34,7 +37,7 @@ def run_example(name: str, size: str, folder: Path) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", slow_except(set(FILES) - {"masked_ppo.py", "own_loop.py", "resnet.py"}, FILES))
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     library = NEEDS.get(name)
     if library is not None and importlib.util.find_spec(library) is None:
@@ -48,6 +51,11 @@ def test_the_agent_in_one_file_learns(tmp_path: Path) -> None:
     printed = run_example("masked_ppo.py", "25", tmp_path)
     assert float(re.findall(r"mean return +([-\d.]+)", printed)[0]) < 0.1
     assert float(re.findall(r"test: mean return ([-\d.]+)", printed)[0]) > 1.2
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_an_example_imports_exists(name: str) -> None:
+    assert missing_imports((EXAMPLES / name).read_text(encoding="utf-8")) == []
 
 
 def test_the_page_lists_every_example() -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,7 @@ def test_a_step_leaves_no_process_behind(tmp_path: Path) -> None:
     pytest.fail("the child still runs")
 
 
+@pytest.mark.slow
 def test_time_that_a_step_saves_serves_later_ones_up_to_twice_their_limit(tmp_path: Path) -> None:
     found = run_fakes(
         tmp_path,
@@ -237,6 +239,15 @@ class Patient(subprocess.Popen[bytes]):
         return super().wait(timeout)
 
 
+@pytest.fixture
+def children_hear_ctrl_c() -> Iterator[None]:
+    """A child ignores the signals that this process ignores, as it does SIGINT in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("children_hear_ctrl_c")
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_hang_leaves_the_name_of_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool) -> None:
     monkeypatch.setattr(runner, "GRACE", 60.0 if not deaf else 0.5)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.selection import slow_except
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -29,8 +31,8 @@ def test_no_test_is_started_after_the_minutes_have_passed(minutes: str, result: 
     assert (f"not started: {minutes} minutes have passed" in found.stdout) == ("skipped" in result)
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "0"), ("-p", "no:xdist"), ("tests",), ("--pdb",)])
-def test_the_whole_suite_runs_on_several_cores(arguments: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", slow_except([""], ["", "-n 0", "-p no:xdist", "tests", "--pdb"]))
+def test_the_whole_suite_runs_on_several_cores(arguments: str, tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     shutil.copy(ROOT / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
@@ -42,10 +44,18 @@ def test_the_whole_suite_runs_on_several_cores(arguments: tuple[str, ...], tmp_p
         "    pathlib.Path('by ' + os.environ.get('PYTEST_XDIST_WORKER', 'one process')).touch()\n"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments.split()]
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     several = not arguments and len(os.sched_getaffinity(0)) > 1
     names = {path.name for path in tmp_path.glob("by *")}
     assert (names == {"by one process"}) is not several, names
     assert all(name.startswith("by gw") for name in names) is several, names
+
+
+def test_what_is_not_kept_of_a_product_is_slow() -> None:
+    found = slow_except([("a", 1), ("b", 2)], [("a", 1), ("a", 2), ("b", 2)])
+    assert [each.values for each in found] == [("a", 1), ("a", 2), ("b", 2)]
+    assert [[mark.name for mark in each.marks] for each in found] == [[], ["slow"], []]
+    with pytest.raises(ValueError, match="not among the parameters: \\['c'\\]"):
+        slow_except(["a", "c"], ["a", "b"])

@@ -26,7 +26,7 @@ except ImportError:  # on a bare machine; pip is there in any case, with its own
 from benchmarks.gpu.runner import ROOT
 
 # Dependencies that no step imports; a test runs the imports without them.
-UNUSED = {"matplotlib", "tensorboard"}
+UNUSED = {"matplotlib"}
 TEST_PACKAGES = {"pytest"}  # all that the tests in tests/cuda import of the extra `test`; the same test shows it
 
 

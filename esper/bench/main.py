@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,9 @@ def main(
             markdown_file.write_text(table.markdown(results, heading))
 
     try:
+        for file in (json_file, markdown_file, trace_file):
+            if file is not None and not os.access(file.absolute().parent, os.W_OK):
+                raise ConfigError(f"{file}: give a file in an existing folder that you can write to")
         args = BenchArgs(tuple(parse_size(size) for size in sizes), session.devices(device), **effort)
         modules = session.load(cases, args)
         torch.set_num_threads(threads)

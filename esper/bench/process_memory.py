@@ -54,6 +54,6 @@ def _measure_here(envs: int, batch: int, width: int, device: torch.device) -> di
 def _train(task: Task, envs: int, batch: int) -> None:
     with one_thread(), growth_env(task, envs, batch) as env:
         for _ in range(2):
-            env.hosts.trainer.epoch(env.training)
+            env.local.trainer.epoch(env.training)
         if task.device.type != "cpu":
             torch.cuda.synchronize()

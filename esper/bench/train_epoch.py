@@ -66,7 +66,7 @@ def _speed(size: Size, device: torch.device, quick: bool) -> Iterator[BenchCase]
 
         def ours() -> None:
             with one_thread():
-                env.hosts.trainer.epoch(env.training)
+                env.local.trainer.epoch(env.training)
 
         label = f"E {envs}, batch {batch}, width {width}"
         data, work = f"{samples:,} samples of {SIDE} x {SIDE}", envs * samples

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.cli.run import is_expected
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
+    from esper.evaluation.arms import Arm
     from esper.evaluation.comparison import ComparisonRun
+    from esper.evaluation.folder import Part
+    from esper.run.learning_comparison import Learned, LearningComparison
+    from esper.telemetry.event import RoundCompleted
+    from esper.telemetry.sinks.console import ConsoleSink
+    from esper.telemetry.sinks.live import LiveSink
+    from esper.telemetry.workload import Workload
+    from esper.training.execution.ranks import RunRanks
 
 ARM = """An arm; give two or more. A controller: no-growth, random, heuristic, schedule, schedule:FILE.toml, or one of
-your own, path.py:function. A trained agent: ppo:RUN_FOLDER, checkpoint:PATH, or pretrained, which is shipped with
-Esper. A control made for the hosts of another arm: static, bigger or same-compute. An arm with its own config:
-NAME=FILE.toml or NAME:controller=...,SECTION.KEY=VALUE,..."""
+your own, path.py:function. An agent that the comparison trains: ppo. A trained agent: ppo:RUN_FOLDER, checkpoint:PATH,
+or pretrained, which is shipped with Esper. A control made for the hosts of another arm: static, bigger or same-compute.
+An arm with its own config: CONTROLLER:SECTION.KEY=VALUE,..., such as ppo:reward.mode=sparse; the same with a name,
+NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
 
 
 @click.command("compare")
 @config_options
 @click.option("--arm", "arms", multiple=True, metavar="ARM", help=ARM)
-@click.option("--pairs", type=click.IntRange(min=1), help="Number of hosts per arm.  [default: 10]")
+@click.option("--pairs", type=click.IntRange(min=1), help="Number of hosts per arm and training seed.  [default: 10]")
+@click.option(
+    "--train-seeds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Arms that learn: how often each is trained, with seeds from --seed on.  [default: 5]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Arms that learn: number of rounds that each learns from.  [default: the task's]",
+)
 @click.option(
     "--reference", metavar="NAME", help="Arm that the others are compared with.  [default: no-growth or the last arm]"
 )
@@ -41,67 +65,199 @@ NAME=FILE.toml or NAME:controller=...,SECTION.KEY=VALUE,..."""
     help="Continue a comparison, or analyse it again with another --reference. Code in files of yours has to be named "
     "again: a task with --task, controllers with --arm path.py:function.",
 )
+@click.option(
+    "--part",
+    metavar="K/N",
+    help="Play every N-th round, from the K-th on; or training seed, if an arm learns. Such parts, also of machines "
+    "that cannot talk to each other, are merged with --merge.",
+)
+@click.option("--merge", is_flag=True, help="Analyse the comparison of which the FOLDERS are the parts.")
+@click.argument("folders", nargs=-1, type=PATH)
+@rank_options
 def command(
     arms: tuple[str, ...],
     pairs: int | None,
+    train_seeds: int | None,
+    rounds: int | None,
     reference: str | None,
     control_of: str | None,
     out: Path | None,
     json_file: Path | None,
     resume: Path | None,
+    part: str | None,
+    merge: bool,
+    folders: tuple[Path, ...],
     config_file: Path | None,
     assignments: tuple[str, ...],
+    processes: str | None,
+    max_restarts: int | None,
+    rank_timeout: float,
     **flags: Any,
 ) -> None:
     """Compare arms on the same hosts: same initial weights, same batches, test accuracy of the committed networks.
 
-    The other options set config values shared by all arms. With fewer than 10 pairs, every verdict is "inconclusive".
-    The folder receives every pair's values, the tables and the plots.
+    The other options set config values shared by all arms. With fewer than 10 pairs, every verdict is "inconclusive";
+    if an arm learns, with fewer than 5 training seeds. The folder receives every pair's values, the tables and the
+    plots.
     """
-    check_json_file(json_file)
-    if resume is not None:
-        given = (*(arm for arm in arms if not is_user_code(arm)), pairs, control_of, out, config_file, *assignments)
+    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+    if ranks.is_other:
+        ranks.serve()
+        return
+    check_json_file(None if ranks.restarted else json_file)  # an attempt that was ended has written what it had
+    if folders and not merge:
+        raise ConfigError(f"{folders[0]} has no option before it; the folders of parts follow --merge")
+    if resume is not None or merge:
+        own = (pairs, train_seeds, rounds, control_of, part, config_file, *([resume, processes] if merge else [out]))
+        given = (*(arm for arm in arms if not is_user_code(arm)), *own, *assignments)
         allowed = "--reference, --json and the same user-defined --task and --arm path.py:function"
-        check_resume(given, flags, "comparison", allowed)
-    else:
-        tables = build_tables(config_file, assignments, flags, {})
-        ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
-        if ignored:  # in --config they are allowed, because a run's config has them
-            raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm and --pairs instead")
+        merging = (f"--out, {allowed}", "--merge FOLDER...") if merge else (allowed,)
+        check_resume(given, flags, "comparison", *merging)
+        resume = resume or _merged(folders, out or new_folder("compare", "merged"), arms)
+        _compare(partial(_resumed, resume, flags["task"], reference, arms), resume, (), ranks, json_file)
+        return
+    tables = build_tables(config_file, assignments, flags, {("run", "rounds"): rounds})
+    ignored = [a for a in assignments if a.partition("=")[0].strip() in ("run.controller", "run.rounds")]
+    if ignored:  # in --config they are allowed, because a run's config has them
+        raise ConfigError(f"{ignored[0]} has no effect on a comparison: use --arm, --pairs and --rounds instead")
 
     from esper.evaluation.arms import read_arms
-    from esper.evaluation.comparison import ComparisonRun
-    from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
 
-    progress = ConsoleSink(TerminalConsole()).handle
-    if resume is not None:
-        comparison = ComparisonRun.resume(resume, progress, flags["task"], reference, arms)
-    else:
-        read = read_arms(arms, tables, control_of)
-        task = read[0].config.task.name if read else ""
-        comparison = ComparisonRun(read, pairs or 10, out or new_folder("compare", task), reference, progress)
-    try:
-        comparison.run()
-    except ConfigError:  # raised before any work was done
-        raise
-    except (Exception, KeyboardInterrupt) as error:  # the pairs that are complete are reported
+    read = read_arms(arms, tables, control_of)
+    if not any(arm.learns for arm in read) and (train_seeds or rounds):
+        option = "--train-seeds" if train_seeds else "--rounds"
+        raise ConfigError(f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo")
+    folder = out or new_folder("compare", read[0].config.task.name if read else "")
+    new = partial(_new, read, pairs or 10, folder, train_seeds, reference, _part(part, json_file))
+    _compare(new, folder, read, ranks, json_file)
+
+
+def _compare(
+    set_up: Callable[[ConsoleSink | LiveSink, Workload, RunRanks | None], ComparisonRun | LearningComparison],
+    folder: Path,
+    arms: Sequence[Arm],
+    ranks: RankOptions,
+    json_file: Path | None,
+) -> None:
+    """Plays the comparison of ``folder``, or starts the ranks that do; ``arms`` are those of a new one."""
+    from esper.evaluation.folder import SETTINGS, ComparisonFolder, resume_command
+    from esper.telemetry.sinks.console import TerminalConsole
+    from esper.telemetry.sinks.live import progress_sink
+    from esper.telemetry.workload import Workload
+
+    if ranks.processes is not None:
+        config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])
+        try:
+            ranks.launch(config, ("--out", str(folder)) if arms else ())
+        except click.ClickException as error:
+            again = resume_command(folder, arms) if arms else "the same command again"
+            words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""
+            raise click.ClickException(f"{error.message}{words}") from None
+        return
+    if arms and ranks.restarted and (folder / SETTINGS).exists():
+        set_up = partial(_resumed, folder, arms[0].config.task.name, None, [arm.controller for arm in arms])
+    work = Workload()
+    sink = progress_sink(TerminalConsole(), work)
+    with ranks.joined() as joined:
+        comparison = set_up(sink, work, joined)
+        try:
+            with closing(sink):
+                sink.start()
+                comparison.run()
+        except ConfigError:  # raised before any work was done
+            raise
+        except (Exception, KeyboardInterrupt) as error:  # the pairs that are complete are reported
+            leave_to_launcher(error)
+            report(comparison, json_file)
+            if isinstance(error, Exception) and is_expected(error):
+                raise click.ClickException(str(error)) from error
+            raise
         report(comparison, json_file)
-        if isinstance(error, Exception) and is_expected(error):
-            raise click.ClickException(str(error)) from error
-        raise
-    report(comparison, json_file)
+    if joined is not None:
+        click.echo(waiting_words(joined))
 
 
-def report(comparison: ComparisonRun, json_file: Path | None) -> None:
-    """Prints and saves the results; if no pair is complete, prints how to resume."""
-    from esper.evaluation.folder import RESULTS, resume_command
+def _part(text: str | None, json_file: Path | None) -> Part:
+    """Returns the part of the comparison that is named."""
+    from esper.evaluation.folder import WHOLE, Part
+
+    if text is not None and json_file is not None:
+        raise ConfigError("--json is for whole comparisons: give it to --merge, not to --part")
+    return WHOLE if text is None else Part.parse(text)
+
+
+def _merged(folders: Sequence[Path], target: Path, controllers: Sequence[str]) -> Path:
+    from esper.evaluation.merge import merge
+
+    merge(folders, target, controllers)
+    return target
+
+
+def _new(
+    arms: Sequence[Arm],
+    pairs: int,
+    folder: Path,
+    train_seeds: int | None,
+    reference: str | None,
+    part: Part,
+    sink: ConsoleSink | LiveSink,
+    work: Workload,
+    ranks: RunRanks | None,
+) -> ComparisonRun | LearningComparison:
+    from esper.evaluation.comparison import ComparisonRun
+    from esper.evaluation.statistics import MIN_SEEDS
+    from esper.run.learning_comparison import LearningComparison
+
+    if any(arm.learns for arm in arms):
+        seeds, learned = train_seeds or MIN_SEEDS, _learned(sink)
+        return LearningComparison(
+            arms, pairs, folder, seeds, reference, sink.handle, learned, work=work, ranks=ranks, part=part
+        )
+    return ComparisonRun(arms, pairs, folder, reference, sink.handle, work=work, ranks=ranks, part=part)
+
+
+def _resumed(
+    folder: Path,
+    task: str | None,
+    reference: str | None,
+    controllers: Sequence[str],
+    sink: ConsoleSink | LiveSink,
+    work: Workload,
+    ranks: RunRanks | None,
+) -> ComparisonRun | LearningComparison:
+    from esper.evaluation.comparison import ComparisonRun
+    from esper.evaluation.folder import ComparisonFolder
+    from esper.run.learning_comparison import LearningComparison
+
+    if ComparisonFolder(folder).settings(controllers).train_seeds is None:
+        return ComparisonRun.resume(folder, sink.handle, task, reference, controllers, work, ranks)
+    return LearningComparison.resume(folder, sink.handle, _learned(sink), task, reference, controllers, work, ranks)
+
+
+def _learned(sink: ConsoleSink | LiveSink) -> Learned:
+    """Returns what prints a line for each round that an arm has learned from."""
+
+    def learned(arm: str, seed: int, event: RoundCompleted) -> None:
+        text = f"training seed {seed}, round {event.round}/{event.rounds}: {arm}, mean return {event.mean_return:.3f}"
+        sink.print(text)
+
+    return learned
+
+
+def report(comparison: ComparisonRun | LearningComparison, json_file: Path | None) -> None:
+    """Prints and saves the results; if no pair is complete, prints how to resume, and of a part how to go on."""
+    from esper.evaluation.folder import RESULTS, WHOLE, resume_command
     from esper.evaluation.table import write_report
     from esper.telemetry.sinks.console import TerminalConsole
 
-    folder = comparison.files.path
+    folder, again = comparison.files.path, resume_command(comparison.files.path, comparison.arms)
+    if comparison.part != WHOLE:
+        done = "is finished. Once all parts are: esper compare --merge FOLDER..."
+        click.echo(f"{folder}, {comparison.part}, {done if comparison.finished else f'is not finished: {again}'}")
+        return
     if comparison.result is None:
-        again = resume_command(folder, comparison.arms)
-        click.echo(f"No pair is complete in every arm yet. To continue: {again}")
+        unit = "pair" if comparison.train_seeds is None else "training seed"
+        click.echo(f"No {unit} is complete in every arm yet. To continue: {again}")
         return
     click.echo()
     write_report(comparison.result, TerminalConsole())

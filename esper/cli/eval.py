@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, check_json_file, put
 from esper.cli.run import is_expected
 from esper.config import ConfigError, set_dotted
@@ -16,6 +20,7 @@ from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.policy import PolicyEvaluation
+    from esper.files.policy import SavedPolicy
 
 
 @click.command("eval")
@@ -28,9 +33,16 @@ if TYPE_CHECKING:
 @click.option(
     "--width", type=int, help="Channels of the host's first block, or features of a token.  [default: the task's]"
 )
+@click.option(
+    "--explore",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="ROUNDS",
+    help="Rounds that the agent plays first, on other hosts, to learn what seeds are worth there.",
+)
 @click.option("--pairs", type=int, help="Number of held-out hosts.  [default: run.evaluation_pairs, 16]")
 @click.option("--seed", type=int, help="Seed of the held-out hosts.  [default: the run's]")
-@click.option("--device", help="Device that hosts train on: cpu, cuda, cuda:0, ...  [default: the run's]")
+@click.option("--device", help="Device that hosts train on: cpu, cuda, cuda:0, auto, ...  [default: the run's]")
 @click.option(
     "--set", "assignments", multiple=True, metavar="A.B=C", help="Set a config value of the hosts; can be repeated."
 )
@@ -41,24 +53,34 @@ if TYPE_CHECKING:
     metavar="FILE.safetensors",
     help="Save the agent with these results as one new file, for --controller checkpoint:FILE.",
 )
+@rank_options
 def command(
     controller: str,
     task: str | None,
     width: int | None,
+    explore: int,
     pairs: int | None,
     seed: int | None,
     device: str | None,
     assignments: tuple[str, ...],
     json_file: Path | None,
     save: Path | None,
+    processes: str | None,
+    max_restarts: int | None,
+    rank_timeout: float,
 ) -> None:
     """Evaluate a trained agent on held-out hosts, beside the same hosts left alone.
 
     RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained" for the shipped agent. It
     plays twice: greedy (its likeliest actions) and stochastic (actions drawn from its policy). With --task or --width,
-    it plays hosts unlike those it learned on. RUN can also be a controller of your own, path.py:function, which plays
+    it plays hosts unlike those it learned on; with --explore, it first gathers experience there, and the bandit "plans"
+    is evaluated with the same experience. RUN can also be a controller of your own, path.py:function, which plays
     once.
     """
+    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+    if ranks.is_other:
+        ranks.serve()
+        return
     check_json_file(json_file)
     changes: dict[str, Any] = {}
     for assignment in assignments:
@@ -66,10 +88,8 @@ def command(
     for key, value in {"evaluation_pairs": pairs, "seed": seed, "device": device}.items():
         put(changes, "run", key, value)
 
-    from esper.evaluation.policy import evaluate_controller
-    from esper.files.atomic import write_json
-    from esper.files.policy import check_target, find_policy, save_policy
-    from esper.telemetry.sinks.console import ConsoleSink, TerminalConsole
+    from esper.evaluation.policy import evaluate_controller, hosts_config
+    from esper.files.policy import check_target, find_policy
 
     policy = None if is_user_code(controller) else find_policy(controller)
     if save is not None:  # fail before anything is played
@@ -77,21 +97,48 @@ def command(
             raise ConfigError(f"--save saves a trained agent; {controller} is code, and is saved as it is")
         check_target(save)
         policy.provenance()
-    start = time.perf_counter()
+    if ranks.processes is not None:
+        ranks.launch(hosts_config(policy, task, changes))
+        return
+    evaluate = partial(evaluate_controller, policy or controller, task, width, changes, explore=explore)
     try:
-        found = evaluate_controller(policy or controller, task, width, changes, ConsoleSink(TerminalConsole()).handle)
-        # Printed before anything is written: a full disk should not lose an hour of results.
-        click.echo(words(found))
-        click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
-        if json_file is not None:
-            write_json(json_file, found.plain())
-        if save is not None and policy is not None:
-            save_policy(policy, save, found.score())
+        _evaluate(evaluate, ranks, policy, json_file, save)
     except Exception as error:
+        leave_to_launcher(error)
         if is_expected(error):
             raise click.ClickException(str(error)) from error
         raise
-    if save is not None:  # the command names the task, because on another one the agent may know no blueprint
+
+
+def _evaluate(
+    evaluate: Callable[..., PolicyEvaluation],
+    ranks: RankOptions,
+    policy: SavedPolicy | None,
+    json_file: Path | None,
+    save: Path | None,
+) -> None:
+    """Evaluates, prints the result, and saves it as far as that was asked for."""
+    from esper.files.atomic import write_json
+    from esper.files.policy import save_policy
+    from esper.telemetry.sinks.console import TerminalConsole
+    from esper.telemetry.sinks.live import progress_sink
+    from esper.telemetry.workload import Workload
+
+    start, work = time.perf_counter(), Workload()
+    sink = progress_sink(TerminalConsole(), work)
+    with ranks.joined() as joined, closing(sink):
+        sink.start()
+        found = evaluate(progress=sink.handle, work=work, ranks=joined)
+    # Printed before anything is written: a full disk should not lose an hour of results.
+    click.echo(words(found))
+    click.echo(f"{found.pairs * len(found.arms)} hosts in {time.perf_counter() - start:.0f} s")
+    if joined is not None:
+        click.echo(waiting_words(joined))
+    if json_file is not None:
+        write_json(json_file, found.plain())
+    if save is not None and policy is not None:
+        save_policy(policy, save, found.score())
+        # The command names the task, because on another one the agent may know no blueprint.
         again = shlex.join(["esper", "run", "--task", found.config.task.name, "--controller", f"checkpoint:{save}"])
         click.echo(f"Saved. To use it: {again}")
 
@@ -110,11 +157,12 @@ def words(found: PolicyEvaluation) -> str:
         "",
         f"{found.controller}{origin}",
         f"Test {score.name} of {hosts} ({found.config.task.name}{width}, seed {found.config.run.seed}), "
-        "and the paired difference to the same hosts left alone:",
+        "and the paired difference to the same hosts left alone, with its 95 % interval:",
         "",
         f"  {'none':10s} {score.value(float(alone.accuracy.mean())):>8s}",
         *(f"  {c.pair.name_a:10s} {score.value(c.pair.mean_a):>8s}   {c.line(score)}" for c in found.comparisons),
         "",
         f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}.",
+        *(["The agent was trained once: the intervals leave out the spread of training."] if len(ours) > 1 else []),
     ]
     return "\n".join(lines)

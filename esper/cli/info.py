@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from esper.cli.output import echo_folded
+
 
 @click.command("info")
 @click.option("--observation", is_flag=True, help="Print all entries of the observation for a task's host.")
@@ -13,20 +15,24 @@ def command(observation: bool, config: bool, task: str) -> None:
     """Show versions, hardware and compiled modules; or the observation or the configuration."""
     if observation:
         from esper.data.tasks import load_task
+        from esper.seeds.blueprints import BLUEPRINTS
         from esper.spaces.observation import ObservationLayout
 
         loaded = load_task(task)
-        layout = ObservationLayout(loaded.build_host().slot_names, loaded.episode_length)
+        host = loaded.build_host()
+        layout = ObservationLayout(host.slot_names, BLUEPRINTS.names(host.topology), loaded.episode_length)
         for place, entry in enumerate(layout.entries):
-            click.echo(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}")
+            echo_folded(f"{place:4d}  {entry.kind.value:10s}  {entry.name:32s}  {entry.meaning}", 6)
     elif config:
         from esper.config import TrainingConfig, describe_fields
 
         for name, default, meaning in describe_fields(TrainingConfig):
-            click.echo(f"{name} = {default}\n    {meaning}")
+            click.echo(f"{name} = {default}")
+            echo_folded(f"    {meaning}", 4)
     else:
         from esper.files.system_info import summary_lines
         from esper.ops import _native
 
-        click.echo("\n".join(summary_lines()))
+        for line in summary_lines():
+            echo_folded(line, 17)
         click.echo(f"To rebuild the modules, run in the root of the repository: {_native.REPAIR_COMMAND}")

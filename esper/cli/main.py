@@ -8,13 +8,15 @@ import sys
 
 import click
 
-from esper.config import ConfigError
+from esper import __version__
+from esper.config import ConfigError, did_you_mean
 
 COMMANDS = {
+    "demo": "See in two minutes what Esper does: a trained agent grows hosts beside the same hosts left alone.",
     "run": "Grow hosts with a controller, and compare them with the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
     "eval": "Evaluate a trained agent on held-out hosts, also of another task or width.",
-    "report": "Write an HTML page about one or more runs: curves, slots, contributions, rewards, time.",
+    "report": "Write an HTML page about one or more runs, or about a comparison.",
     "show": "Show the status of a run, also while it is in progress.",
     "info": "Show versions, hardware and compiled modules; or the observation or the configuration.",
     "tasks": "List the tasks, blueprints and controllers.",
@@ -40,6 +42,14 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"esper.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            known = ", ".join(COMMANDS)
+            raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}; known: {known}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -50,7 +60,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="esper")
+@click.version_option(__version__, prog_name="esper")
 def group() -> None:
     """Esper grows neural networks while they train."""
 
@@ -58,7 +68,7 @@ def group() -> None:
 def main() -> None:
     """Runs the command and exits with one of ``EXIT_CODES``."""
     try:
-        group(standalone_mode=False)
+        code = group(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -72,3 +82,8 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(130)
+    sys.exit(code)  # None, or the code of a click.exceptions.Exit, which click returns in this mode
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,7 +23,12 @@ FLAGS: tuple[tuple[str, tuple[str, str], click.ParamType[Any], str], ...] = (
     ("--envs", ("env", "n_envs"), click.INT, "Number of hosts trained together."),
     ("--episode-length", ("env", "episode_length"), click.INT, "Number of epochs that each host is trained for."),
     ("--seed", ("run", "seed"), click.INT, "Random seed of the run.  [default: 0]"),
-    ("--device", ("run", "device"), click.STRING, "Device that hosts train on: cpu, cuda, cuda:0, ...  [default: cpu]"),
+    (
+        "--device",
+        ("run", "device"),
+        click.STRING,
+        "Device of the hosts: cpu, cuda, cuda:0, auto, ...  [default: cpu]",
+    ),
 )
 
 
@@ -75,8 +81,10 @@ def build_tables(
     return tables
 
 
-def check_resume(given: Iterable[Any], flags: dict[str, Any], kind: str, allowed: str) -> None:
-    """Raises ConfigError if ``--resume`` of a ``kind`` comes with options that are ``given``, or with ``flags``.
+def check_resume(
+    given: Iterable[Any], flags: dict[str, Any], kind: str, allowed: str, option: str = "--resume FOLDER"
+) -> None:
+    """Raises ConfigError if ``option`` of a ``kind`` comes with options that are ``given``, or with ``flags``.
 
     A user-defined task is allowed: it has to be named again, because its code is loaded from no other name.
     """
@@ -84,8 +92,7 @@ def check_resume(given: Iterable[Any], flags: dict[str, Any], kind: str, allowed
     flags = {**flags, "task": None if task is not None and is_user_task(task) else task}
     if any(value is not None for value in (*given, *flags.values())):
         raise ConfigError(
-            f"--resume FOLDER continues the {kind} with the settings it was started with; only {allowed} can be given "
-            "with it"
+            f"{option} continues the {kind} with the settings it was started with; only {allowed} can be given with it"
         )
 
 
@@ -103,6 +110,9 @@ def put(tables: dict[str, Any], section: str, key: str, value: Any) -> None:
 
 
 def check_json_file(file: Path | None) -> None:
-    """Raises ConfigError unless ``--json`` names a new file in an existing folder, or is not given."""
-    if file is not None and (file.exists() or not file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {file}: give a new file in an existing folder")
+    """Raises ConfigError unless ``--json`` names a new file in a folder that can be written, or is not given."""
+    if file is None:
+        return
+    folder = file.absolute().parent
+    if file.exists() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"--json {file}: give a new file in an existing folder that you can write to")

@@ -16,7 +16,7 @@ import click
     help="File to write.  [default: RUN/report.html; for several runs, ./report.html]",
 )
 def command(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Write an HTML page about a run; several runs are shown side by side.
+    """Write an HTML page about a run or a comparison; several runs are shown side by side.
 
     The page needs no network and contains no script. A run may be in progress, interrupted or damaged: the page says
     so.

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.user_code import is_user_code
 from esper.data.user_task import is_user_task
 
 if TYPE_CHECKING:
+    from esper.run.experiment import Experiment
     from esper.run.summary import RunSummary
+    from esper.training.execution.ranks import RunRanks
+
+MAX_READ = 200_000_000
+"""Bytes of the largest event log that is read again at the end of a run: a few seconds."""
 
 
 @click.command("run")
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     help="Continue an interrupted run. Takes no other option, but a task or controller defined in a file of yours has "
     "to be named again with --task or --controller.",
 )
+@rank_options
 def command(
     controller: str | None,
     rounds: int | None,
@@ -47,6 +56,9 @@ def command(
     resume: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
+    processes: str | None,
+    max_restarts: int | None,
+    rank_timeout: float,
     **flags: Any,
 ) -> None:
     """Grow hosts with a controller, and compare it with hosts left alone and other baselines.
@@ -54,6 +66,11 @@ def command(
     Defaults not shown below come from the task. The run folder receives config.toml, env.json, baseline.json,
     events.jsonl, metrics.csv, the best grown host and a checkpoint.
     """
+    ranks = RankOptions.of(processes, max_restarts, rank_timeout)
+    if ranks.is_other:
+        ranks.serve()
+        return
+    task = flags["task"]
     if resume is not None:
         named_again = controller is not None and is_user_code(controller)
         given = (None if named_again else controller, rounds, out, config_file, *assignments, *track)
@@ -61,21 +78,49 @@ def command(
     else:
         said = {("run", "controller"): controller, ("run", "rounds"): rounds, ("track", "to"): track or None}
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
+        task, controller = config.task.name, config.run.controller
+        out = out or new_folder(task, short_name(controller))
+        if ranks.restarted and checkpoint_files(out):
+            resume, controller = out, controller if is_user_code(controller) else None
+    folder = resume or out
+    assert folder is not None
+    if ranks.processes is not None:
+        try:
+            if resume is not None:
+                config = TrainingConfig.parse(read_toml(folder / "config.toml"))
+            ranks.launch(config, () if resume else ("--out", str(out)))
+        except click.ClickException as error:
+            words = how_to_go_on(folder, task or "", controller or "")
+            raise click.ClickException(f"{error.message}\n{words}") from None
+        return
 
     from esper.run.experiment import Experiment
     from esper.telemetry.sinks.console import TerminalConsole
     from esper.telemetry.sinks.live import progress_sink
+    from esper.telemetry.workload import Workload
 
-    sinks = [progress_sink(TerminalConsole())]
-    if resume is not None:
-        experiment = Experiment.resume(resume, sinks, task=flags["task"], controller=controller)
-    else:
-        folder = out or new_folder(config.task.name, short_name(config.run.controller))
-        experiment = Experiment(config, folder, sinks)
+    work = Workload()
+    sinks = [progress_sink(TerminalConsole(), work)]
+    with ranks.joined() as joined:
+        if resume is not None:
+            chosen = Experiment.resume(resume, sinks, task=task, controller=controller, work=work, ranks=joined)
+        else:
+            chosen = Experiment(config, folder, sinks, work=work, ranks=joined)
+        with shown(chosen, joined) as show:
+            show(chosen.run())
+
+
+@contextmanager
+def shown(experiment: Experiment, ranks: RunRanks | None = None) -> Iterator[Callable[[RunSummary], None]]:
+    """Yields a function that takes the result of ``experiment``, which is run and closed in this block.
+
+    Then shows its best host, the result and what to try next, or how to resume.
+    """
+    outcome: list[RunSummary] = []
     folder, task, name = experiment.folder, experiment.config.task.name, experiment.config.run.controller
     with experiment:
         try:
-            summary = experiment.run()
+            yield outcome.append
         except KeyboardInterrupt:
             if not experiment.finished:
                 click.echo(how_to_go_on(folder, task, name))
@@ -83,27 +128,51 @@ def command(
         except ConfigError:  # raised before any work was done
             raise
         except Exception as error:
+            leave_to_launcher(error)
             if is_expected(error):
                 raise click.ClickException(f"{error}\n{how_to_go_on(folder, task, name)}") from error
             click.echo(how_to_go_on(folder, task, name), err=True)
             raise
+    (summary,) = outcome
+    if not summary.interrupted:
+        show_life(folder)
     click.echo(closing_words(summary, task))
+    if ranks is not None:
+        click.echo(waiting_words(ranks))
     if summary.interrupted:
         raise click.Abort
 
 
-def is_expected(error: Exception) -> bool:
-    """Whether the error's message says enough without a traceback, which whoever fixes any other error needs.
+def show_life(folder: Path) -> None:
+    """Draws the life of the best host in the terminal, and next to the run.
 
-    Expected are errors of a host in training, a GPU, data, a disk or memory.
+    The run is done: what cannot be read or written is left out, with the reason.
     """
-    from esper.data.shared_batches import SharedBatchError, worker_died
-    from esper.training.execution.lanes import DeviceFailed, LaneError
-    from esper.training.micro_batching import ran_out
+    from esper.report.life import best_life, life_lines, save_life
+    from esper.report.read import EVENTS, open_run
+    from esper.telemetry.sinks.console import TerminalConsole
 
-    return (
-        isinstance(error, LaneError | DeviceFailed | SharedBatchError | OSError) or worker_died(error) or ran_out(error)
-    )
+    try:
+        if (folder / EVENTS).stat().st_size > MAX_READ:
+            click.echo(f"The log is long: {shlex.join(['esper', 'report', str(folder)])} draws the best host.")
+            return
+        run, console = open_run(folder), TerminalConsole()
+        host = best_life(run)
+        if host is None:
+            return
+        console.print()
+        for line in life_lines(host, console.width):
+            console.print(line)
+        save_life(run)
+    except (ConfigError, ImportError, OSError) as error:
+        click.echo(f"No picture of the best host: {error}")
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the error's message says enough without a traceback, see ``esper.training.execution.faults``."""
+    from esper.training.execution import faults
+
+    return faults.is_expected(error)
 
 
 def _named_again(task: str) -> list[str]:
@@ -117,11 +186,16 @@ def short_name(controller: str) -> str:
     return Path(kind).stem if is_user_code(controller) else Path(file).stem if file else kind
 
 
-def how_to_go_on(folder: Path, task: str, controller: str) -> str:
-    """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a run folder."""
     from esper.files import checkpoint
 
-    if checkpoint.files(folder):
+    return checkpoint.files(folder)
+
+
+def how_to_go_on(folder: Path, task: str, controller: str) -> str:
+    """Explains how to resume a run that ended early, or that it has no checkpoint yet."""
+    if checkpoint_files(folder):
         return f"Progress was saved. To continue: {resume_command(folder, task, controller)}"
     return f"No checkpoint was written yet, so the run cannot be resumed; its events so far are in {folder}."
 
@@ -137,7 +211,7 @@ def closing_words(summary: RunSummary, task: str) -> str:
     from esper.telemetry.text import count
 
     if summary.comparisons:
-        results = result_lines(summary)
+        results = [*result_lines(summary), *plain_words(summary)]
     elif summary.rounds == summary.total_rounds:
         results = ["All rounds are done, but the comparison is not: resume the run to complete it."]
     else:
@@ -161,16 +235,33 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
 def result_lines(summary: RunSummary) -> list[str]:
     """Formats a table of the baselines, and whether the controller did better than each."""
+    from esper.telemetry.text import trained_once
+
     ours, first, score = summary.controller, summary.comparisons[0].pair, summary.score
     return [
-        f"Test {score.name} of {first.pairs} hosts grown by {ours}: {score.value(first.mean_a)}. "
-        f"The same hosts under each baseline, and the paired difference:",
+        f"Test {score.name} of {first.pairs} hosts grown by {ours}: {score.value(first.mean_a)}.",
+        "The same hosts under each baseline, and the paired difference (95 % interval):",
         "",
         *(f"  {c.pair.name_b:10s} {score.value(c.pair.mean_b):>8s}   {c.line(score)}" for c in summary.comparisons),
         "",
         f"Parameters: {summary.host_parameters:,} alone, {summary.grown_parameters:,.0f} grown "
         f"({summary.fossils:.1f} seeds kept per host).",
+        *trained_once([ours]),
     ]
+
+
+def plain_words(summary: RunSummary) -> list[str]:
+    """Returns the result in one line: whether growing paid off; [] if hosts left alone were not compared."""
+    alone = next((found for found in summary.comparisons if found.pair.name_b == "none"), None)
+    if alone is None:
+        return []
+    pair, gap = alone.pair, summary.score.difference(alone.pair.difference)
+    story = {
+        "better": f"growing paid off: {gap} over the same hosts alone, {pair.wins} of {pair.pairs} better",
+        "worse": f"growing did harm: {gap} against the same hosts alone",
+        "no evidence": f"growing made no difference that {pair.pairs} hosts could show ({gap})",
+    }
+    return [f"In short, {story.get(alone.word, f'too few hosts to tell whether growing paid off ({gap})')}."]
 
 
 def next_commands(summary: RunSummary, task: str) -> list[str]:
@@ -179,6 +270,8 @@ def next_commands(summary: RunSummary, task: str) -> list[str]:
 
     if summary.controller == "ppo" and not summary.interrupted:
         ours = f"checkpoint:{summary.folder}"
+    elif summary.controller == "plans" and not summary.interrupted:
+        ours = f"plans:{summary.folder}"
     elif summary.controller.startswith(("checkpoint:", "schedule:", "pretrained")) or is_user_code(summary.controller):
         ours = summary.controller
     else:

@@ -15,8 +15,14 @@ import click
 def command(run: Path, watching: bool) -> None:
     """Show the status of a run: progress, accuracy, verdict, slots, policy, time and latest events.
 
-    RUN is the folder of a run that is in progress, finished or interrupted.
+    RUN is the folder of a run that is in progress, finished or interrupted, or that of a comparison, whose tables are
+    shown as far as they go.
     """
+    from esper.report.saved_comparison import is_comparison, saved_tables
+
+    if is_comparison(run):
+        click.echo(saved_tables(run))
+        return
     from esper.report.read import open_run
     from esper.report.terminal import show, watch
 

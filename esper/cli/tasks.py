@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from esper.cli.output import echo_folded
+
 
 @click.command("tasks")
 def command() -> None:
@@ -15,10 +17,11 @@ def command() -> None:
 
     click.echo("Tasks")
     for name, description in {**{name: task.description for name, task in TASKS.items()}, **SIMULATED}.items():
-        click.echo(f"  {name:16s} {description}")
-    click.echo(f"  {FORM:16s} a user-defined task: a function in your file that returns an esper.data.task.Task")
+        echo_folded(f"  {name:16s} {description}", 19)
+    echo_folded(f"  {FORM:16s} a user-defined task: a function in your file that returns an esper.data.task.Task", 19)
     for topology in BLUEPRINTS.topologies():
         click.echo(f"\nBlueprints for {topology} hosts")
         for name in BLUEPRINTS.names(topology):
-            click.echo(f"  {name:12s} {BLUEPRINTS.get(topology, name).description}")
-    click.echo(f"\nControllers\n  {', '.join(NAMES)}")
+            echo_folded(f"  {name:12s} {BLUEPRINTS.get(topology, name).description}", 15)
+    click.echo("\nControllers")
+    echo_folded(f"  {', '.join(NAMES)}", 2)

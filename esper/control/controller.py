@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config import ConfigError
 from esper.lifecycle.stage import STAGES, SeedStage
 from esper.spaces.action import HEADS, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
@@ -22,7 +24,8 @@ Masks = Mapping[str, NDArray[np.bool_]]
 class Controller(Protocol):
     """Acts for E envs: a rule, a trained policy or an agent that learns.
 
-    It sees only what the Gymnasium interface passes.
+    It sees only what the Gymnasium interface passes. It may have an attribute ``log_prob``, which events report: the
+    log-probabilities [E] of the actions that it has just returned.
     """
 
     episode: NDArray[np.int64]
@@ -39,6 +42,21 @@ class Controller(Protocol):
 
     def load_memory_state(self, state: Mapping[str, Any]) -> None:
         """Continues the episodes in which ``state`` was taken."""
+
+
+def log_prob_of(controller: Controller, n_envs: int) -> NDArray[np.float64] | None:
+    """Returns the log-probabilities [E] of the actions that ``controller`` has just returned; None if it has none.
+
+    Raises ConfigError for another shape.
+    """
+    given = getattr(controller, "log_prob", None)
+    if given is None:
+        return None
+    found = np.asarray(given, dtype=np.float64)
+    if found.shape != (n_envs,):
+        name = type(controller).__name__
+        raise ConfigError(f"log_prob of {name} has shape {list(found.shape)}; expected [{n_envs}], one number per env")
+    return found
 
 
 class PerEnvController(ABC):
@@ -104,6 +122,14 @@ class EnvView:
     def epoch(self) -> int:
         """Number of completed epochs."""
         return round(self.value("epoch") * self.layout.horizon)
+
+    @property
+    def epochs_left(self) -> int:
+        """Number of epochs that are left."""
+        return round(math.expm1(self.value("epochs_left")))
+
+    def epochs_in_stage(self, slot: str) -> int:
+        return round(self.slot(slot, "epochs_in_stage") * self.layout.horizon)
 
     def age(self, slot: str) -> int:
         """Epochs since the slot's seed germinated."""

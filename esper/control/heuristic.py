@@ -7,105 +7,110 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config import Durations, TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
-from esper.spaces.observation import HISTORY, ObservationLayout
+from esper.spaces.observation import ObservationLayout
 
-# Accuracies are fractions and contributions are in units of 10 pp, as in the observation.
-LONG = 150
-"""Reference horizon of the rates below; a shorter episode trains more in each epoch."""
-PLATEAU = 0.005
-"""An accuracy that rises by less than this in 1/150 of an episode is on a plateau."""
-STABLE_IMPROVEMENT = 0.03
-"""A loss that falls by less than this fraction in 1/150 of an episode has settled."""
-DROP = 0.02
-"""A seed that costs more accuracy than this since its birth is pruned."""
-WORTH_KEEPING = 0.05
-"""Contribution, 0.5 pp, above which a held seed is fossilized."""
-PRUNE_PENALTY, PENALTY_DECAY, PENALTY_LIMIT = 2.0, 0.5, 1.0
+Action = NDArray[np.int64]
 
 
 class HeuristicController(PerEnvController):
-    """Fossilizes seeds that contribute, prunes seeds that harm, advances seeds whose gate would open, and plants a seed
-    in the next free slot once the host has reached a plateau.
+    """Plants early, blends what its trial has shown to help, keeps what contributes, and replaces the rest.
 
-    Blueprints rotate in order of registration. Each prune adds a penalty of 2 to its blueprint, every later
-    germination halves all penalties, and a blueprint with a penalty of 1 or more is skipped.
+    - **Plant** in every slot from the start: a seed and its host learn most from one another while both learn fast.
+    - **Blend** a seed when its trial is positive. Until then the host trains as if alone, so trying a seed out
+      costs nothing; after that, a useless seed has changed the host.
+    - **Keep** a seed when its contribution is clear, or after a while positive: one that is not kept is lost.
+    - **Remove** a seed that harms, or that has shown nothing for a while, and try another blueprint in its slot.
+    - **Start nothing** that cannot be finished: the epochs left have to last for all gates to come.
+
+    Settings are in ``config.heuristic``; durations of gates in the rest of ``config``.
     """
 
-    EPISODE_STATE = ("penalty", "turn", "accuracy_at_birth")
+    EPISODE_STATE = ("kept", "failed")
 
-    def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
+    def __init__(
+        self,
+        spec: ActionSpec,
+        layout: ObservationLayout,
+        n_envs: int,
+        run_seed: int = 0,
+        config: TrainingConfig | None = None,
+    ) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
-        share = layout.horizon / LONG
-        self.patience = min(HISTORY, max(2, math.ceil(3 * share)))
-        self.trial_period = max(2, math.ceil(5 * share))
-        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - 5 * share))
-        self.plateau, self.stable_improvement = PLATEAU / share, STABLE_IMPROVEMENT / share
-        self.penalty: list[dict[str, float]] = [{} for _ in range(n_envs)]
-        self.turn = [0] * n_envs
-        self.accuracy_at_birth: list[dict[str, float]] = [{} for _ in range(n_envs)]
+        config = config or TrainingConfig()
+        self.rule = config.heuristic
+        self.incubation = Durations.of(config, layout.horizon).min_training_epochs
+        self.patience = max(self.incubation, math.ceil(self.rule.patience * layout.horizon))
+        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - self.rule.ramp * layout.horizon))
+        self.kept: list[list[str]] = [[] for _ in range(n_envs)]
+        """Blueprints of the seeds kept in this episode."""
+        self.failed: list[list[list[str]]] = [[] for _ in range(n_envs)]
+        """Slot and blueprint of each seed that was removed."""
 
     def begin_episode(self, env: int) -> None:
-        self.penalty[env] = dict.fromkeys(self.spec.blueprints, 0.0)
-        self.turn[env] = 0
-        self.accuracy_at_birth[env] = {}
+        self.kept[env], self.failed[env] = [], []
 
-    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
-        for slot in self.spec.slots:
-            if view.legal(Op.FOSSILIZE, slot) and self._worth_keeping(slot, view):
+    def choose(self, env: int, view: EnvView) -> Action:
+        slots = self.spec.slots
+        for slot in slots:
+            if view.legal(Op.FOSSILIZE, slot) and self._helps(slot, view):
+                self.kept[env].append(view.blueprint(slot) or "")
                 return self.spec.encode(Op.FOSSILIZE, slot)
-        for slot in self.spec.slots:
-            if view.legal(Op.PRUNE, slot) and self._harmful(env, slot, view):
-                self.penalty[env][view.blueprint(slot) or ""] += PRUNE_PENALTY
+        for slot in slots:
+            if view.legal(Op.PRUNE, slot) and not view.slot(slot, "fading") and self._failed(slot, view):
+                self.failed[env].append([slot, view.blueprint(slot) or ""])
                 return self.spec.encode(Op.PRUNE, slot)
-        for slot in self.spec.slots:
-            if view.legal(Op.ADVANCE, slot) and view.slot(slot, "gate_passed"):
+        for slot in slots:
+            if view.legal(Op.ADVANCE, slot) and view.slot(slot, "gate_passed") and self._ready(slot, view):
                 return self.spec.encode(Op.ADVANCE, slot)
-        if self._settled(view):
-            return self._germinate(env, view)
+        return self._plant(env, view)
+
+    def _helps(self, slot: str, view: EnvView) -> bool:
+        """True for a seed that contributes clearly, or, when it has to be decided, at all."""
+        contribution, error = 10 * view.slot(slot, "contribution"), 10 * view.slot(slot, "contribution_error")
+        clear = max(self.rule.min_contribution, self.rule.contribution_errors * error)
+        decide = view.epochs_left <= 1 or view.epochs_in_stage(slot) >= self.patience
+        return bool(view.slot(slot, "gate_passed")) and contribution > (0.0 if decide else clear)
+
+    def _failed(self, slot: str, view: EnvView) -> bool:
+        """True for a seed that does clear harm, or has shown no gain in TRAINING or HOLDING for too long."""
+        stage, late = view.stage(slot), view.epochs_in_stage(slot) >= self.patience
+        if stage is SeedStage.TRAINING:
+            hopeless = view.slot(slot, "trial") < -self.rule.hopeless_errors * view.slot(slot, "trial_error")
+            tried = view.epochs_in_stage(slot) >= self.incubation
+            blendable = view.slot(slot, "gate_passed") and self._ready(slot, view)
+            return (tried and hopeless) or (late and not blendable)
+        harm = view.slot(slot, "contribution") < -self.rule.contribution_errors * view.slot(slot, "contribution_error")
+        return stage is SeedStage.HOLDING and (harm or (late and not self._helps(slot, view)))
+
+    def _ready(self, slot: str, view: EnvView) -> bool:
+        """True unless a seed in TRAINING lacks a positive trial, or the epochs to be blended and kept."""
+        if view.stage(slot) is not SeedStage.TRAINING:
+            return True
+        clear = view.slot(slot, "trial") > self.rule.trial_errors * view.slot(slot, "trial_error")
+        return clear and view.epochs_left > self.tempo
+
+    def _plant(self, env: int, view: EnvView) -> Action:
+        """Plants in the first free slot what promises most there, or WAITs."""
+        needed = 1 + self.incubation + self.tempo  # epochs from GERMINATE to FOSSILIZE
+        if view.epochs_left > needed and view.epoch <= self.rule.latest * self.layout.horizon:
+            failures = [slot for slot, _ in self.failed[env]]
+            for slot in sorted(self.spec.slots, key=failures.count):
+                for name in self._preferred(env, slot, view):
+                    if [slot, name] not in self.failed[env] and view.legal(Op.GERMINATE, slot, name):
+                        return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
         return self.spec.encode(Op.WAIT)
 
-    def _worth_keeping(self, slot: str, view: EnvView) -> bool:
-        contribution, error = view.slot(slot, "contribution"), view.slot(slot, "contribution_error")
-        return bool(view.slot(slot, "gate_passed")) and contribution > WORTH_KEEPING and contribution > error
+    def _preferred(self, env: int, slot: str, view: EnvView) -> list[str]:
+        """Returns the blueprints, the most promising first: what was kept elsewhere in this episode, then by size.
 
-    def _harmful(self, env: int, slot: str, view: EnvView) -> bool:
-        """True if accuracy fell by more than 2 pp since germination, or a held seed's contribution is below −1 SE.
-
-        Only seeds in the forward pass (BLENDING or HOLDING) past the trial period count.
+        A blueprint that failed in one slot may be the best of another.
         """
-        stage = view.stage(slot)
-        if stage not in (SeedStage.BLENDING, SeedStage.HOLDING) or view.age(slot) < self.trial_period:
-            return False
-        fallen = view.value("validation_accuracy") < self.accuracy_at_birth[env].get(slot, 0.0) - DROP
-        return fallen or (
-            stage is SeedStage.HOLDING and view.slot(slot, "contribution") < -view.slot(slot, "contribution_error")
-        )
-
-    def _settled(self, view: EnvView) -> bool:
-        """True if loss and accuracy improved by less than their thresholds per epoch in the last ``patience`` epochs.
-
-        The test is on the window as a whole, because single epochs of a small host are too noisy.
-        """
-        if view.epoch < self.patience:
-            return False
-        before = math.expm1(view.value(f"loss_{self.patience}_ago"))
-        improved = before - math.expm1(view.value("validation_loss"))
-        gained = view.value("validation_accuracy") - view.value(f"accuracy_{self.patience}_ago")
-        return improved < self.patience * self.stable_improvement * before and gained < self.patience * self.plateau
-
-    def _germinate(self, env: int, view: EnvView) -> NDArray[np.int64]:
-        """Plants the next blueprint in turn without a high penalty in the first slot that can afford it, else WAITs."""
-        names = self.spec.blueprints
-        rotation = [names[(self.turn[env] + i) % len(names)] for i in range(len(names))]
-        for name in rotation:
-            slot = next((s for s in self.spec.slots if view.legal(Op.GERMINATE, s, name)), None)
-            if slot is None or self.penalty[env][name] >= PENALTY_LIMIT:
-                continue
-            self.turn[env] = names.index(name) + 1
-            self.penalty[env] = {known: PENALTY_DECAY * value for known, value in self.penalty[env].items()}
-            self.accuracy_at_birth[env][slot] = view.value("validation_accuracy")
-            return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
-        return self.spec.encode(Op.WAIT)
+        from_small = sorted(self.spec.blueprints, key=lambda name: view.value(f"{slot}/{name}/size"))
+        first = self.rule.size * (len(from_small) - 1)
+        # Of two that are equally near, the smaller one comes first.
+        by_size = sorted(from_small, key=lambda name: abs(from_small.index(name) - first))
+        return sorted(by_size, key=self.kept[env].count, reverse=True)

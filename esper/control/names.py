@@ -5,28 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig, did_you_mean
 from esper.control.controller import NoGrowth, PerEnvController
 from esper.control.heuristic import HeuristicController
+from esper.control.plans import PlansController
 from esper.control.random import RandomController
 from esper.control.script import ScriptedController, read_schedule, shipped_schedule
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
 Make = Callable[[ActionSpec, ObservationLayout, int, int], PerEnvController]
-SIMPLE: dict[str, Make] = {"heuristic": HeuristicController, "random": RandomController, "none": NoGrowth}
-NAMES = (*SIMPLE, "schedule", "schedule:FILE.toml")
+SIMPLE: dict[str, Make] = {
+    "plans": PlansController,
+    "heuristic": HeuristicController,
+    "random": RandomController,
+    "none": NoGrowth,
+}
+NAMES = (*SIMPLE, "plans:RUN", "schedule", "schedule:FILE.toml")
 
 
 def make_controller(
-    name: str, task: str, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int
+    name: str,
+    task: str,
+    spec: ActionSpec,
+    layout: ObservationLayout,
+    n_envs: int,
+    run_seed: int,
+    config: TrainingConfig | None = None,
 ) -> PerEnvController:
-    """Makes the controller called ``name``. Raises ConfigError for an unknown name or an invalid schedule."""
+    """Makes the controller called ``name``. Raises ConfigError for an unknown name or an invalid schedule.
+
+    ``config`` has the rule's settings; None: the defaults.
+    """
+    if name == "heuristic":
+        return HeuristicController(spec, layout, n_envs, run_seed, config)
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
     path = schedule_file(name, task)
     if path is None:
-        raise ConfigError(f"unknown controller {name!r}; known: {', '.join(NAMES)}")
+        raise ConfigError(f"unknown controller {name!r}{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}")
     try:
         return ScriptedController(read_schedule(path), spec, layout, n_envs, run_seed)
     except ConfigError as error:

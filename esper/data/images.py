@@ -119,11 +119,11 @@ def read_splits(source: ImageSource, options: DataOptions) -> tuple[Split, Split
     order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(source.train))
     sizes = [source.train - source.held_out, source.validation, source.held_out - source.validation]
     train, validation, _ = (Split(images.x[rows], images.y[rows]) for rows in torch.split(order, sizes))
-    table = normalisation_table(*_mean_and_std(train.x))
+    table = normalisation_table(*mean_and_std(train.x))
     return replace(train, table=table), replace(validation, table=table), replace(test, table=table)
 
 
-def _mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
+def mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
     """Returns the mean and std of each channel of images uint8 [N, H, W, C], divided by 255, from a histogram."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(-1)])  # [C, 256]

@@ -27,10 +27,15 @@ class Objective(ABC):
 
     dtype: torch.dtype
     """Dtype of the score of each sample in accumulators."""
+    smooths = False
+    """Whether training may smooth labels."""
 
     @abstractmethod
-    def measure(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the mean loss [], differentiable, and sums for ``accumulate_``, float64 [5]."""
+    def measure(self, outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Returns the mean loss [], differentiable, and sums for ``accumulate_``, float64 [5].
+
+        Only losses for which ``smooths`` is True take a ``label_smoothing`` other than 0.
+        """
 
     @abstractmethod
     def measure_into(
@@ -50,11 +55,13 @@ class Objective(ABC):
 class ClassObjective(Objective):
     """Cross-entropy and accuracy in one pass over the logits, [N, C] for targets [N], or [N, T, C] for [N, T]."""
 
+    smooths = True
+
     def __init__(self, language: bool) -> None:
         self.dtype = torch.int16 if language else torch.uint8
 
-    def measure(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        result = cross_entropy(outputs, y, ignore_index=PAD)
+    def measure(self, outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        result = cross_entropy(outputs, y, ignore_index=PAD, label_smoothing=label_smoothing)
         return result.loss, result.stats
 
     def measure_into(
@@ -79,7 +86,7 @@ class SampleObjective(Objective):
     def __init__(self, loss: PerSample, score: PerSample) -> None:
         self.loss, self.score = loss, score
 
-    def measure(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         losses, scores = self.of_samples(outputs, y)
         return losses.mean(), _sums(losses, scores)
 

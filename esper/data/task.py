@@ -219,6 +219,8 @@ class Task:
     optimizer: Optimizer = "sgd"
     """Optimizer of hosts and seeds: sgd or adamw."""
     weight_decay: float = 5e-4
+    label_smoothing: float = 0.0
+    """Share of a target that training spreads evenly over all classes, see ``TaskConfig.label_smoothing``."""
     batch_size: int = 64
     samples_per_epoch: int | None = None
     """Samples that each env draws per epoch; None: the whole training split."""
@@ -226,7 +228,7 @@ class Task:
     episode_length: int = 30
     rounds: int = 4
     """Number of rounds of a run whose controller does not learn."""
-    learning_rounds: int = 25
+    learning_rounds: int = 20
     """Number of rounds of a run whose controller learns."""
     evaluation_batch: int = 500
     """Samples per evaluation batch; features of much larger batches do not fit in the caches and take twice as long."""
@@ -358,6 +360,12 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
         )
     if (chosen.optimizer or task.optimizer) == "adamw" and max(chosen.momentum, chosen.beta2) == 1:
         raise ConfigError("with adamw, task.momentum and task.beta2 must be below 1: means would never move")
+    smoothing = task.label_smoothing if chosen.label_smoothing is None else chosen.label_smoothing
+    if smoothing and not task.objective.smooths:
+        raise ConfigError(
+            f"task.label_smoothing is {smoothing:g}, but labels are smoothed only with the loss cross_entropy and the "
+            f"score accuracy; {task.name} needs 0"
+        )
     training = {
         "samples_per_epoch": samples,
         "batch_size": batch,
@@ -365,6 +373,7 @@ def resolve(config: TrainingConfig, task: Task) -> HostTrainingConfig:
         "warmup_epochs": task.warmup_epochs if chosen.warmup_epochs is None else chosen.warmup_epochs,
         "optimizer": chosen.optimizer or task.optimizer,
         "weight_decay": task.weight_decay if chosen.weight_decay is None else chosen.weight_decay,
+        "label_smoothing": smoothing,
         "precision": chosen.precision or task.precision,
     }
     sizes = {

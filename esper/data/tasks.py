@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from esper.config import ConfigError
-from esper.data import chars, digits, images, tinystories
+from esper.config import ConfigError, did_you_mean
+from esper.data import chars, digits, digits_table, images, mnist5k, tinystories
 from esper.data.task import DataOptions, Task
 from esper.data.user_code import FORM, refuse_untrusted
 from esper.data.user_task import is_user_task, load_user_task
@@ -28,6 +28,8 @@ TASKS: dict[str, TaskEntry] = {
     entry.name: entry
     for entry in (
         TaskEntry("digits", digits.DESCRIPTION, lambda _: digits.load(), digits.build_host),
+        TaskEntry("digits_table", digits_table.DESCRIPTION, lambda _: digits_table.load(), digits_table.build_host),
+        TaskEntry("mnist5k", mnist5k.DESCRIPTION, lambda _: mnist5k.load(), mnist5k.build_host),
         TaskEntry("chars", chars.DESCRIPTION, lambda _: chars.load(), chars.build_host),
         *(TaskEntry(preset.name, preset.description, preset.load, preset.build_host) for preset in images.PRESETS),
         TaskEntry("tinystories", tinystories.DESCRIPTION, tinystories.load, tinystories.build_host),
@@ -71,5 +73,6 @@ def _entry(name: str) -> TaskEntry:
             f"Tasks with data: {', '.join(TASKS)}"
         )
     if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; known: {', '.join([*TASKS, *SIMULATED])}, or a file: {FORM}")
+        known, similar = ", ".join([*TASKS, *SIMULATED]), did_you_mean(name, [*TASKS, *SIMULATED])
+        raise ConfigError(f"unknown task {name!r}{similar}; known: {known}, or a file: {FORM}")
     return TASKS[name]

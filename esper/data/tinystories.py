@@ -134,7 +134,7 @@ def _open_tokenizer(file: Path, vocabulary: int) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise ConfigError('tokenizing text needs the tokenizers package: pip install "esper[text]"') from None
+        raise ConfigError("tokenizing text needs the tokenizers package: pip install tokenizers") from None
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises Exception itself

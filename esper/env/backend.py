@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.training.governor import Panic
-from esper.training.snapshot import Snapshot
 
 
 class Backend(ABC):
@@ -46,16 +45,20 @@ class Backend(ABC):
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:  # noqa: B027
         """Starts to govern hosts, after their first validation."""
 
-    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
-        """Rolls bad hosts back and cuts broken seeds; returns the reason and the snapshot of each rollback, by env."""
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
+        """Rolls bad hosts back and cuts broken seeds; returns reason and restored epoch of each rollback, by env."""
         return {}
 
     @abstractmethod
     def test_accuracy(self, state: EnvState) -> Floats:
         """Returns the test accuracy of each committed network (fossils only), pp [E]."""
 
-    def copies_held(self) -> list[Counter[str]]:
-        """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+    def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
+        """Returns the results of ``question`` for each host in training; [] if hosts are simulated.
+
+        It is a function of a module: one that is called with the ``TrainingBackend`` of each rank, and returns a list
+        of what can be pickled, with an entry for each of its hosts, or [].
+        """
         return []
 
     @abstractmethod

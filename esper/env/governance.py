@@ -46,10 +46,13 @@ class Governance:
             self.governor.start_from(float(state.loss[self.row]))
             self._take_snapshot_if_due(self.governor, state)
 
-    def govern(self, state: EnvState, not_finite: float, finite: Bools) -> tuple[Panic, Snapshot] | None:
+    def govern(
+        self, state: EnvState, train_loss: float, not_finite: float, finite: Bools
+    ) -> tuple[Panic, Snapshot] | None:
         """Rolls a bad host back; of a healthy one, cuts broken living seeds and takes a snapshot if one is due.
 
         Args:
+            train_loss: mean training loss of the epoch; NaN if it is not known.
             not_finite: number of non-finite values in losses, host and fossils.
             finite: [S], False for a seed that had a non-finite value.
 
@@ -59,7 +62,7 @@ class Governance:
         row, slots, governor = self.row, state.slots, self.governor
         gone = np.zeros_like(slots.gate_passed)
         if governor is not None:
-            panic = governor.check(float(state.loss[row]), not_finite)
+            panic = governor.check(float(state.loss[row]), not_finite, train_loss)
             state.anomaly_pending[row] = governor.anomaly_pending
             if panic is not None:
                 snapshot = self._roll_back(governor, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from esper.env.measurements import record_seeds, record_validation, role_of
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
 from esper.ops import grad_stats
+from esper.seeds.site import Site
 from esper.training.governor import Governor, Panic
 from esper.training.host_state import RestorableHost
 from esper.training.host_training import HOST, HostTraining
@@ -50,12 +52,7 @@ class GovernedHost:
 
     def assign(self, slots: Slots) -> None:
         """Gives each site the role, the alphas and the learning flag that follow from the lifecycle."""
-        fields = (slots.stage, slots.alpha, slots.incubation_target, slots.learning)
-        for site, stage, alpha, target, learning in zip(
-            self.sites, *(values[self.row].tolist() for values in fields), strict=True
-        ):
-            if site.seed is not None:
-                self.training.assign(site, role_of(stage, alpha), alpha, target, learning)
+        assign(self.training, self.sites, slots, self.row)
 
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
@@ -96,7 +93,7 @@ class GovernedHost:
         committed = {HOST, *(site.name for site in training.fossils())}
         self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)
         names = [site.name for site in self.sites]
-        record_seeds(state.slots, row, names, results, summaries, training.config.env.gates.gradient_ratio_decay)
+        record_seeds(state.slots, row, names, results, summaries, training.config.env.gates)
 
     def take_first_snapshot(self, state: EnvState) -> None:
         """Starts to govern, after the first validation.
@@ -113,4 +110,12 @@ class GovernedHost:
 
     def govern(self, state: EnvState) -> tuple[Panic, Snapshot] | None:
         """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
-        return self.governance.govern(state, self.not_finite, self.finite)
+        return self.governance.govern(state, float(state.train_loss[self.governance.row]), self.not_finite, self.finite)
+
+
+def assign(training: HostTraining, sites: Sequence[Site], slots: Slots, row: int) -> None:
+    """Gives each of ``sites``, in the order of the arrays' slots, what follows from the lifecycle in ``row``."""
+    fields = (slots.stage, slots.alpha, slots.incubation_target, slots.learning)
+    for site, stage, alpha, target, learning in zip(sites, *(values[row].tolist() for values in fields), strict=True):
+        if site.seed is not None:
+            training.assign(site, role_of(stage, alpha), alpha, target, learning)

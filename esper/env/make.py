@@ -18,11 +18,14 @@ from esper.env.single import SingleEnv
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.hosts.host import Host
+from esper.hosts.sizes import at_width
 from esper.telemetry.event import Event
 from esper.telemetry.score import ACCURACY, ScoreUnit
 from esper.training.execution import workspaces
-from esper.training.execution.multi_gpu import devices_of
+from esper.training.execution.multi_gpu import chosen_devices, devices_of
+from esper.training.execution.ranks import RunRanks
 from esper.training.micro_batching import MicroBatchPolicy
+from esper.training.rng import seeded
 
 
 @dataclass(frozen=True)
@@ -35,34 +38,56 @@ class EnvMaker:
     """The task; None for simulated hosts."""
     parts: MicroBatchPolicy | None = field(default=None, compare=False)
     """How all hosts of the run split batches; None: each env has its own policy."""
+    ranks: RunRanks | None = field(default=None, compare=False)
+    """The ranks that hosts are spread over; None: all train in this process."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
     """Copies of the task on the other devices of ``config.run.device``."""
 
     @classmethod
-    def of(cls, config: TrainingConfig, task: Task | None = None) -> EnvMaker:
+    def of(cls, config: TrainingConfig, task: Task | None = None, ranks: RunRanks | None = None) -> EnvMaker:
         """Moves ``task``, or the loaded task ``config.task.name`` if it is None, to ``config.run.device``.
 
-        Raises ConfigError for an unknown task, listing the known ones, or for sizes that the data cannot fill.
+        The maker's config names the devices that ``auto`` stands for on this machine, which is that of rank 0.
+        Raises ConfigError for an unknown task, listing the known ones, for sizes that the data cannot fill, and for
+        ``ranks`` that outnumber the hosts.
         """
+        config = config.with_values(run={"device": chosen_devices(config.run.device)})
         if task is not None:
             config = config.with_values(task={"name": task.name})
         elif config.task.name == planted.NAME:
+            if ranks is not None:
+                raise ConfigError(f"{planted.NAME} is simulated, in one process: there is nothing to spread over ranks")
             return cls(planted.resolve(config), None)
         else:
+            if ranks is not None:
+                ranks.start(dict.fromkeys(range(1, ranks.size), (0, "load", 0, config)))  # while this rank loads it
             task = load_task(config.task.name, DataOptions.of(config.task))
-        config, devices = resolve(config, task), devices_of(config.run.device)
+        config, run = resolve(config, task), config.run if ranks is None else ranks.own(config.run)
+        if ranks is not None:
+            ranks.check(config.env.n_envs)
+        devices = devices_of(run.device)
         if any(device.type == "cuda" for device in devices):
             workspaces.bound()  # before anything uses cuBLAS
         task, *elsewhere = (task.to(device) for device in devices)
-        return cls(config, task, MicroBatchPolicy(config), tuple(elsewhere))
+        return cls(config, task, MicroBatchPolicy(config), ranks, tuple(elsewhere))
 
     @property
     def score(self) -> ScoreUnit:
         """How the score of hosts is shown."""
         return ACCURACY if self.task is None else self.task.score_shown
 
+    def with_width(self, width: int) -> EnvMaker:
+        """Returns a maker for hosts of another width, see ``at_width``. Raises ConfigError if they cannot have it."""
+        if self.task is None:
+            raise ConfigError(f"hosts of {self.config.task.name} are simulated and have no width")
+        with seeded(0):  # the weights are not used
+            build_host = at_width(self.task.build_host, width)
+        if self.ranks is not None:
+            self.ranks.start(dict.fromkeys(range(1, self.ranks.size), (0, "widen", 0, self.config, width)))
+        return self.with_hosts(build_host)
+
     def with_hosts(self, build_host: Callable[[], Host]) -> EnvMaker:
-        """Returns a maker for other hosts; not for simulated ones."""
+        """Returns a maker for other hosts of this process; not for simulated ones."""
         assert self.task is not None
         task, *elsewhere = (replace(task, build_host=build_host) for task in (self.task, *self.elsewhere))
         return replace(self, task=task, elsewhere=tuple(elsewhere))
@@ -78,7 +103,13 @@ class EnvMaker:
         if self.task is None:
             return PlantedVectorEnv(config, autoreset_mode=autoreset_mode)
         return GrowthVectorEnv(
-            self.task, config, emit, autoreset_mode=autoreset_mode, parts=self.parts, elsewhere=self.elsewhere
+            self.task,
+            config,
+            emit,
+            autoreset_mode=autoreset_mode,
+            parts=self.parts,
+            elsewhere=self.elsewhere,
+            ranks=self.ranks,
         )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from esper.attribution.counterfactual import ALL_OFF, ALL_ON, COMMITTED, CounterfactualHelper
+from esper.config import GateConfig
 from esper.env.state import EnvState
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stage import SeedStage
@@ -39,20 +40,21 @@ def record_seeds(
     names: Sequence[str],
     results: CounterfactualHelper,
     summaries: Mapping[str, GradientSummary],
-    decay: float,
+    config: GateConfig,
 ) -> None:
     """Writes what was measured of the seeds in slots ``names``, in the order of the arrays.
 
-    ``summaries`` are those of the epoch's gradients, by slot and ``HOST``; ``decay`` is that of the mean ratio.
+    ``summaries`` are those of the epoch's gradients, by slot and ``HOST``.
     """
-    host = summaries.get(HOST)
+    host, decay = summaries.get(HOST), config.gradient_ratio_decay
     for s, name in enumerate(names):
         at, mine = (row, s), summaries.get(name)
         if mine is not None and host is not None:
             ratio, old = mine.ratio_to(host), float(slots.gradient_ratio[at])
             if math.isfinite(ratio):
                 slots.gradient_ratio[at] = ratio if math.isnan(old) else decay * old + (1 - decay) * ratio
-            slots.gradient_norm[at], slots.gradient_health[at] = mine.norm, mine.health
+            slots.gradient_norm[at] = mine.norm
+            slots.gradient_health[at] = mine.health_by(config.vanishing_weight, config.exploding_weight)
             slots.vanishing[at], slots.exploding[at] = mine.vanishing, mine.exploding
         _record_contribution(slots, at, name, results)
 

@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.env.state import EnvState, Rules
+from esper.experience.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
 from esper.lifecycle.slots import Floats, Slots
 from esper.lifecycle.stage import STAGES
 from esper.rewards.terms import RewardState, rent_rate
 from esper.spaces.action import Op
-from esper.spaces.observation import HISTORY, ObservationLayout, clamp_pp, symlog
+from esper.spaces.observation import HISTORY, KINDS, ObservationLayout, clamp_pp, symlog
 
 # Fields of slots by how they are observed. The layout replaces NaN (not measured) by 0.
 AS_THEY_ARE = (
@@ -24,9 +25,16 @@ PERCENTAGE_POINTS = (
 )
 
 
-def observe(state: EnvState, seen: RewardState, rules: Rules, layout: ObservationLayout) -> NDArray[np.float32]:
+def observe(
+    state: EnvState, seen: RewardState, rules: Rules, layout: ObservationLayout, gatherer: Gatherer
+) -> NDArray[np.float32]:
     """Returns the observations of all envs, float32 [E, size]; ``seen`` is what rewards read of the same state."""
-    return layout.vectors(_base(state, seen, rules), _slots(state.slots, rules))
+    base = {
+        **_base(state, seen, rules),
+        "experience": np.log1p(gatherer.episodes),
+        "worth_scale": symlog(gatherer.scale),
+    }
+    return layout.vectors(base, _slots(state.slots, rules), _choices(gatherer, rules))
 
 
 def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]:
@@ -85,4 +93,18 @@ def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
         "contribution_measured": ~np.isnan(slots.contribution),
         "parameters": np.log1p(slots.parameters) / 10,
         "blueprint": 1.0 + slots.blueprint,
+    }
+
+
+def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
+    """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
+    worths = gatherer.seen / gatherer.scale[:, None, None, None]
+    return {
+        "worth": worths[..., WORTH],
+        "worth_mean": worths[..., MEAN],
+        "worth_error": worths[..., ERROR],
+        "kept": np.log1p(gatherer.seen[..., KEPT]),
+        "size": np.log1p(rules.largest) / 10,
+        "size_share": np.log1p(rules.largest / rules.host_parameters),
+        **dict(zip(KINDS, rules.kinds.T, strict=True)),
     }

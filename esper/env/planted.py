@@ -16,8 +16,10 @@ from esper.env.baseline import Baseline
 from esper.env.planted_backend import PlantedBackend
 from esper.env.planted_law import Law
 from esper.env.slot_env import SlotVectorEnv
+from esper.experience.gather import Gatherer
 from esper.seeds.blueprints import choose
 from esper.spaces.action import ActionSpec
+from esper.spaces.observation import KINDS
 from esper.telemetry.span import Spans
 
 NAME = "planted"
@@ -52,7 +54,9 @@ class PlantedVectorEnv(SlotVectorEnv):
         self.hosts: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
         spec, spans = ActionSpec(law.slots, law.blueprints), Spans(marks=config.run.mark_phases)
         largest = np.tile(np.array(law.parameters) + law.gate_parameters, (len(law.slots), 1))
-        super().__init__(config, spec, self.hosts, spans, largest, autoreset_mode)
+        kinds = np.array(law.kinds) if law.kinds else np.zeros((len(law.blueprints), len(KINDS)))
+        super().__init__(config, spec, self.hosts, spans, largest, kinds, autoreset_mode)
+        self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)
         self.baseline = self._no_growth()
 
     def _no_growth(self) -> Baseline:

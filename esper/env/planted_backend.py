@@ -37,7 +37,7 @@ class PlantedBackend(Backend):
     A host's noise depends on (run seed, env, episode) only, so that adding hosts changes nothing for the others.
     """
 
-    STATE = ("worth", "experience", "trained_alpha", "scar", "noise")
+    STATE = ("worth", "experience", "trained_alpha", "scar", "noise", "seed_time", "reliance", "paired_noise")
     """Names of the arrays that change."""
 
     def __init__(self, law: Law, n_envs: int, horizon: int, counterfactual_every: int) -> None:
@@ -46,6 +46,10 @@ class PlantedBackend(Backend):
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
         """Worths of seeds, [E, S, B], pp."""
         self.share = np.array(law.share)
+        self.seed_time, self.reliance, self.paired_noise = (
+            np.full((n_envs, 1), value) for value in (law.seed_time, law.reliance, law.paired_noise)
+        )
+        """The unknowns of each env's world, [E, 1]."""
         self.experience = np.zeros((n_envs, len(law.slots)))
         self.trained_alpha = np.zeros_like(self.experience)
         """Alpha in the last trained epoch, [E, S]."""
@@ -61,11 +65,24 @@ class PlantedBackend(Backend):
         if law.noise == law.paired_noise == law.worth_std == 0:
             return
         scale = np.array([law.noise, *[law.paired_noise] * (2 * len(law.slots))])
-        for env in np.flatnonzero(starting):
-            seed = derive_seed(run_seed, int(env), int(episodes[env]), RngStream.NOISE)
-            draw = np.random.default_rng(seed)
+        for env in np.flatnonzero(starting).tolist():
+            draw = np.random.default_rng(derive_seed(run_seed, env, int(episodes[env]), RngStream.NOISE))
             self.noise[env] = draw.standard_normal(self.noise.shape[1:]) * scale
-            self.worth[env] = np.array(law.worth) + law.worth_std * draw.standard_normal(np.shape(law.worth))
+            if law.world_envs is not None:  # all envs and episodes of a world draw the same
+                world = env // law.world_envs
+                number = (int(episodes[env]) + world) // law.world_episodes if law.world_episodes else 0
+                draw = np.random.default_rng(derive_seed(run_seed, world, number, RngStream.EXPERIENCE, 1))
+            self._draw_unknowns(env, draw)
+
+    def _draw_unknowns(self, env: int, draw: np.random.Generator) -> None:
+        law = self.law
+        worth = np.array(law.worth) + law.worth_std * draw.standard_normal(np.shape(law.worth))
+        worths, noise, paired, reliance, seed_time = law.unknown ** draw.uniform(-1, 1, 5)
+        self.worth[env] = worth * worths
+        self.noise[env, :, 0] *= noise
+        self.noise[env, :, 1:] *= paired
+        self.paired_noise[env] = law.paired_noise * paired
+        self.reliance[env], self.seed_time[env] = law.reliance * reliance, law.seed_time * seed_time
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         return np.array(self.law.parameters)[blueprint] + self.law.gate_parameters * STYLE_IS_GATED[style], {}
@@ -73,7 +90,7 @@ class PlantedBackend(Backend):
     @property
     def maturity(self) -> Floats:
         """Maturity m of seeds, [E, S]."""
-        return np.asarray(1 - np.exp(-self.experience / (self.law.seed_time * self.horizon)))
+        return np.asarray(1 - np.exp(-self.experience / (self.seed_time * self.horizon)))
 
     def train(self, active: Bools, state: EnvState) -> None:
         law, slots, here = self.law, state.slots, active[:, None]
@@ -101,7 +118,7 @@ class PlantedBackend(Backend):
     def _measure_seeds(
         self, state: EnvState, true: Accuracies, errors: Floats, trial_errors: Floats, here: Bools
     ) -> None:
-        seeds, paired = state.slots, self.law.paired_noise
+        seeds, paired = state.slots, self.paired_noise
         blended = here & IS_BLENDED[seeds.stage] & (seeds.alpha > 0)
         contribution = true.contribution + errors
         seeds.epochs_since_measured += here & ~np.isnan(seeds.contribution)
@@ -137,7 +154,7 @@ class PlantedBackend(Backend):
         interaction = realised * helpful * pull
         on_trial = slots.incubation_target * maturity
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
-        leaning = self.law.reliance * realised
+        leaning = self.reliance * realised
         kept, unkept = np.where(slots.fossil, realised, 0.0), np.where(slots.fossil, 0.0, leaning)
         return Accuracies(
             accuracy=np.clip(alone + self._effect(worth, realised), 0.0, 100.0),

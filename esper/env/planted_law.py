@@ -38,12 +38,21 @@ class Law:
     worth: tuple[tuple[float, ...], ...] = ((3.0, 8.0, -4.0, -3.0), (-3.0, 3.0, 9.0, -5.0), (7.0, -4.0, -5.0, 3.0))
     """Worth of a seed by slot, then blueprint, pp."""
     worth_std: float = 0.0
-    """If above 0, every episode has its own worths: these plus normal noise with this standard deviation, pp."""
+    """If above 0, every world has its own worths: these plus normal noise with this standard deviation, pp."""
+    unknown: float = 1.0
+    """If above 1, every world has its own unknowns: its worths as a whole, ``noise``, ``paired_noise``, ``reliance``
+    and ``seed_time``, each multiplied by a factor between 1 / unknown and unknown, uniform in its logarithm."""
+    world_envs: int | None = None
+    """Number of envs in a world; None: worths are drawn for each env and episode, and all share their experience."""
+    world_episodes: int | None = None
+    """Number of episodes that a world lasts; see :class:`esper.experience.gather.Gatherer`."""
     share: tuple[float, float, float] = (1.0, 0.8, 0.9)
     """Fraction of its worth that a seed can reach, by blend operator: add, multiply, gate."""
     synergy: float = 1.0
     parameters: tuple[int, ...] = (100, 300, 600, 400)
     """Number of parameters by blueprint; a gated seed has ``gate_parameters`` more."""
+    kinds: tuple[tuple[float, ...], ...] = ()
+    """What each blueprint is built of, see ``esper.spaces.observation.KINDS``; empty: nothing."""
     gate_parameters: int = 50
     host_parameters: int = 1000
     floor: float = 10.0
@@ -76,6 +85,7 @@ class Law:
             blueprints=blueprints,
             worth=tuple(tuple(row[place] for place in places) for row in self.worth),
             parameters=tuple(self.parameters[place] for place in places),
+            kinds=tuple(self.kinds[place] for place in places) if self.kinds else (),
         )
 
     def host_accuracy(self, epoch: Ints, horizon: int) -> Floats:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from esper.attribution.counterfactual import CounterfactualHelper
+from esper.attribution.paired import Paired
 from esper.config import EnvConfig
 from esper.env.state import EnvState, Rules
 from esper.lifecycle.gates import GateResult, Gates, Place, germination_gate
-from esper.lifecycle.slots import Bools, Ints, Slots
+from esper.lifecycle.slots import Bools, Floats, Ints, Slots
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import ActionSpec, Op
+from esper.spaces.mask import ActionMask
 from esper.telemetry.event import (
     ActionTaken,
     EpisodeCompleted,
@@ -26,7 +27,6 @@ from esper.telemetry.event import (
     StageChanged,
 )
 from esper.training.governor import Panic
-from esper.training.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class Reporter:
     def __init__(self, emit: Callable[[Event], None], spec: ActionSpec, config: EnvConfig, n_envs: int) -> None:
         self.emit, self.spec, self.config = emit, spec, config
         self._pending: list[list[StageChanged]] = [[] for _ in range(n_envs)]
+        self.mask: ActionMask | None = None
+        """Legal actions of the next step; None if unknown."""
+        self.log_prob: Floats | None = None
+        """Log-probabilities [E] of the next actions; None if unknown. Set before a step, which clears it."""
 
     def explain(self, state: EnvState, gates: Gates, actions: Ints, active: Bools) -> dict[int, GateResult]:
         """Returns the gate of each env's action, before anything has changed."""
@@ -83,15 +87,16 @@ class Reporter:
             self.emit(
                 ActionTaken(
                     **self._when(state, env),
-                    op=op.name,
-                    slot=self.spec.slots[slot],
-                    blueprint=self.spec.blueprints[int(actions[env, 2])] if op is Op.GERMINATE else None,
+                    **{"blueprint": None, **self.spec.decode(actions[env])},
                     accepted=not reason,
                     reason=reason,
+                    masked=None if self.mask is None else self.mask.illegal(self.spec, env, actions[env]),
+                    log_prob=None if self.log_prob is None else float(self.log_prob[env]),
                 )
             )
             for change in self._changes(state, env, before, now, op.name.lower()):
                 self.emit(change)
+        self.log_prob = None
 
     def ticked(
         self, state: EnvState, opened: Sequence[tuple[Place, GateResult]], before: Occupancy, ticked: Occupancy
@@ -104,15 +109,15 @@ class Reporter:
             pending += self._changes(state, env, before, ticked, "cooldown", if_removed="faded")
             pending += self._changes(state, env, ticked, now, "automatic", if_removed="stuck in training")
 
-    def governed(self, state: EnvState, before: Occupancy, rollbacks: Mapping[int, tuple[Panic, Snapshot]]) -> None:
+    def governed(self, state: EnvState, before: Occupancy, rollbacks: Mapping[int, tuple[Panic, int]]) -> None:
         """Reports rollbacks, by env, and the seeds that were cut in other envs; keeps the stage changes."""
         now, gone = Occupancy.of(state.slots), before.removed(state.slots)
         for env, pending in enumerate(self._pending):
             when = self._when(state, env)
             if env in rollbacks:
-                panic, snapshot = rollbacks[env]
+                panic, epoch = rollbacks[env]
                 count = int(state.rollbacks[env])
-                self.emit(GovernorRollback(**when, **asdict(panic), restored_epoch=snapshot.epoch, rollbacks=count))
+                self.emit(GovernorRollback(**when, **asdict(panic), restored_epoch=epoch, rollbacks=count))
             else:
                 for s in np.flatnonzero(gone[env]).tolist():
                     name = self.spec.blueprints[before.blueprint[env, s]]
@@ -126,9 +131,9 @@ class Reporter:
         terms: dict[str, float],
         reward: float,
         rules: Rules,
-        results: CounterfactualHelper,
+        shapley: Callable[[int], Mapping[str, Paired]],
     ) -> None:
-        """Reports kept stage changes, the epoch, and the episode if it has ended; ``results``: its validation."""
+        """Reports kept stage changes, the epoch, and an ended episode, with ``shapley`` values of its seeds."""
         slots, names = state.slots, self.spec.slots
         for change in self._pending[env]:
             self.emit(change)
@@ -173,7 +178,7 @@ class Reporter:
                     rollbacks=int(state.rollbacks[env]),
                     terminated=not state.truncated[env],
                     stopped=stopped if state.truncated[env] else None,
-                    shapley={slot: (value.difference, value.error) for slot, value in results.shapley().items()},
+                    shapley={slot: (value.difference, value.error) for slot, value in shapley(env).items()},
                 )
             )
 

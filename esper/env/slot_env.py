@@ -6,6 +6,8 @@ Time advances in an :class:`esper.env.epoch_loop.EpochLoop`; this class computes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -22,6 +24,7 @@ from esper.env.info import Info, final_entries
 from esper.env.observe import observe
 from esper.env.reporting import Reporter
 from esper.env.state import Rules, copied, reward_state
+from esper.experience.gather import Gatherer
 from esper.lifecycle.legal import legal_actions
 from esper.lifecycle.slots import Bools, Floats, Ints
 from esper.rewards.modes import Reward
@@ -33,6 +36,7 @@ from esper.telemetry.score import ACCURACY
 from esper.telemetry.span import Spans
 from esper.training.execution.tiers import Tier
 from esper.training.placement import HostCopy
+from esper.training.rng import RngStream, derive_seed
 
 Float32s = NDArray[np.float32]
 AUTORESET_MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
@@ -80,11 +84,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         hosts: Backend,
         spans: Spans,
         largest: Ints,
+        kinds: Floats,
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         reporter: Reporter | None = None,
     ) -> None:
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
-        self.config, self.action_spec, self.hosts, self.spans, self.largest = config, spec, hosts, spans, largest
+        self.config, self.action_spec, self.hosts, self.spans = config, spec, hosts, spans
+        self.largest, self.kinds = largest, kinds
         self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
         self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
         self.state = self.loop.state
@@ -92,7 +98,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """True for envs whose episode has ended and not been reset, [E]."""
         self.host_parameters = hosts.host_parameters
         """Number of parameters of the host without seeds."""
-        self.layout = ObservationLayout(spec.slots, self.horizon)
+        self.layout = ObservationLayout(spec.slots, spec.blueprints, self.horizon)
         self.single_observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (self.layout.size,), np.float32)
         self.single_action_space = gymnasium.spaces.MultiDiscrete(np.array(spec.sizes))
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -107,10 +113,12 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Set from the first reset on."""
         self.reward = Reward(config.reward, self.loop.durations.dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
+        self.gatherer = Gatherer(spec, self.num_envs, config.experience)
+        """What these hosts have shown of their seeds."""
+        self.count_epochs: Callable[[int], None] = lambda hosts: None  # called after each epoch, the baseline's too
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""
-        self.pinned: tuple[HostCopy, ...] = ()
-        """Copies of hosts that lie in pinned CPU memory, so that a limit on GPU memory holds."""
+        self.pinned: tuple[HostCopy, ...] = ()  # copies in pinned CPU memory, so that a limit on GPU memory holds
 
     @property
     def phase_seconds(self) -> dict[str, float]:
@@ -121,7 +129,8 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """Measures the baseline unless it was given; optional, since the first reset does it if needed."""
         if self.rules is None:
             self.baseline = self._no_growth()
-            self.rules = Rules(self.config, self.baseline, self.horizon, self.host_parameters, self.largest)
+            sizes = self.host_parameters, self.largest, self.kinds
+            self.rules = Rules(self.config, self.baseline, self.horizon, *sizes)
 
     @abstractmethod
     def _no_growth(self) -> Baseline:
@@ -138,13 +147,11 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         return self.hosts.test_accuracy(self.state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state needed to resume between two steps.
-
-        It consists of nested dicts and lists of copied CPU tensors and plain values.
-        """
+        """Returns the state needed to resume between two steps: dicts and lists of copied tensors and plain values."""
         tables = changing_arrays(self).items()
         copies = {name: {key: copied(values) for key, values in table.items()} for name, table in tables}
-        return {"run_seed": self.run_seed, "arrays": copies, "hosts": self.hosts.state_dict()}
+        hosts, experience = self.hosts.state_dict(), self.gatherer.state_dict()
+        return {"run_seed": self.run_seed, "arrays": copies, "hosts": hosts, "experience": experience}
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
         """Resumes from ``state`` and returns the observation and info at that point.
@@ -157,6 +164,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
         self.hosts.load_state_dict(state["hosts"], self.state)
+        self.gatherer.load_state_dict(state["experience"])
         return self._observe(), info_of(self, self.done)
 
     def reset(
@@ -168,8 +176,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         from the run seed.
         """
         if isinstance(seed, list):
-            name = type(self).__name__
-            raise ValueError(f"{name} takes one run seed, from which each env derives its own; pass an int")
+            raise ValueError("this env takes one run seed, from which each of its envs derives its own; pass an int")
         starting = reset_mask(options, self.num_envs)
         if self.rules is None:
             starting = np.ones_like(starting)
@@ -177,23 +184,22 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
             super().reset(seed=int(seed))  # Gymnasium's own generator, which is not used here
             self.run_seed = seed
             self.state.episode[:] = -1
+            self.gatherer.forget()
         self.prepare()
-        self.illegal_actions[starting] = 0
-        self.reward.reset(starting)
-        for term in self.reward_terms.values():
-            term[starting] = 0.0
-        self.loop.start(starting, self.run_seed)
+        start_episodes(self, starting)
         return self._observe(), info_of(self, self.done)
 
     def step(self, actions: Actions) -> tuple[Float32s, Floats, Bools, Bools, Info]:
         """Executes ``actions`` int64 [E, 8] and trains every host for one epoch; rewards float64 [E], flags bool [E].
 
+        An episode terminates at its horizon and at its last rollback; one that ``env.stop_on`` ends is truncated.
         Raises ResetNeeded before the first reset, and ValueError for actions of another shape or out of range.
         """
         if self.rules is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         actions, idle = accepted_actions(self, np.asarray(actions, dtype=np.int64)), self.done.copy()
         self.loop.step(actions)
+        self.count_epochs(int((~idle).sum()))
         return self._result(idle)
 
     def _result(self, idle: Bools) -> tuple[Float32s, Floats, Bools, Bools, Info]:
@@ -201,6 +207,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         with self.spans("decide"):
             rewards = self._pay(~idle)
             self._report(np.flatnonzero(~idle).tolist(), rewards)
+            gather(self, ~idle)
             observation = self._observe()
         terminated, truncated = self.done & ~self.state.truncated, self.state.truncated.copy()
         info = info_of(self, idle)
@@ -217,13 +224,15 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         return np.concatenate([masks[head] for head in HEADS], axis=1)
 
     def _observe(self) -> Float32s:
-        """Sets the masks, and returns the observations [E, size]."""
+        """Sets the masks and keeps the state that the next reward starts from; returns the observations [E, size]."""
         assert self.rules is not None
         state, rules, durations = self.state, self.rules, self.loop.durations
         state.potential[:] = self.reward.potential
         self.mask: ActionMask = legal_actions(state.slots, self.config.env, durations, rules.budget, rules.largest)
+        if self.loop.reporter is not None:
+            self.loop.reporter.mask = self.mask
         self._seen = reward_state(state, rules)
-        return observe(state, self._seen, rules, self.layout)
+        return observe(state, self._seen, rules, self.layout, self.gatherer)
 
     def _pay(self, active: Bools) -> Floats:
         """Returns the rewards [E] of the step from the last observed state to the present one."""
@@ -247,6 +256,30 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
     def close_extras(self, **_kwargs: Any) -> None:
         self.hosts.close()
+
+
+def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:
+    """Starts the next episode of the envs ``starting`` bool [E]."""
+    env.illegal_actions[starting] = 0
+    env.reward.reset(starting)
+    for term in env.reward_terms.values():
+        term[starting] = 0.0
+    env.loop.start(starting, env.run_seed)
+    env.gatherer.start(starting, env.state.episode, partial(worth_normals, env.run_seed, env.largest.size))
+
+
+def worth_normals(run_seed: int, size: int, env: int, episode: int) -> Floats:
+    """Returns the normal numbers [size] that the worths of an episode are drawn with."""
+    return np.random.default_rng(derive_seed(run_seed, env, episode, RngStream.EXPERIENCE)).standard_normal(size)
+
+
+def gather(env: SlotVectorEnv, active: Bools) -> None:
+    """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that reached their end."""
+    assert env.rules is not None
+    state = env.state
+    env.gatherer.watch(state.slots)
+    complete = active & state.done & (state.epoch >= env.horizon)
+    env.gatherer.end(complete, state.committed - env.rules.baseline_at(state.epoch), state.slots)
 
 
 def info_of(env: SlotVectorEnv, idle: Bools) -> Info:

@@ -65,6 +65,8 @@ class Rules:
     host_parameters: int
     largest: Ints
     """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
+    kinds: Floats
+    """What each blueprint is built of, [B, 3]; see ``esper.spaces.observation.KINDS``."""
 
     @property
     def budget(self) -> float:
@@ -105,3 +107,27 @@ def reward_state(state: EnvState, rules: Rules) -> RewardState:
 def copied(values: NDArray[Any]) -> Tensor:
     """Copies an array to a tensor, which can be loaded from a file without running code."""
     return torch.from_numpy(np.array(values))
+
+
+def table_of(state: EnvState, rows: slice) -> Floats:
+    """Returns a copy of all values of these envs, float64 [rows, values]; flags and integers are exact in it."""
+    arrays = (*state.arrays().values(), *state.slots.arrays().values())
+    columns = [values[rows].reshape(len(values[rows]), -1).astype(np.float64) for values in arrays]
+    return np.concatenate(columns, axis=1)
+
+
+def write_table(state: EnvState, rows: slice, table: Floats) -> None:
+    """Overwrites all values of these envs with those of a table of :func:`table_of`."""
+    column = 0
+    for values in (*state.arrays().values(), *state.slots.arrays().values()):
+        width = values[0].size
+        values[rows] = table[:, column : column + width].reshape(-1, *values.shape[1:])
+        column += width
+
+
+def write_changes(state: EnvState, rows: slice, before: Floats, after: Floats) -> None:
+    """Writes the values of these envs that differ, bit for bit, between two tables, and leaves all others."""
+    table = table_of(state, rows)
+    changed = before.view(np.int64) != after.view(np.int64)
+    table[changed] = after[changed]
+    write_table(state, rows, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from esper.attribution.counterfactual import max_configurations
+from esper.attribution.paired import Paired
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend
@@ -31,7 +33,6 @@ from esper.training.host_training import HostTraining
 from esper.training.metrics import EpochMetrics, make_metrics
 from esper.training.placement import HostCopy
 from esper.training.rng import seeded
-from esper.training.snapshot import Snapshot
 from esper.training.validate import committed_configuration, evaluate
 
 
@@ -64,6 +65,31 @@ def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, 
     return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in widths])
 
 
+def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
+    """Returns what each blueprint is built of, [B, 3], see ``esper.spaces.observation.KINDS``.
+
+    It is read from a body for ``channels`` channels: whoever knows a blueprint by this needs not know its name.
+    """
+    rows = []
+    with seeded(0):
+        for name in spec.blueprints:
+            shapes = [tuple(p.shape) for p in blueprints.get(topology, name).build(channels).parameters()]
+            sizes = np.array([math.prod(shape) for shape in shapes])
+            spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
+            vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
+            total = max(int(sizes.sum()), 1)
+            rows.append(((~vector).sum() / 4, sizes[spatial].sum() / total, sizes[vector & ~spatial].sum() / total))
+    return np.array(rows, dtype=np.float64)
+
+
+def max_seed_parameters(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> int:
+    """Returns the most parameters that seeds of a host may have at a time."""
+    host = training.host
+    sizes = largest_sizes(host.topology, {site.name: site.channels for site in host.sites}, spec, blueprints)
+    budget = training.config.env.parameter_budget * training.host_parameters
+    return int(min(sizes.max(axis=1, initial=0).sum(), budget))
+
+
 class TrainingBackend(Backend):
     """E hosts of one task, trained together.
 
@@ -91,13 +117,16 @@ class TrainingBackend(Backend):
             governor = Governor(training.config.governor, training.durations, classes, pinned)
             self.each.append(GovernedHost(training, governor, spec.slots, row))
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
-        self.watch: Callable[[GovernedHost], None] = lambda _host: None
-        """Called after each validation of a host, before anything changes."""
+        self.look: Callable[[GovernedHost], Any] | None = None
+        """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
+        self.seen: list[list[Any]] = [[] for _ in self.each]
+        """By host, of its current episode: first of the untrained host, then of its epochs."""
 
     def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
         for host in self._of(starting):
             host.training.reset(run_seed, int(episodes[host.row]))
             host.governor.reset()
+            self.seen[host.row] = []
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         sizes, failures = np.zeros((len(where), 1), dtype=np.int64), {}
@@ -130,17 +159,22 @@ class TrainingBackend(Backend):
             blocks[id(host.training.totals.accumulators)].append(host)
         for of_one_device in blocks.values():
             _transfer(of_one_device, state)
-        for host in hosts:
-            self.watch(host)
+        if self.look is not None:
+            for host in hosts:
+                self.seen[host.row].append(self.look(host))
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         for host in self._of(starting) if self.governed else ():
             host.take_first_snapshot(state)
 
-    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
         self.training_time.settle()
         outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
-        return {env: rollback for env, rollback in outcomes.items() if rollback is not None}
+        return {env: (rolled[0], rolled[1].epoch) for env, rolled in outcomes.items() if rolled is not None}
+
+    def shapley(self, env: int) -> dict[str, Paired]:
+        """Returns the Shapley values of an env's seeds by slot, of its last validation; {} unless all were measured."""
+        return self.each[env].counterfactual.shapley()
 
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.each))
@@ -153,8 +187,8 @@ class TrainingBackend(Backend):
         self.trainer.repeatable(measure, self.each)
         return accuracy
 
-    def copies_held(self) -> list[Counter[str]]:
-        return [host.governor.held() for host in self.each]
+    def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
+        return question(self)
 
     def state_dict(self) -> Any:
         return [{"training": host_state(host.training), "governor": host.governor.state_dict()} for host in self.each]
@@ -174,6 +208,11 @@ class TrainingBackend(Backend):
 
     def _of(self, active: Bools) -> list[GovernedHost]:
         return [host for host, chosen in zip(self.each, active, strict=True) if chosen]
+
+
+def copies_held(hosts: TrainingBackend) -> list[Counter[str]]:
+    """Bytes of the copies that are kept of each host, by where they lie: ``cpu``, ``cuda:0``, ... or ``pinned``."""
+    return [host.governor.held() for host in hosts.each]
 
 
 def _transfer(hosts: list[GovernedHost], state: EnvState) -> None:

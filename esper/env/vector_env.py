@@ -15,9 +15,10 @@ from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
 from esper.env.no_growth import measure_baseline
+from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.training_backend import TrainingBackend, largest_sizes, make_trainings
+from esper.env.training_backend import TrainingBackend, kinds_of, largest_sizes, make_trainings, max_seed_parameters
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
@@ -25,8 +26,10 @@ from esper.spaces.action import ActionSpec
 from esper.telemetry.event import BaselineMeasured, Event, StepsNotCaptured
 from esper.telemetry.span import Spans
 from esper.training.execution.multi_gpu import device_index
+from esper.training.execution.ranks import RunRanks
 from esper.training.execution.tiers import make_lanes, prepare_hosts
 from esper.training.host_trainer import HostTrainer
+from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
 from esper.training.precision import Arithmetic
@@ -50,6 +53,7 @@ class GrowthVectorEnv(SlotVectorEnv):
             which of the host's topology a controller may choose, None for all.
         autoreset_mode: DISABLED or SAME_STEP, see SlotVectorEnv.
         parts: how batches are split, shared by the envs of a run; None: this env's own.
+        ranks: the ranks that hosts are spread over; None: all train in this process.
 
     Raises:
         ConfigError: sizes that the task's data cannot serve, a host that does not fit the task, or blueprints that are
@@ -69,6 +73,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
         parts: MicroBatchPolicy | None = None,
         elsewhere: Sequence[Task] = (),
+        ranks: RunRanks | None = None,
     ) -> None:
         config = resolve(config, task)
         n_envs = config.env.n_envs
@@ -77,8 +82,11 @@ class GrowthVectorEnv(SlotVectorEnv):
         with seeded(0), arithmetic.casting():
             check_hosts(task, arithmetic.image_dtype)
         self.tasks = (task, *elsewhere)[:n_envs]
-        of_env = [self.tasks[device_index(i, len(self.tasks))] for i in range(n_envs)]
-        self.training = make_trainings(of_env, [config] * n_envs, range(n_envs), len(self.tasks))
+        self.ranks, run = ranks, config.run if ranks is None else ranks.own(config.run)
+        mine = range(n_envs) if ranks is None else ranks.share(n_envs)
+        of_env = [self.tasks[device_index(i, len(self.tasks))] for i in mine]
+        self.training = make_trainings(of_env, [config] * len(mine), mine, len(self.tasks))
+        """The hosts of this process, the first ones; :meth:`host` returns any."""
         self.blueprints = (blueprints or BLUEPRINTS).copy()
         host = self.training[0].host
         names = choose(config.env.blueprints, self.blueprints.names(host.topology), f"{host.topology} hosts")
@@ -90,25 +98,36 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.parts = parts or MicroBatchPolicy(config)
         if emit is not ignore:
             self.parts.on_split = self._tell
-        self.lanes = make_lanes(config.run, *(each.device for each in self.tasks))
-        tier = prepare_hosts(config.run, self.training, self.lanes)
-        budget = config.env.parameter_budget * self.training[0].host_parameters
-        pinned = copies_to_pin(config.run, self.training, int(min(largest.max(axis=1).sum(), budget)))
+        self.lanes = make_lanes(run, *(each.device for each in self.tasks))
+        tier = prepare_hosts(run, self.training, self.lanes)
+        pinned = copies_to_pin(run, self.training, max_seed_parameters(self.training[0], spec, self.blueprints))
         trainer = HostTrainer(task, self.training, self.lanes, self.parts)
         self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
-        self.hosts: TrainingBackend = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
-        super().__init__(config, spec, self.hosts, spans, largest, autoreset_mode, self.reporter)
+        self.local = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
+        """The hosts of this process."""
+        self.hosts: TrainingBackend | RankedBackend = self.local
+        if ranks is not None:
+            self.hosts = RankedBackend(ranks, self.local, config, range(n_envs))
+        kinds = kinds_of(host.topology, max(channels.values()), spec, self.blueprints)
+        super().__init__(config, spec, self.hosts, spans, largest, kinds, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
         if trainer.batches is not None:
             trainer.batches.spans = spans
 
+    def host(self, env: int) -> HostTraining:
+        """Returns the host of an env in training; if another rank has it, a copy to read."""
+        if isinstance(self.hosts, RankedBackend) and env >= len(self.training):
+            return self.hosts.copy_of(env, self.task, self.config, self.state)
+        return self.training[env]
+
     def _no_growth(self) -> Baseline:
         """Measures the baseline unless it was given."""
         baseline = self.baseline
         if baseline is None:
-            baseline = measure_baseline(self.tasks, self.config, self.lanes, self.run_seed, self.parts)
+            settings = self.run_seed, self.parts, self.count_epochs, self.ranks
+            baseline = measure_baseline(self.tasks, self.config, self.lanes, *settings)
         baseline.check(self.horizon)
         self._tell(BaselineMeasured(baseline.episodes, baseline.accuracy, baseline.loss, baseline.final_loss_std))
         return baseline
@@ -128,9 +147,9 @@ class GrowthVectorEnv(SlotVectorEnv):
             return
         for env in envs:
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
-            results = self.hosts.each[env].counterfactual
             with self.spans("telemetry"):
-                self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, results)
+                shapley = self.hosts.shapley
+                self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, shapley)
 
     def _tell(self, event: Event) -> None:
         with self.spans("telemetry"):

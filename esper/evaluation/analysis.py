@@ -11,7 +11,6 @@ import numpy as np
 
 from esper.evaluation.runner import HostResult
 from esper.evaluation.statistics import (
-    MIN_PAIRS,
     Better,
     Floats,
     PairedComparison,
@@ -111,7 +110,7 @@ class ArmComparison:
     @property
     def word(self) -> str:
         """The verdict on the first arm, for a table: better, worse, more, less, no evidence, or inconclusive."""
-        if self.pair.pairs < MIN_PAIRS:
+        if self.pair.few:
             return "inconclusive"
         if not self.conclusive:
             return "no evidence"
@@ -121,14 +120,14 @@ class ArmComparison:
         return "better" if above == (self.metric.better == "higher") else "worse"
 
     def line(self, score: ScoreUnit) -> str:
-        """Returns the difference in ``score`` with its interval and the verdict on the first arm, for a line of text.
+        """Returns the difference in ``score`` with its 95 % interval and the verdict on the first arm, as text.
 
         Scores of ``pair`` are in percentage points.
         """
         pair = self.pair
         low, high = (f"{score.of(end):+.{2 + score.decimals}f}" for end in pair.interval)
-        interval = f"95 % interval {low} to {high}" if pair.pairs > 1 else "no interval"
-        more = {"inconclusive": f", fewer than {MIN_PAIRS} pairs", "no evidence": " of a difference"}
+        interval = f"{low} to {high}" if pair.pairs > 1 else "no interval"
+        more = {"inconclusive": f", {pair.few}", "no evidence": " of a difference"}
         gap = f" {score.gap}" if score.gap else ""
         difference = f"{score.of(pair.difference):+6.{2 + score.decimals}f}{gap}"
         return f"{difference}, {interval}: {self.word}{more.get(self.word, '')}"
@@ -173,13 +172,21 @@ class MetricResult:
 
 
 def analyse(
-    hosts: Mapping[str, Sequence[HostResult]], reference: str, metrics: Sequence[Metric] = METRICS
+    hosts: Mapping[str, Sequence[HostResult]],
+    reference: str,
+    metrics: Sequence[Metric] = METRICS,
+    train_seeds: int | None = None,
 ) -> list[MetricResult]:
-    """Analyses the hosts of each arm, given in the order of their pairs; one result for each of ``metrics``."""
-    return [_analyse(metric, hosts, reference) for metric in metrics]
+    """Analyses the hosts of each arm, given in the order of their pairs; one result for each of ``metrics``.
+
+    ``train_seeds``: number of training seeds, if arms learn; the hosts of each follow one another.
+    """
+    return [_analyse(metric, hosts, reference, train_seeds) for metric in metrics]
 
 
-def _analyse(metric: Metric, hosts: Mapping[str, Sequence[HostResult]], reference: str) -> MetricResult:
+def _analyse(
+    metric: Metric, hosts: Mapping[str, Sequence[HostResult]], reference: str, train_seeds: int | None
+) -> MetricResult:
     values = {name: metric.values(own) for name, own in hosts.items()}
     bad = {name: int((~np.isfinite(own)).sum()) for name, own in values.items()}
     if all(bad[name] == len(own) for name, own in values.items()):
@@ -189,6 +196,7 @@ def _analyse(metric: Metric, hosts: Mapping[str, Sequence[HostResult]], referenc
         counts = ", ".join(f"{name} {count} of {len(values[name])}" for name, count in bad.items() if count)
         return MetricResult(metric, {}, {}, missing=f"no verdict: some values are not finite ({counts})")
     others = [name for name in values if name != reference]
-    pairs = [compare_pairs(values[name], values[reference], name_a=name, name_b=reference) for name in others]
+    base, seeds = values[reference], train_seeds
+    pairs = [compare_pairs(values[name], base, name_a=name, name_b=reference, train_seeds=seeds) for name in others]
     comparisons = dict(zip(others, corrected(pairs, metric), strict=True))
-    return MetricResult(metric, {name: summarise(own) for name, own in values.items()}, comparisons)
+    return MetricResult(metric, {name: summarise(own, seeds) for name, own in values.items()}, comparisons)

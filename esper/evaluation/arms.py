@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esper.config import ConfigError, TrainingConfig, read_toml, set_dotted
+from esper.config import ConfigError, RunConfig, TrainingConfig, did_you_mean, read_toml, set_dotted
 from esper.data.user_code import FORM, is_user_code, refuse_untrusted
 from esper.data.user_task import is_user_task
 from esper.evaluation.controls import CONTROLS
@@ -19,9 +19,12 @@ Tables = dict[str, Any]
 """A config as nested tables, as in a TOML file."""
 
 ALONE = ("none", "no-growth")
-BUILT_IN = ("no-growth", *CONTROLS, "random", "heuristic", "schedule", "pretrained", "ppo:RUN_FOLDER")
+BUILT_IN = (
+    *("no-growth", *CONTROLS, "random", "heuristic", "schedule"),
+    *("ppo", "plans", "pretrained", "ppo:RUN_FOLDER", "plans:RUN_FOLDER"),
+)
 FORMS = (
-    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; or "
+    f"{', '.join(BUILT_IN)}; schedule:FILE.toml; {FORM}; NAME=FILE.toml; CONTROLLER:SECTION.KEY=VALUE,...; or "
     f"NAME:controller=CONTROLLER,SECTION.KEY=VALUE,..."
 )
 
@@ -35,12 +38,13 @@ SHARED: Mapping[tuple[str, str], str] = {
 """Values that must be the same in all arms, and why."""
 
 WITHOUT_EFFECT: Mapping[str, str] = {
-    "run.rounds": "--pairs sets the number of hosts",
     "run.evaluation_pairs": "--pairs sets the number of hosts",
+    "run.rounds": "--pairs sets the number of hosts",
     "run.checkpoint_every": "every finished round is saved",
-    "ppo": "no arm learns during a comparison; train the agent with `esper run` and name its run folder",
+    "ppo": "this arm does not learn during the comparison; ones whose controllers learn are ppo and plans",
 }
-"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored."""
+"""Values that an arm must not set, and why; in a file, which may be a run's config, they are ignored. All but the first
+have an effect on an arm that learns."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class Arm:
     def alone(self) -> bool:
         """Whether it leaves hosts alone."""
         return self.controller in ALONE
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is an agent that is trained by the comparison."""
+        return self.config.run.learns
 
     def plain(self) -> dict[str, Any]:
         """Returns all but the name, ready for JSON."""
@@ -120,7 +129,7 @@ def _read(text: str, base: Tables) -> _Draft:
     name, colon, rest = text.partition(":")
     if file := re.fullmatch(r"([^:=]+)=(.+)", text):
         draft = _from_file(text, file[1].strip(), Path(file[2].strip()), base)
-    elif name == "ppo" and rest:
+    elif name == "ppo" and rest and not _is_assignment(rest):
         draft = _Draft(name, {"run": {"controller": f"checkpoint:{rest}"}})
     elif not colon or name in ("checkpoint", "schedule") or "=" not in rest:
         draft = _Draft(text, {"run": {"controller": text}})  # _check_controller refuses an unknown one
@@ -129,7 +138,14 @@ def _read(text: str, base: Tables) -> _Draft:
     runs = [_section(tables, "run") for tables in (draft.tables, base)]
     draft.controller = str(next((run["controller"] for run in runs if "controller" in run), ""))
     _check_controller(draft)
+    if not file:
+        _check_effects(text, draft)
     return draft
+
+
+def _is_assignment(rest: str) -> bool:
+    """Whether the text after the colon sets a value, and is not a path that has an equals sign in it."""
+    return re.match(r"\s*(controller|of|[a-z]+\.[\w.]+)\s*=", rest) is not None
 
 
 def _from_file(text: str, name: str, path: Path, base: Tables) -> _Draft:
@@ -155,16 +171,29 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
         if key == "of":
             draft.control_of = value.strip("\"'")
             continue
-        for known, why in WITHOUT_EFFECT.items():
-            if f"{key}.".startswith(f"{known}."):
-                raise ConfigError(f"--arm {text}: {key} has no effect here: {why}")
         try:
             set_dotted(draft.tables, f"{'run.controller' if key == 'controller' else key}={value}")
         except ConfigError:
             raise ConfigError(
                 f"--arm {text}: expected controller=..., of=... or SECTION.KEY=VALUE, got {assignment.strip()!r}"
             ) from None
+    if "controller" not in _section(draft.tables, "run") and _is_controller(name):
+        draft.tables.setdefault("run", {})["controller"], draft.name = name, text
     return draft
+
+
+def _check_effects(text: str, draft: _Draft) -> None:
+    """Raises ConfigError if the arm sets a value of WITHOUT_EFFECT itself."""
+    learns = RunConfig(controller=draft.controller).learns
+    for known, why in list(WITHOUT_EFFECT.items())[: 1 if learns else None]:
+        section, _, key = known.partition(".")
+        own = _section(draft.tables, section)
+        if found := next((name for name in own if name == key or not key), None):
+            raise ConfigError(f"--arm {text}: {section}.{found} has no effect here: {why}")
+
+
+def _is_controller(name: str) -> bool:
+    return name in (*ALONE, *CONTROLS) or name in NAMES or is_user_code(name)
 
 
 def _check_controller(draft: _Draft) -> None:
@@ -174,7 +203,8 @@ def _check_controller(draft: _Draft) -> None:
         raise ConfigError(f"arm {draft.name!r} has no controller; give it one of: {known}")
     known_kinds = {known.partition(":")[0] for known in NAMES}
     if kind not in known_kinds and draft.controller not in (*ALONE, *CONTROLS) and not is_user_code(draft.controller):
-        raise ConfigError(f"unknown controller {draft.controller!r}; an arm is one of: {FORMS}")
+        similar = did_you_mean(kind, (*known_kinds, *ALONE, *CONTROLS))
+        raise ConfigError(f"unknown controller {draft.controller!r}{similar}; an arm is one of: {FORMS}")
     if draft.control_of is not None and draft.controller not in CONTROLS:
         raise ConfigError(f"arm {draft.name!r}: of= applies only to {', '.join(CONTROLS)}, not to {draft.controller}")
 

@@ -21,9 +21,9 @@ from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import MetricResult, analyse, metrics_of
-from esper.evaluation.arms import Arm
+from esper.evaluation.arms import ALONE, Arm
 from esper.evaluation.controls import CONTROLS
-from esper.evaluation.folder import RESULTS, ComparisonFolder
+from esper.evaluation.folder import RESULTS, WHOLE, ComparisonFolder, Part
 from esper.evaluation.runner import (
     HELD_OUT,
     ArmRunner,
@@ -32,12 +32,15 @@ from esper.evaluation.runner import (
     MakeController,
     Progress,
     Results,
+    arms_work,
     in_order,
     name_score,
     play_rounds,
+    prepare_arms,
     split_pairs,
+    whole_messages,
 )
-from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
+from esper.evaluation.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
 from esper.files.atomic import write_json
 from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
@@ -45,6 +48,9 @@ from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import check_name, controller_for
 from esper.rollout.threads import one_thread
+from esper.telemetry.text import trained_once
+from esper.telemetry.workload import Phase, Workload
+from esper.training.execution.ranks import RunRanks
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ def play_arms(
     progress: Progress | None = None,
     baseline: Baseline | None = None,
     results: Results | None = None,
+    work: Workload | None = None,
 ) -> list[ArmResult]:
     """Plays the hosts of ``run_seed`` with every controller: pair i is the same (env, episode) for each of them.
 
@@ -122,7 +129,9 @@ def play_arms(
         baseline: the no-growth baseline; None: that of the config's run seed, measured once.
         results: results so far. Rounds found here are not played again; each new one is stored here before ``progress``
             is called.
+        work: counts what is done.
     """
+    work = work or Workload()
     results = {name: {} for name in controllers} if results is None else results
     rounds, n_envs = split_pairs(pairs, maker.config.env.n_envs)
     runners: dict[str, GrowingRunner] = {}
@@ -133,8 +142,10 @@ def play_arms(
             runners[name] = opened.enter_context(closing(runner))
         for runner in runners.values():
             runner.env.baseline = runner.env.baseline or baseline
-            runner.prepare()
-        play_rounds(runners, rounds, np.random.default_rng([run_seed, len(controllers)]), results, progress)
+        work.pause()
+        prepare_arms(runners, ALONE, n_envs, maker.config.env.episode_length, work)
+        order = np.random.default_rng([run_seed, len(controllers)])
+        play_rounds(runners, range(rounds), order, results, progress, work=work)
     return [ArmResult.of(name, hosts) for name, hosts in in_order(results, pairs).items()]
 
 
@@ -149,6 +160,9 @@ class ComparisonResult:
     """Results of the hosts by arm, in the order of the pairs."""
     metrics: list[MetricResult]
     folder: Path
+    train_seeds: int | None = None
+    """Number of training seeds that every arm has finished; None if no arm learns."""
+    requested_seeds: int | None = None
 
     @property
     def pairs(self) -> int:
@@ -162,12 +176,24 @@ class ComparisonResult:
     def seed(self) -> int:
         return self.arms[0].config.run.seed
 
+    def caveats(self) -> list[str]:
+        """Returns what the intervals do not cover, and why a verdict cannot be given, as sentences."""
+        few = self.train_seeds is not None and self.train_seeds < MIN_SEEDS
+        fixed = [arm for arm in self.arms if not arm.learns]
+        return [
+            *([f"Fewer than {MIN_SEEDS} training seeds are always inconclusive."] if few else []),
+            *trained_once([arm.controller for arm in fixed], [arm.name for arm in fixed]),
+        ]
+
     def plain(self) -> dict[str, Any]:
         return {
             "task": self.task,
             "seed": self.seed,
             "pairs": self.pairs,
             "pairs_asked": self.requested_pairs,
+            "train_seeds": self.train_seeds,
+            "train_seeds_asked": self.requested_seeds,
+            "notes": self.caveats(),
             "reference": self.reference,
             "arms": {
                 arm.name: {
@@ -204,6 +230,9 @@ class ComparisonRun:
         task: what hosts are trained on; None: the task named in the config.
         order_seed: seed of the order in which arms take turns; no result depends on it.
         results: rounds that are already saved in ``folder``, see :meth:`resume`; None: a new comparison.
+        work: counts what is done, and estimates the time that is left.
+        ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
+        part: which rounds are played; the results are those of all parts once they are merged.
 
     Raises:
         ConfigError: there are fewer than two arms, the reference is not one of them, or an arm cannot be set up.
@@ -220,26 +249,25 @@ class ComparisonRun:
         task: Task | None = None,
         order_seed: int = 0,
         results: Results | None = None,
+        work: Workload | None = None,
+        ranks: RunRanks | None = None,
+        part: Part = WHOLE,
     ) -> None:
-        names = [arm.name for arm in arms]
-        if len(arms) < 2:
-            raise ConfigError(f"a comparison needs two or more --arm; got {f'only {names[0]}' if names else 'no arm'}")
-        self.reference = reference or next((arm.name for arm in arms if arm.alone), names[-1])
-        if self.reference not in names:
-            raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
+        self.reference = reference_of(arms, reference)
         self.files = ComparisonFolder(Path(folder))
         self.resumed = results is not None
         if not self.resumed:
             require_empty(self.files.path)
-        self.results: Results = results or {name: {} for name in names}
-        self.pairs, self.progress = pairs, progress
+        self.results: Results = results or {arm.name: {} for arm in arms}
+        self.pairs, self.progress, self.train_seeds = pairs, progress, None
         self.result: ComparisonResult | None = None
         """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
         check_devices(arms[0].config.run.device)
-        first = EnvMaker.of(arms[0].config, task)
+        first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
         self.score = first.score
         """How the score of hosts is shown."""
-        self.rounds, n_envs = split_pairs(pairs, first.config.env.n_envs)
+        rounds, n_envs = split_pairs(pairs, first.config.env.n_envs)
+        self.part, self.rounds = part, part.of(rounds, f"rounds of {n_envs} hosts")
         seed = first.config.run.seed + HELD_OUT
         self.order = np.random.default_rng([seed, len(arms), order_seed])
         baselines: dict[Any, Baseline] = {}
@@ -248,13 +276,18 @@ class ComparisonRun:
         with ExitStack() as opened:
             for arm in arms:
                 try:
-                    maker = EnvMaker.of(arm.config, first.task)
-                    runner = opened.enter_context(closing(_runner(arm, maker, n_envs, seed, baselines)))
+                    maker = EnvMaker.of(arm.config, first.task, ranks)
+                    runner = opened.enter_context(closing(make_runner(arm, maker, n_envs, seed, baselines)))
                 except ConfigError as error:
                     raise ConfigError(f"arm {arm.name!r}: {error}") from None
                 self.runners[arm.name] = runner
                 self.arms += (replace(arm, config=maker.config),)
             self._opened = opened.pop_all()
+        self.n_envs, self.epochs, self.work = n_envs, first.config.env.episode_length, work or Workload()
+        alone = {arm.name: arm.alone for arm in arms}
+        baseline = 0 if first.task is None else first.config.env.baseline_episodes * self.epochs
+        played = arms_work(alone, len(self.rounds), n_envs, self.epochs)
+        self.work.add([Phase("baseline", baseline), played])
 
     @classmethod
     def resume(
@@ -264,6 +297,8 @@ class ComparisonRun:
         task: Task | str | None = None,
         reference: str | None = None,
         controllers: Sequence[str] = (),
+        work: Workload | None = None,
+        ranks: RunRanks | None = None,
     ) -> ComparisonRun:
         """Returns a comparison that continues after the last saved round, and ends as if it had never stopped.
 
@@ -276,12 +311,16 @@ class ComparisonRun:
                 one of them, or a user-defined task or controller is not named.
         """
         files = ComparisonFolder(Path(folder))
-        arms, pairs, first_reference = files.settings(controllers)
-        given, name = (task, task.name) if isinstance(task, Task) else (None, task)
-        confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
-        arms = [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
+        arms, pairs, first_reference, train_seeds, part = files.settings(controllers)
+        if train_seeds is not None:
+            raise ConfigError(
+                f"arms of {folder} learn: resume it with esper.run.learning_comparison.LearningComparison"
+            )
+        given = task if isinstance(task, Task) else None
+        arms = with_confirmed_task(arms, task, folder)
         results = files.results([arm.name for arm in arms])
-        return cls(arms, pairs, folder, reference or first_reference, progress, given, results=results)
+        named = reference or first_reference
+        return cls(arms, pairs, folder, named, progress, given, results=results, work=work, ranks=ranks, part=part)
 
     @one_thread()
     def run(self) -> ComparisonResult:
@@ -291,20 +330,27 @@ class ComparisonRun:
         raised; they are also in :attr:`result`.
         """
         if not self.resumed:
-            self.files.create(self.arms, self.pairs, self.reference)
+            self.files.create(self.arms, self.pairs, self.reference, self.part)
         with closing(self), termination_interrupts():
             try:
-                if any(len(done) < self.rounds for done in self.results.values()):
+                if not self.finished:
                     name_score(self.score, self.progress)
-                    for runner in self.runners.values():
-                        runner.prepare()
-                play_rounds(self.runners, self.rounds, self.order, self.results, self.progress, self.files.save_round)
+                    self.work.start()
+                    alone = [arm.name for arm in self.arms if arm.alone]
+                    prepare_arms(self.runners, alone, self.n_envs, self.epochs, self.work)
+                save = self.files.save_round
+                play_rounds(self.runners, self.rounds, self.order, self.results, self.progress, save, self.work)
             finally:
                 self.result = self._analyse()
-                if self.result is not None:
+                if self.result is not None and self.part == WHOLE:
                     write_json(self.files.path / RESULTS, self.result.plain())
         assert self.result is not None
         return self.result
+
+    @property
+    def finished(self) -> bool:
+        """Whether every arm has played all rounds."""
+        return all(len(done) == len(self.rounds) for done in self.results.values())
 
     def _analyse(self) -> ComparisonResult | None:
         """Returns the result of the rounds that every arm has finished; None if there is none."""
@@ -319,7 +365,29 @@ class ComparisonRun:
         self._opened.close()
 
 
-def _runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
+def with_confirmed_task(arms: Sequence[Arm], task: Task | str | None, folder: Path | str) -> list[Arm]:
+    """Returns the arms of a saved comparison, with the task as the user has named it again.
+
+    Raises ConfigError if it is another one, or user-defined and not named.
+    """
+    name = task.name if isinstance(task, Task) else task
+    confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
+    return [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
+
+
+def reference_of(arms: Sequence[Arm], named: str | None) -> str:
+    """Returns the arm that the others are compared with: ``named``, else the first that leaves hosts alone, else the
+    last. Raises ConfigError if there are fewer than two arms, or none of that name."""
+    names = [arm.name for arm in arms]
+    if len(arms) < 2:
+        raise ConfigError(f"a comparison needs two or more --arm; got {f'only {names[0]}' if names else 'no arm'}")
+    reference = named or next((arm.name for arm in arms if arm.alone), names[-1])
+    if reference not in names:
+        raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
+    return reference
+
+
+def make_runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
     if arm.control_of is not None:
         return CONTROLS[arm.controller](maker, arm.control_of, run_seed)
     make = partial(controller_for, "none" if arm.alone else arm.controller, maker.config, run_seed=run_seed)

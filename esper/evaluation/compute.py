@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import SAMPLE, Split, Task
 from esper.env.governed_host import GovernedHost
+from esper.env.training_backend import TrainingBackend
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import Role, Site
@@ -64,6 +65,17 @@ class EpochKind:
         return cls((None,) * sites, ((0.0,) * sites,))
 
 
+def watch(hosts: TrainingBackend) -> list[None]:
+    """Begins to note the kind of each epoch."""
+    hosts.look = EpochKind.of
+    return []
+
+
+def episodes(hosts: TrainingBackend) -> list[list[EpochKind]]:
+    """Returns the kinds of the epochs of each host's episode, that of the untrained host first."""
+    return hosts.seen
+
+
 def _occupant(site: Site) -> Occupant | None:
     if site.role is Role.ABSENT:
         return None
@@ -102,20 +114,12 @@ class ComputeMeter:
 
     def __init__(self, task: Task, config: HostTrainingConfig, blueprints: BlueprintRegistry) -> None:
         self.task, self.config, self.blueprints = task, config, blueprints
-        self._epochs: dict[int, list[EpochKind]] = {}
-        """Epochs of each env's current episode; the first one is the untrained host, which is only validated."""
         # Bounded by the number of ways to fill the slots; an entry is two numbers.
         self.a_sample = lru_cache(maxsize=None)(self._a_sample)
 
-    def watch(self, host: GovernedHost) -> None:
-        """Records the epoch that was just validated; epoch 0 starts a new episode."""
-        if host.epoch == 0:
-            self._epochs[host.row] = []
-        self._epochs[host.row].append(EpochKind.of(host))
-
-    def flops(self, env: int) -> float:
-        """Returns the operations of the env's current episode so far."""
-        untrained, *epochs = self._epochs[env]
+    def flops(self, episode: Sequence[EpochKind]) -> float:
+        """Returns the operations of an episode; the first is the untrained host, which is only validated."""
+        untrained, *epochs = episode
         trained = sum(times * sum(self.of_epoch(kind)) for kind, times in Counter(epochs).items())
         return trained + self.of_epoch(untrained)[1]
 

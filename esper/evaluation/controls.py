@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from esper.config import ConfigError
@@ -16,8 +17,9 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task, resolve
 from esper.env.make import EnvMaker
 from esper.env.no_growth import no_growth_loop
+from esper.env.ranked_backend import OtherRanks
 from esper.env.training_backend import make_trainings
-from esper.evaluation.compute import ComputeMeter, EpochKind
+from esper.evaluation.compute import ComputeMeter, EpochKind, episodes, watch
 from esper.evaluation.runner import ArmRunner, HostResult
 from esper.files.grown_host import assemble
 from esper.hosts.grown import StaticHost
@@ -26,6 +28,7 @@ from esper.hosts.sizes import Sized, nearest_in_size
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.tiers import make_lanes
 from esper.training.host_trainer import HostTrainer
+from esper.training.micro_batching import MicroBatchPolicy
 from esper.training.placement import copies_to_pin
 from esper.training.rng import seeded
 
@@ -44,7 +47,9 @@ class ControlRunner(ArmRunner):
     def __init__(self, maker: EnvMaker, control_of: str, run_seed: int) -> None:
         if maker.task is None:
             raise ConfigError(f"{self.kind} trains a network, but hosts of {maker.config.task.name} are simulated")
-        self.task, self.config = maker.task, resolve(maker.config, maker.task)
+        self.task, self.config, self.ranks = maker.task, resolve(maker.config, maker.task), maker.ranks
+        self.own = self.config.run if self.ranks is None else self.ranks.own(self.config.run)
+        """The lanes and the device of this process."""
         self.control_of, self.run_seed = control_of, run_seed
         self.blueprints = BLUEPRINTS.copy()
         with seeded(0):
@@ -56,23 +61,34 @@ class ControlRunner(ArmRunner):
         """Returns the control of one grown host."""
 
     def play(self, number: int, grown: Sequence[HostResult]) -> list[HostResult]:
-        """Trains the control of host i as env i of the round.
+        """Trains the controls of a round, each rank those of its part: no decision in them waits for another host."""
+        if self.ranks is None:
+            return self.train(number, grown)
+
+        def part(rows: slice) -> tuple[Any, ...]:
+            return self.config, train_part, (self.kind, self.control_of, self.run_seed, number, grown[rows], rows.start)
+
+        others, mine = OtherRanks(self.ranks, len(grown), MicroBatchPolicy(self.config)), self.ranks.share(len(grown))
+        return list(chain(*others.call("apply", part, mine=lambda: self.train(number, grown[: len(mine)]))))
+
+    def train(self, number: int, grown: Sequence[HostResult], first: int = 0) -> list[HostResult]:
+        """Trains the control of host i as env ``first`` + i of the round.
 
         It gets the same initial weights for the same layers, the same batches, the same phases of an epoch and the same
         governor.
         """
         tasks, configs, facts = zip(*(self.make(host) for host in grown), strict=True)
-        training = make_trainings(tasks, configs, range(len(tasks)))
+        training = make_trainings(tasks, configs, range(first, first + len(tasks)))
         meters = [ComputeMeter(*made, self.blueprints) for made in zip(tasks, configs, strict=True)]
-        with make_lanes(self.config.run, self.task.device) as lanes:
+        with make_lanes(self.own, self.task.device) as lanes:
             trainer = HostTrainer(self.task, training, lanes)
             try:
-                pinned = copies_to_pin(self.config.run, training)
+                pinned = copies_to_pin(self.own, training)
                 loop, alone = no_growth_loop(trainer, training[0].host.slot_names, pinned)
-                alone.watch = lambda host: meters[host.row].watch(host)
+                watch(alone)
                 loop.state.episode[:] = number - 1
                 *_, state = loop.without_growth(self.run_seed)
-                accuracy = alone.test_accuracy(state)
+                accuracy, trained = alone.test_accuracy(state), episodes(alone)
             finally:
                 trainer.close()
         return [
@@ -81,7 +97,7 @@ class ControlRunner(ArmRunner):
                 loss=float(state.committed_loss[i]),
                 parameters=float(each.host_parameters),
                 host_parameters=float(self.host.parameter_count),
-                flops=meters[i].flops(i),
+                flops=meters[i].flops(trained[i]),
                 epochs=float(state.epoch[i]),
                 rollbacks=float(state.rollbacks[i]),
                 fossils=0.0,
@@ -158,3 +174,17 @@ CONTROLS: dict[str, type[ControlRunner]] = {
     runner.kind: runner for runner in (StaticRunner, BiggerRunner, SameComputeRunner)
 }
 """Arms that are made from the results of another arm."""
+
+
+def train_part(
+    task: Task,
+    config: HostTrainingConfig,
+    kind: str,
+    control_of: str,
+    run_seed: int,
+    number: int,
+    grown: Sequence[HostResult],
+    first: int,
+) -> list[HostResult]:
+    """Trains the controls that another rank has of a round; ``first`` is the env of the first one."""
+    return CONTROLS[kind](EnvMaker(config, task), control_of, run_seed).train(number, grown, first)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from esper.config import ConfigError, TrainingConfig
 from esper.control.names import schedule_file
@@ -22,10 +25,54 @@ from esper.files.run_folder import writable
 from esper.files.system_info import describe_environment
 from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.own_controller import confirmed_controller, name_of
-from esper.telemetry.event import plain
+from esper.telemetry.text import plain
 
 FORMAT = 1
 SETTINGS, PLAYED, RESULTS = "comparison.json", "played.jsonl", "results.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of ``count`` parts of a comparison; ``number`` counts from 1."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Reads ``K/N``. Raises ConfigError if it is anything else."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise ConfigError(f"--part is {text!r}: give K/N, part K of N, such as 1/4 to 4/4 on four machines")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"part {self.number}/{self.count}"
+
+    def of(self, rounds: int, unit: str) -> range:
+        """Returns the rounds of this part; each part has every ``count``-th, so that all have about as many.
+
+        Raises ConfigError if there are fewer rounds than parts; ``unit`` says what a round is.
+        """
+        if rounds < self.count:
+            raise ConfigError(f"a comparison of {rounds} {unit} has at most {rounds} parts, not {self.count}")
+        return range(self.number - 1, rounds, self.count)
+
+
+WHOLE = Part(1, 1)
+
+
+class Settings(NamedTuple):
+    """What is compared, as a comparison's folder has it."""
+
+    arms: list[Arm]
+    pairs: int
+    """Number of hosts of each arm, or of each of its training seeds."""
+    reference: str
+    train_seeds: int | None
+    """Number of training seeds; None if no arm learns."""
+    part: Part
+    """The rounds that are played, or the training seeds if an arm learns."""
 
 
 class ComparisonFolder:
@@ -34,17 +81,26 @@ class ComparisonFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(self, arms: Sequence[Arm], pairs: int, reference: str) -> None:
+    def create(
+        self, arms: Sequence[Arm], pairs: int, reference: str, part: Part = WHOLE, train_seeds: int | None = None
+    ) -> None:
         """Creates the folder with the settings and a description of the machine."""
         entries = [{"name": arm.name, "follows_sha256": _followed_digest(arm), **arm.plain()} for arm in arms]
-        settings = {"format": FORMAT, "pairs": pairs, "reference": reference, "arms": entries}
+        settings = {
+            "format": FORMAT,
+            "pairs": pairs,
+            "reference": reference,
+            "train_seeds": train_seeds,
+            "part": [part.number, part.count],
+            "arms": entries,
+        }
         with writable(self.path, "folder", "give another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / SETTINGS, settings)
             write_json(self.path / "env.json", describe_environment())
 
-    def settings(self, controllers: Sequence[str] = ()) -> tuple[list[Arm], int, str]:
-        """Returns arms, pairs and reference as they were saved by :meth:`create`.
+    def settings(self, controllers: Sequence[str] = ()) -> Settings:
+        """Returns the settings that :meth:`create` saved.
 
         Args:
             controllers: the user-defined controllers of the arms, named again by the user.
@@ -52,16 +108,7 @@ class ComparisonFolder:
         Raises ConfigError for a missing folder, another format, a user-defined controller that is not named again, or a
         checkpoint, a schedule or a controller's file that has changed since.
         """
-        file = self.path / SETTINGS
-        try:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{self.path} is not the folder of a comparison: it has no {SETTINGS}") from None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}") from None
-        if (written := settings.get("format")) != FORMAT:
-            raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
-        arms = []
+        settings, arms = self.read(), []
         for entry in settings["arms"]:
             controller = self._confirmed(entry["controller"], controllers)
             arm = Arm(entry["name"], controller, TrainingConfig.parse(entry["config"]), entry["of"])
@@ -70,7 +117,21 @@ class ComparisonFolder:
                     f"arm {arm.name!r}: the file that {arm.controller} follows has changed since the comparison began"
                 )
             arms.append(arm)
-        return arms, int(settings["pairs"]), str(settings["reference"])
+        part = Part(*settings.get("part", (1, 1)))
+        return Settings(arms, int(settings["pairs"]), str(settings["reference"]), settings.get("train_seeds"), part)
+
+    def read(self) -> dict[str, Any]:
+        """Returns the settings as they were saved. Raises ConfigError for a missing folder or another format."""
+        file = self.path / SETTINGS
+        try:
+            settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.path} is not the folder of a comparison: it has no {SETTINGS}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from None
+        if (written := settings.get("format")) != FORMAT:
+            raise ConfigError(f"{file} has format {written}, but this version of Esper reads format {FORMAT}")
+        return settings
 
     def _confirmed(self, controller: str, given: Sequence[str]) -> str:
         """Returns the name to load a saved controller by: that given by the user if it is code."""

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GREY, DARK = "0.75", "0.2"
+FORMATS = ("png", "svg", "pdf")
 
 
 @chart_style()
 def save_plots(result: ComparisonResult, folder: Path) -> list[Path]:
-    """Saves all plots as PNG in ``folder`` and returns their paths. Raises ImportError without matplotlib."""
+    """Saves all plots in ``folder``, each in every format, and returns their paths.
+
+    Raises ImportError without matplotlib.
+    """
     files = []
     for name, draw in (("pairs", draw_pairs), ("differences", draw_differences), ("cost", draw_cost)):
-        files.append(folder / f"{name}.png")
-        draw(result).savefig(files[-1], dpi=120)
+        figure = draw(result)
+        for suffix in FORMATS:
+            files.append(folder / f"{name}.{suffix}")
+            figure.savefig(files[-1], dpi=120)
     return files
 
 
@@ -53,7 +59,7 @@ def draw_pairs(result: ComparisonResult) -> Figure:
         )
     axes.set_xticks(places, [short(name) for name in names], rotation=30, ha="right")
     axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set(ylabel=_axis(result), title=f"{short(result.task)}: {result.pairs} pairs")
+    axes.set(ylabel=_axis(result), title=f"{short(result.task)}: {_counted(result)}")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
@@ -78,7 +84,7 @@ def draw_differences(result: ComparisonResult) -> Figure:
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     figure.suptitle(
-        f"{short(result.task)}: difference to {short(result.reference)}, mean of {result.pairs} pairs and 95 % "
+        f"{short(result.task)}: difference to {short(result.reference)}, mean of {_counted(result)} and 95 % "
         "interval\nblue: evidence of a difference (corrected p < 0.05), grey: none",
         fontsize=10,
     )
@@ -101,9 +107,15 @@ def draw_cost(result: ComparisonResult) -> Figure:
             axes.scatter(x.mean(), y.mean(), color=color, marker=marker, s=80, edgecolors=DARK, zorder=3, label=legend)
         axes.set_xlabel(label)
     panels[0].set_ylabel(_axis(result))
-    figure.suptitle(f"{short(result.task)}: {result.pairs} pairs; small: hosts, large: means", fontsize=10)
+    figure.suptitle(f"{short(result.task)}: {_counted(result)}; small: hosts, large: means", fontsize=10)
     figure.legend(loc="outside lower center", ncols=4)
     return figure
+
+
+def _counted(result: ComparisonResult) -> str:
+    """``10 pairs``, or ``50 pairs of 5 training seeds``."""
+    seeds = f" of {result.train_seeds} training seeds" if result.train_seeds else ""
+    return f"{result.pairs} pairs{seeds}"
 
 
 def _axis(result: ComparisonResult) -> str:

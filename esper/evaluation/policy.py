@@ -7,7 +7,8 @@ The hosts may be those of its own task, of another task, or of another width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,20 +17,32 @@ from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
 from esper.data.user_code import is_user_code, refuse_untrusted
 from esper.data.user_task import is_user_task, same_task
+from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
-from esper.evaluation.runner import HELD_OUT, MakeController, Progress, name_score
+from esper.evaluation.runner import (
+    HELD_OUT,
+    MakeController,
+    Progress,
+    arms_work,
+    name_score,
+    split_pairs,
+    whole_messages,
+    with_experience,
+)
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
-from esper.hosts.sizes import at_width
 from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import controller_for
+from esper.rollout.rollout import play_round
+from esper.rollout.threads import one_thread
 from esper.telemetry.score import ACCURACY, ScoreUnit
-from esper.training.rng import seeded
+from esper.telemetry.workload import GROWN, Phase, Workload
+from esper.training.execution.ranks import RunRanks
 
-ALONE, GREEDY, STOCHASTIC = "none", "greedy", "stochastic"
+ALONE, GREEDY, STOCHASTIC, PLANS = "none", "greedy", "stochastic", "plans"
 
 TASK_SPECIFIC = ("n_envs", "episode_length", "blueprints")
 """Values of the section env that depend on the task, and are dropped for another one."""
@@ -103,6 +116,9 @@ def evaluate_controller(
     width: int | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    explore: int = 0,
+    work: Workload | None = None,
+    ranks: RunRanks | None = None,
 ) -> PolicyEvaluation:
     """Plays ``controller`` on ``run.evaluation_pairs`` held-out hosts of ``run.seed``.
 
@@ -116,6 +132,10 @@ def evaluate_controller(
         width: channels of the first block, or features of a token, instead of the task's.
         changes: config values, as nested tables, that replace those of its run.
         progress: called after each arm's round.
+        explore: number of rounds that a trained agent plays first, on other hosts, so that it knows what seeds are
+            worth there. The bandit `plans` is then evaluated, too, with the same experience.
+        work: counts what is done, and estimates the time that is left.
+        ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
 
     Raises:
         ConfigError: the controller cannot be played on these hosts; the message says why.
@@ -125,12 +145,9 @@ def evaluate_controller(
     given, task_name = (task, task.name) if isinstance(task, Task) else (None, task)
     config = hosts_config(controller if isinstance(controller, SavedPolicy) else None, task_name, changes or {})
     check_devices(config.run.device)
-    maker = EnvMaker.of(config, given)
+    maker = EnvMaker.of(config, given, whole_messages(ranks))
     if width is not None:
-        if maker.task is None:
-            raise ConfigError(f"hosts of {config.task.name} are simulated and have no width")
-        with seeded(0):  # the weights are not used
-            maker = maker.with_hosts(at_width(maker.task.build_host, width))
+        maker = maker.with_width(width)
     config, seed = maker.config, maker.config.run.seed + HELD_OUT
     controllers: dict[str, MakeController] = {ALONE: partial(controller_for, ALONE, config, run_seed=seed)}
     if isinstance(controller, SavedPolicy):
@@ -140,10 +157,50 @@ def evaluate_controller(
     else:
         name, origin = name_of(controller), ""
         controllers[name] = partial(controller_for, controller, config, run_seed=seed)
+    work = _planned(work or Workload(), maker, controllers, explore)
+    baseline = None
+    if explore:
+        if not isinstance(controller, SavedPolicy):
+            raise ConfigError(f"{name} gathers no experience: explore is for a trained agent")
+        experience, baseline = explored(maker, controller, explore, work)
+        controllers[PLANS] = partial(controller_for, PLANS, config, run_seed=seed)
+        controllers = {each: with_experience(make, experience) for each, make in controllers.items()}
     name_score(maker.score, progress)
-    arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress)
+    arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress, baseline, work=work)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
     return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score)
+
+
+def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explore: int) -> Workload:
+    """Adds the work of an evaluation, and starts to measure it."""
+    run, env = maker.config.run, maker.config.env
+    rounds, hosts = split_pairs(run.evaluation_pairs, env.n_envs)
+    alone = {name: name == ALONE for name in (*controllers, *([PLANS] if explore else []))}
+    work.add(
+        [
+            Phase("baseline", 0 if maker.task is None else env.baseline_episodes * env.episode_length),
+            Phase("exploration", explore * env.n_envs * env.episode_length * GROWN),
+            arms_work(alone, rounds, hosts, env.episode_length),
+        ]
+    )
+    work.start()
+    return work
+
+
+@one_thread()
+def explored(maker: EnvMaker, policy: SavedPolicy, rounds: int, work: Workload) -> tuple[dict[str, Any], Baseline]:
+    """Returns the experience of ``rounds`` rounds in which the agent samples its actions, on hosts of the run's
+    seed, and their baseline."""
+    with closing(maker.make()) as env:
+        work.pause()
+        env.count_epochs = work.counter("baseline")
+        env.prepare()
+        env.count_epochs = work.counter("exploration", GROWN)
+        sampled = policy.controller(env, maker.config.run.seed, greedy=False)
+        for _ in range(rounds):
+            play_round(env, sampled)
+        assert env.baseline is not None
+        return env.gatherer.experiences[0].state_dict(), env.baseline
 
 
 def hosts_config(policy: SavedPolicy | None, task: str | None, changes: Mapping[str, Any]) -> TrainingConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,17 +15,36 @@ from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
-from esper.evaluation.compute import ComputeMeter
-from esper.files.grown_host import kept_seed
+from esper.evaluation.compute import ComputeMeter, episodes, watch
 from esper.hosts.grown import KeptSeed
+from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.rollout import play_round
+from esper.spaces.action import STYLES
 from esper.telemetry.event import ArmPlayed, ScoreDefined
 from esper.telemetry.score import ACCURACY, ScoreUnit
+from esper.telemetry.workload import Phase, Workload, work_of
+from esper.training.execution.ranks import RunRanks
 
 MakeController = Callable[[SlotVectorEnv], Controller]
 Progress = Callable[[ArmPlayed | ScoreDefined], None]
 """Receives each arm's rounds, and before them the score unless it is accuracy."""
-"""Called after each arm's round."""
+
+
+def with_experience(make: MakeController, experience: Mapping[str, Any]) -> MakeController:
+    """Wraps ``make``: the env that it makes a controller for starts with ``experience``."""
+
+    def made(env: SlotVectorEnv) -> Controller:
+        env.gatherer.give(experience)
+        return make(env)
+
+    return made
+
+
+def whole_messages(ranks: RunRanks | None) -> RunRanks | None:
+    """Returns ``ranks``, to whom rank 0 talks without being interrupted in the middle of a message."""
+    if ranks is not None:
+        ranks.whole = interrupts_wait
+    return ranks
 
 
 def name_score(score: ScoreUnit, progress: Progress | None) -> None:
@@ -84,6 +103,15 @@ class ArmRunner(ABC):
     control_of: str | None = None
     """The arm that must play a round before this one does, because this one is a control of its hosts."""
 
+    ranks: RunRanks | None = None
+    """The ranks that its hosts are spread over, if any."""
+
+    units = 0.0
+    """Work of one round."""
+
+    def count(self, count: Callable[[int], None]) -> None:  # noqa: B027
+        """Passes the number of hosts to ``count`` after each of their epochs; by default, only rounds are counted."""
+
     def prepare(self) -> None:  # noqa: B027  most have nothing to prepare
         """Does slow work before the first round; none by default."""
 
@@ -114,8 +142,9 @@ class GrowingRunner(ArmRunner):
         baselines: dict[Any, Baseline],
         count_flops: bool = True,
     ) -> None:
-        self.run_seed, self.baselines = run_seed, baselines
+        self.run_seed, self.baselines, self.ranks = run_seed, baselines, maker.ranks
         self.env = maker.make(n_envs=n_envs)
+        self.env.gatherer.learns = False  # no round depends on another one
         try:
             self.controller = make_controller(self.env)
         except BaseException:
@@ -124,7 +153,10 @@ class GrowingRunner(ArmRunner):
         self.meter: ComputeMeter | None = None
         if count_flops and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
-            self.env.hosts.watch = self.meter.watch
+            self.env.hosts.of_each(watch)
+
+    def count(self, count: Callable[[int], None]) -> None:
+        self.env.count_epochs = count
 
     def prepare(self) -> None:
         env, config = self.env, self.env.config
@@ -140,18 +172,20 @@ class GrowingRunner(ArmRunner):
         env = self.env
         env.state.episode[:] = self.controller.episode[:] = number - 1
         played, accuracy = play_round(env, self.controller), env.test_accuracy()
-        trained = env.training if isinstance(env, GrowthVectorEnv) else None
+        flops = [math.nan] * env.num_envs
+        if self.meter is not None:
+            flops = [self.meter.flops(episode) for episode in env.hosts.of_each(episodes)]
         return [
             HostResult(
                 accuracy=float(accuracy[i]),
                 loss=float(env.state.committed_loss[i]),
                 parameters=float(played.parameters[i]),
                 host_parameters=float(env.host_parameters),
-                flops=math.nan if self.meter is None else self.meter.flops(i),
+                flops=flops[i],
                 epochs=float(played.epochs[i]),
                 rollbacks=float(played.rollbacks[i]),
                 fossils=float(played.fossils[i]),
-                kept={site.name: kept_seed(site) for site in trained[i].fossils()} if trained else {},
+                kept=kept_seeds(env, i) if isinstance(env, GrowthVectorEnv) else {},
                 facts={"validation_accuracy": float(played.committed[i]), "return": float(played.returns[i])},
             )
             for i in range(env.num_envs)
@@ -159,6 +193,34 @@ class GrowingRunner(ArmRunner):
 
     def close(self) -> None:
         self.env.close()
+
+
+def arms_work(arms: Mapping[str, bool], rounds: int, hosts: int, epochs: int) -> Phase:
+    """Returns the work of a comparison of ``arms``, which are named with whether they leave hosts alone."""
+    return Phase("comparison", rounds * hosts * epochs * sum(map(work_of, arms.values())))
+
+
+def prepare_arms(
+    runners: Mapping[str, ArmRunner], alone: Collection[str], hosts: int, epochs: int, work: Workload
+) -> None:
+    """Prepares the arms for rounds of ``hosts`` hosts; their work is counted, with that of the baseline."""
+    for name, runner in runners.items():
+        each = work_of(name in alone)
+        runner.units = hosts * epochs * each
+        runner.count(work.counter("baseline"))
+        runner.prepare()
+        runner.count(work.counter("comparison", each))
+
+
+def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
+    """Returns the fossils of host ``i`` by slot, in the order in which the host has its slots."""
+    slots, spec = env.state.slots, env.action_spec
+    return {
+        spec.slots[s]: KeptSeed(
+            spec.blueprints[slots.blueprint[i, s]], STYLES[slots.style[i, s]], float(slots.alpha[i, s])
+        )
+        for s in np.flatnonzero(slots.fossil[i]).tolist()
+    }
 
 
 def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
@@ -175,29 +237,38 @@ def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:
 
 def play_rounds(
     runners: Mapping[str, ArmRunner],
-    rounds: int,
+    rounds: range,
     order: np.random.Generator,
     results: Results,
     progress: Progress | None = None,
     save: Callable[[str, int, list[HostResult]], None] | None = None,
+    work: Workload | None = None,
 ) -> None:
-    """Plays every round of every arm that is missing in ``results``, and stores it there.
+    """Plays every one of ``rounds`` of every arm that is missing in ``results``, and stores it there.
 
     The arms of a round are played in random order, so that a change in the machine's speed affects all of them; a
-    control waits for its arm. Each result is passed to ``save`` before progress is reported.
+    control waits for its arm. Each result is passed to ``save`` before progress is reported. Raises KeyboardInterrupt
+    if the process that started the ranks is gone.
     """
-    for number in range(rounds):
+    work = work or Workload()
+    for number in rounds:
         waiting = list(runners)
         while waiting:
             ready = [name for name in waiting if runners[name].control_of not in waiting]
             name = ready[order.integers(len(ready))]
             waiting.remove(name)
             if number in results[name]:
+                work.skip("comparison", runners[name].units)
                 continue
             control_of = runners[name].control_of
+            ranks = runners[name].ranks
+            if ranks is not None and ranks.orphaned:
+                raise KeyboardInterrupt
             grown = () if control_of is None else results[control_of][number]
+            until = work.done("comparison") + runners[name].units
             hosts = results[name][number] = runners[name].play(number, grown)
+            work.settle("comparison", until)
             if save is not None:
                 save(name, number, hosts)
             if progress is not None:
-                progress(ArmPlayed(name, number + 1, rounds, float(np.mean([host.accuracy for host in hosts]))))
+                progress(ArmPlayed(name, number + 1, rounds.stop, float(np.mean([host.accuracy for host in hosts]))))

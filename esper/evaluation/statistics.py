@@ -27,6 +27,8 @@ LEVEL = 0.95
 """Confidence level of every interval."""
 MIN_PAIRS = 10
 """Min pairs needed to name a winner."""
+MIN_SEEDS = 5
+"""Min training seeds needed to name a winner, if they are the unit of evidence."""
 MAX_EXACT_PAIRS = 16
 """Max pairs for which the sign-flip test enumerates every assignment (at most 2^15: the last sign is fixed)."""
 
@@ -50,6 +52,10 @@ class PairedComparison:
     (Cohen's d_z), infinite without spread; both are NaN for one pair. ``p_value`` is the sign-flip test's.
     ``mann_whitney_u`` (of ``a``) and its two-sided p ignore the pairing; they are only displayed, and the verdict does
     not use them. Wins, ties and losses count the pairs in which ``a`` is higher, equal and lower.
+
+    If arms learn (``trained``), a pair is a training seed, and its values are the means over the hosts of that seed.
+    The p value is then that of the paired t test over seeds, because no assignment of signs to five of them can have a
+    p below 0.06.
     """
 
     name_a: str
@@ -68,22 +74,30 @@ class PairedComparison:
     wins: int
     ties: int
     losses: int
+    trained: bool = False
+
+    @property
+    def few(self) -> str | None:
+        """Why there is too little evidence for a verdict, such as ``under 10 pairs``; None if there is enough."""
+        least, unit = (MIN_SEEDS, "training seeds") if self.trained else (MIN_PAIRS, "pairs")
+        return f"under {least} {unit}" if self.pairs < least else None
 
     def winner(self, p_value: float | None = None, better: Better = "higher") -> str | None:
         """Returns the name of the better arm (the higher one if neither direction is better), or None without evidence.
 
-        Evidence requires ``MIN_PAIRS`` pairs, p < ``ALPHA`` and an interval that excludes zero. ``p_value`` replaces
+        Evidence requires ``MIN_PAIRS`` pairs (``MIN_SEEDS`` training seeds), p < ``ALPHA`` and an interval that
+        excludes zero. ``p_value`` replaces
         the comparison's own p, if it is one of several, by its entry of :func:`holm_adjusted`.
         """
         p = self.p_value if p_value is None else p_value
-        if self.pairs < MIN_PAIRS or not p < ALPHA or not self.interval.excludes(0.0):
+        if self.few or not p < ALPHA or not self.interval.excludes(0.0):
             return None
         return self.name_b if (self.difference > 0) == (better == "lower") else self.name_a
 
     def verdict(self, p_value: float | None = None, better: Better = "higher", decimals: int = 2) -> str:
         """Returns the verdict as one sentence; arguments as in :meth:`winner`."""
-        if self.pairs < MIN_PAIRS:
-            return f"inconclusive: fewer than {MIN_PAIRS} pairs"
+        if self.few:
+            return f"inconclusive: {self.few}"
         p = self.p_value if p_value is None else p_value
         winner = self.winner(p, better)
         if winner is None:
@@ -91,12 +105,20 @@ class PairedComparison:
         low, high = sorted(abs(limit) for limit in self.interval)
         return (
             f"{winner} is {'higher' if better == 'neither' else 'better'} by {abs(self.difference):.{decimals}f} "
-            f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {p:.2g}, {self.pairs} pairs)"
+            f"({self.level:.0%} interval {low:.{decimals}f} to {high:.{decimals}f}, p = {p:.2g}, {self.pairs} "
+            f"{'training seeds' if self.trained else 'pairs'})"
         )
 
 
 def compare_pairs(
-    a: Values, b: Values, *, name_a: str = "a", name_b: str = "b", resamples: int = 10_000, seed: int = 0
+    a: Values,
+    b: Values,
+    *,
+    name_a: str = "a",
+    name_b: str = "b",
+    resamples: int = 10_000,
+    seed: int = 0,
+    train_seeds: int | None = None,
 ) -> PairedComparison:
     """Compares two arms pair by pair. Raises ValueError for unequal lengths, no pairs, or a value that is not finite.
 
@@ -104,10 +126,14 @@ def compare_pairs(
         a, b: results of the arms, shape [n] each; ``a[i]`` and ``b[i]`` are one pair.
         resamples: number of bootstrap resamples, and of sign assignments drawn if there are too many to enumerate.
         seed: seed of both resamplings; the same input and seed give the same result.
+        train_seeds: number of training seeds, each with n / train_seeds consecutive hosts, if they are the unit of
+            evidence; None: every host is.
     """
     left, right = _finite(a, name_a), _finite(b, name_b)
     if len(left) != len(right):
         raise ValueError(f"pairs need equal lengths: {name_a} has {len(left)} values, {name_b} has {len(right)}")
+    interval = bootstrap_interval(left - right, resamples=resamples, seed=seed, train_seeds=train_seeds)
+    left, right = seed_means(left, train_seeds), seed_means(right, train_seeds)
     differences = left - right
     difference, std = float(differences.mean()), _sample_std(differences)
     without_spread = math.copysign(math.inf, difference) if difference else 0.0
@@ -122,14 +148,29 @@ def compare_pairs(
         difference_std=std,
         effect_size=difference / std if std else without_spread,
         level=LEVEL,
-        interval=bootstrap_interval(differences, resamples=resamples, seed=seed),
-        p_value=sign_flip_test(differences, resamples, seed),
+        interval=interval,
+        p_value=t_test(differences) if train_seeds else sign_flip_test(differences, resamples, seed),
         mann_whitney_u=float(mann_whitney.statistic),
         mann_whitney_p=float(mann_whitney.pvalue),
         wins=int((left > right).sum()),
         ties=int((left == right).sum()),
         losses=int((left < right).sum()),
+        trained=train_seeds is not None,
     )
+
+
+def seed_means(values: Floats, train_seeds: int | None) -> Floats:
+    """Returns the mean of each training seed's consecutive hosts, [train_seeds]; ``values`` [n] themselves if None."""
+    return values if train_seeds is None else values.reshape(train_seeds, -1).mean(axis=1)
+
+
+def t_test(differences: Values) -> float:
+    """Two-sided p value of the paired t test on differences [n]; 1 for one value or for zeros, 0 for equal others."""
+    values = _finite(differences, "differences")
+    if len(values) == 1 or not values.any():
+        return 1.0
+    std = _sample_std(values)
+    return float(2 * stats.t.sf(abs(values.mean()) * math.sqrt(len(values)) / std, len(values) - 1)) if std else 0.0
 
 
 def sign_flip_test(differences: Values, resamples: int = 10_000, seed: int = 0) -> float:
@@ -175,7 +216,12 @@ def iqm(values: npt.ArrayLike, axis: int = -1) -> Floats:
 
 
 def bootstrap_interval(
-    values: Values, statistic: Statistic = np.mean, level: float = LEVEL, resamples: int = 10_000, seed: int = 0
+    values: Values,
+    statistic: Statistic = np.mean,
+    level: float = LEVEL,
+    resamples: int = 10_000,
+    seed: int = 0,
+    train_seeds: int | None = None,
 ) -> ConfidenceInterval:
     """Bootstrap interval of a statistic, a function with ``axis``, of values [n]; memory grows with n * resamples.
 
@@ -187,14 +233,25 @@ def bootstrap_interval(
 
     One value carries no information about the spread: the interval is (-inf, inf). If all values are equal, the
     interval is that single point, since no resample can differ. Raises ValueError as :func:`compare_pairs` does.
+
+    With ``train_seeds``, values are those of that number of equal clusters, one after the other, and n is the
+    number of clusters. A resample draws clusters, and then hosts within each (Davison and Hinkley 1997, section 3.8),
+    so that the interval covers the spread of training. It errs on the wide side, because the spread of hosts is in the
+    means of the clusters already.
     """
     array = _finite(values, "values")
-    n = len(array)
+    size, n = len(array), train_seeds or len(array)
     if n == 1:
         return ConfidenceInterval(-math.inf, math.inf)
     if (array == array[0]).all():
         return ConfidenceInterval(float(array[0]), float(array[0]))
-    resampled = statistic(array[np.random.default_rng(seed).integers(0, n, size=(resamples, n))], axis=-1)
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, n, size=(resamples, n))
+    if train_seeds is not None:
+        hosts = size // n
+        within = generator.integers(0, hosts, size=(resamples, n, hosts))
+        drawn = (drawn[:, :, None] * hosts + within).reshape(resamples, size)
+    resampled = statistic(array[drawn], axis=-1)
     tail = stats.norm.cdf(stats.t.ppf((1 - level) / 2, n - 1) * math.sqrt(n / (n - 1)))
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return ConfidenceInterval(float(low), float(high))
@@ -202,7 +259,10 @@ def bootstrap_interval(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One arm's values of one metric; ``std`` is over n - 1, NaN for one value. Intervals are at ``LEVEL``."""
+    """One arm's values of one metric; ``std`` is over n - 1, NaN for one value. Intervals are at ``LEVEL``.
+
+    If arms learn, ``std`` and ``iqm`` are those of the means of training seeds.
+    """
 
     mean: float
     std: float
@@ -211,11 +271,20 @@ class Summary:
     iqm_interval: ConfidenceInterval
 
 
-def summarise(values: Values) -> Summary:
-    """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite."""
+def summarise(values: Values, train_seeds: int | None = None) -> Summary:
+    """Summarises ``values`` [n]. Raises ValueError if there are none, or if one is not finite.
+
+    ``train_seeds``: as in :func:`compare_pairs`.
+    """
     array = _finite(values, "values")
-    intervals = bootstrap_interval(array), bootstrap_interval(array, iqm)
-    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), *intervals)
+
+    def iqm_of_seeds(hosts: Floats, axis: int = -1) -> Floats:
+        return iqm(hosts if train_seeds is None else hosts.reshape(*hosts.shape[:-1], train_seeds, -1).mean(axis=-1))
+
+    mean_interval = bootstrap_interval(array, train_seeds=train_seeds)
+    iqm_interval = bootstrap_interval(array, iqm_of_seeds, train_seeds=train_seeds)
+    array = seed_means(array, train_seeds)
+    return Summary(float(array.mean()), _sample_std(array), float(iqm(array)), mean_interval, iqm_interval)
 
 
 def _finite(values: Values, name: str) -> Floats:

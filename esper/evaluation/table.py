@@ -8,14 +8,17 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from esper.evaluation.analysis import MetricResult
 from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.folder import RESULTS, resume_command
 from esper.evaluation.plots import save_plots
+from esper.evaluation.publish import save_tables
 from esper.evaluation.statistics import ALPHA, MIN_PAIRS, ConfidenceInterval
 from esper.files.atomic import write_atomic
+from esper.telemetry.text import count
 
 TABLE = "table.txt"
 DIRECTION = {"higher": "higher is better", "lower": "lower is better", "neither": "neither direction is better"}
@@ -30,7 +33,7 @@ def write_report(result: ComparisonResult, console: Console) -> None:
     text = io.StringIO()
     print_report(result, Console(file=text, width=100), full=True)
     write_atomic(result.folder / TABLE, text.getvalue().encode())
-    files, missing = [RESULTS, TABLE], ""
+    files, missing = [RESULTS, TABLE, *(file.name for file in save_tables(result, result.folder))], ""
     try:
         files += [file.name for file in save_plots(result, result.folder)]
     except ImportError as error:
@@ -40,9 +43,11 @@ def write_report(result: ComparisonResult, console: Console) -> None:
 
 def print_report(result: ComparisonResult, console: Console, full: bool = False) -> None:
     """Prints the first metric in full and the others as one table each; with ``full``, all of them in full."""
-    pairs = "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
+    pairs = counted(result)
     if result.pairs < result.requested_pairs:
-        pairs = f"{result.pairs} of {result.requested_pairs} requested pairs"
+        seeds, asked = result.train_seeds, result.requested_seeds
+        of = f"{result.pairs} of {result.requested_pairs} requested pairs"
+        pairs = of if seeds is None else f"{pairs} ({asked} training seeds were requested)"
     _line(console, f"Committed hosts of {result.task} after their last epoch: {pairs}, seed {result.seed}")
     for number, found in enumerate(result.metrics):
         metric = found.metric
@@ -56,11 +61,11 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
             continue
         _line(console, f"{metric.label} ({DIRECTION[metric.better]})")
         if not full and number > 0:
-            console.print(_differences(found, means=True))
+            _print(console, _differences(found, means=True))
             continue
         for table in (_summaries(found), _differences(found), _effects(found)):
             _line(console, "")
-            console.print(table)
+            _print(console, table)
         _line(console, "")
         for compared in found.comparisons.values():
             _line(console, f"{compared.pair.name_a} against {compared.pair.name_b}: {compared.verdict}")
@@ -69,9 +74,19 @@ def print_report(result: ComparisonResult, console: Console, full: bool = False)
         _line(console, note)
 
 
+def counted(result: ComparisonResult) -> str:
+    """Returns what the comparison consists of: ``10 pairs``, or ``5 training seeds of 16 held-out hosts each``."""
+    if result.train_seeds is None:
+        return "1 pair" if result.pairs == 1 else f"{result.pairs} pairs"
+    return f"{count(result.train_seeds, 'training seed')} of {count(result.pairs // result.train_seeds, 'host')} each"
+
+
 def _notes(result: ComparisonResult) -> Iterator[str]:
     """Yields what a reader must know to interpret the numbers."""
     others = len(result.arms) - 1
+    if result.train_seeds is not None:
+        yield from _seed_notes(result)
+        return
     yield (
         f"Differences are arm minus {result.reference}, pair by pair. The verdict is that of the paired sign-flip "
         f"test, with p corrected for {others} {'comparison' if others == 1 else 'comparisons'} per metric (Holm). "
@@ -90,6 +105,29 @@ def _notes(result: ComparisonResult) -> Iterator[str]:
             f"{result.pairs} pairs cannot show a difference in {others} comparisons at once: the smallest possible "
             f"corrected p is {smallest:.2g}. Use more pairs or fewer arms."
         )
+    yield from result.caveats()
+    yield from _control_notes(result)
+
+
+def _seed_notes(result: ComparisonResult) -> Iterator[str]:
+    """Yields what a reader must know to interpret the numbers of arms that learn."""
+    others, learn = len(result.arms) - 1, [arm.name for arm in result.arms if arm.learns]
+    yield (
+        f"{', '.join(learn)}: trained with each training seed, on the same hosts, then playing greedily on held-out "
+        f"hosts of that seed. Differences are arm minus {result.reference}. The unit of evidence is the training seed: "
+        "std, IQM and the paired t test are over the means of seeds, and intervals are bootstrap, 95 %, of seeds and "
+        f"of hosts within them. p is corrected for {count(others, 'comparison')} per metric (Holm)."
+    )
+    if result.pairs < result.requested_pairs:
+        yield (
+            f"Only {result.train_seeds} of {result.requested_seeds} training seeds are complete. To continue: "
+            f"{resume_command(result.folder, result.arms)}"
+        )
+    yield from result.caveats()
+    yield from _control_notes(result)
+
+
+def _control_notes(result: ComparisonResult) -> Iterator[str]:
     controls = [f"{arm.name} is made for each host of {arm.control_of}" for arm in result.arms if arm.control_of]
     if controls:
         yield f"{'; '.join(controls)}. {_match(result)}".strip()
@@ -155,6 +193,19 @@ def _table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
     return table
+
+
+def _print(console: Console, table: Table) -> None:
+    """Prints a table; if the console is too narrow for its columns, each arm with a line for each of its values."""
+    if Measurement.get(console, console.options.update(max_width=1000), table).minimum <= console.width:
+        console.print(table)
+        return
+    names = [str(column.header) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(str(row[0]), style="bold")
+        for name, value in zip(names[1:], row[1:], strict=True):
+            if value:
+                _line(console, f"  {name}: {value}")
 
 
 def figure(value: float, digits: int, sign: str = "") -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from esper.telemetry.event import plain
+from esper.telemetry.text import plain
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:

@@ -19,7 +19,7 @@ from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 from esper.ppo.policy import Policy
 
-FORMAT = 4
+FORMAT = 5
 MARK = b"Esper checkpoint, format "
 NAME, PREVIOUS, CONFIG = "checkpoint.pt", "checkpoint.previous.pt", "config.toml"
 KEYS: dict[str, tuple[type, ...]] = {
@@ -35,6 +35,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "collector": (dict,),
     "agent": (dict,),
     "policy": (dict, type(None)),
+    "experience": (dict,),
 }
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that loading a state of the wrong form may raise."""

@@ -22,14 +22,15 @@ from torch import Tensor
 
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.env.slot_env import SlotVectorEnv
+from esper.experience.worth import Experience
 from esper.files import checkpoint
 from esper.files.atomic import write_atomic
 from esper.ppo.policy import Policy
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
-from esper.telemetry.event import plain
+from esper.telemetry.text import plain
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".safetensors"
 HEADER = "esper_policy"
 """Key of the JSON text in the file's header."""
@@ -37,7 +38,7 @@ HEADER = "esper_policy"
 PRETRAINED = Path(__file__).parent / "pretrained" / f"digits{SUFFIX}"
 """The agent shipped with Esper."""
 
-PARTS = ("network", "observations")
+PARTS = ("network", "observations", "experience")
 VALID = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
 
 
@@ -47,8 +48,9 @@ class Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: int
-    blueprints: Annotated[list[str], Field(min_length=1)]
-    """Blueprints in the order of the embedding rows."""
+    slots: list[str]
+    blueprints: list[str]
+    """Slots and blueprints of the hosts that its experience is of."""
     config: dict[str, Any]
     """Config of the run that it learned in."""
     rounds: Annotated[int, Field(ge=0)]
@@ -70,6 +72,8 @@ class SavedPolicy:
     name: str
     """The name it was requested by."""
     state: checkpoint.State
+    experience: checkpoint.State
+    """What its run has learned of its seeds; it is used on hosts with the same slots and blueprints."""
     config: TrainingConfig | None
     """Config of its run; None for a checkpoint outside a run folder."""
     rounds: int
@@ -92,17 +96,16 @@ class SavedPolicy:
     def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.
 
-        The hosts may have other slots than those it learned on, and other blueprints as long as it knows at least one.
-        An unknown blueprint is treated as the average of the known ones. Raises ConfigError if the policy knows no
-        blueprint of the host, or has another network.
+        The hosts may have other slots and other blueprints than those it learned on; ``env`` then starts without
+        experience, otherwise with that of its run. Raises ConfigError if it has another network.
         """
         try:
             ppo = self.state["config"]
             config = TrainingConfig.parse({"ppo": ppo, "reward": {"gamma": ppo["gamma"]}}).ppo
             policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
             policy.load_policy_state(self.state)
-        except ValueError as error:
-            raise ConfigError(f"{self.name} cannot play this host: {error}") from None
+            if env.gatherer.given is None:
+                env.gatherer.give(self.experience)
         except RuntimeError as error:
             raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
         except checkpoint.MISFITS as error:
@@ -130,11 +133,11 @@ def policy_path(name: str) -> Path:
     return PRETRAINED if name == "pretrained" else Path(name.removeprefix("checkpoint:"))
 
 
-def find_policy(name: str) -> SavedPolicy:
+def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
     """Reads the trained agent called ``name``: a run folder, its checkpoint, a policy file, or ``pretrained``.
 
     A path may be prefixed with ``checkpoint:``. Raises ConfigError if nothing is there, if it is not a policy, or if
-    the run's controller does not learn.
+    the run's controller has none, unless ``without_policy``: then only the experience is wanted.
     """
     path = policy_path(name)
     if path.suffix == SUFFIX and not path.is_dir():
@@ -151,13 +154,14 @@ def find_policy(name: str) -> SavedPolicy:
             config = TrainingConfig.parse(tables)
         except ConfigError as error:  # names the file, because the user did not type its values
             raise ConfigError(f"{folder / checkpoint.CONFIG}: {error}") from None
-    if state["policy"] is None:
+    if state["policy"] is None and not without_policy:
         controller = f" {config.run.controller}" if config else ""
         raise ConfigError(
             f"{name} contains no policy: its controller{controller} does not learn; {VALID}. `esper compare` plays "
             "controllers that have no policy, for example with --arm heuristic --arm none"
         )
-    return SavedPolicy(name, state["policy"], config, int(state["round"]), folder if is_run else None)
+    policy = state["policy"] or {}
+    return SavedPolicy(name, policy, state["experience"], config, int(state["round"]), folder if is_run else None)
 
 
 def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
@@ -179,10 +183,11 @@ def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[
     config = config.with_values(
         run={"device": "cpu", "lanes": None}, task={"data": None, "download": False}, ppo={"device": "cpu"}
     )
-    tensors = _flat_tensors(policy.state)
+    tensors = _flat_tensors({**policy.state, "experience": _sums(policy.experience)})
     facts = Facts(
         format=FORMAT,
-        blueprints=list(policy.state["blueprints"]),
+        slots=list(policy.experience["slots"]),
+        blueprints=list(policy.experience["blueprints"]),
         config=config.model_dump(mode="json"),
         rounds=policy.rounds,
         command=command_of(config),
@@ -232,15 +237,17 @@ def _read(file: Path, name: str) -> SavedPolicy:
         part: {key.removeprefix(f"{part}."): t for key, t in tensors.items() if key.startswith(f"{part}.")}
         for part in PARTS
     }
-    state = {**parts, "blueprints": facts.blueprints, "config": config.ppo.model_dump(mode="json")}
-    return SavedPolicy(name, state, config, facts.rounds, facts=facts)
+    experience = {"slots": facts.slots, "blueprints": facts.blueprints, **parts.pop("experience")}
+    state = {**parts, "config": config.ppo.model_dump(mode="json")}
+    return SavedPolicy(name, state, experience, config, facts.rounds, facts=facts)
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:
     """Raises ValueError unless the tensors are those of such a network, and unchanged since they were written."""
-    one_slot = ("r0c0",)  # no weight depends on the number of slots
-    spec = ActionSpec(one_slot, tuple(facts.blueprints))
-    wanted = _flat_tensors(Policy(spec, ObservationLayout(one_slot, 1), 1, config.ppo).policy_state())
+    spec = ActionSpec(tuple(facts.slots), tuple(facts.blueprints))
+    policy = Policy(spec, ObservationLayout(spec.slots, spec.blueprints, 1), 1, config.ppo).policy_state()
+    experience = Experience(spec.slots, spec.blueprints, config.experience).state_dict()
+    wanted = _flat_tensors({**policy, "experience": _sums(experience)})
     for name in sorted(wanted.keys() | tensors.keys()):
         expected, actual = _describe(wanted.get(name)), _describe(tensors.get(name))
         if actual != expected:
@@ -249,6 +256,11 @@ def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: Training
         raise ValueError("the weights do not match the checksum in its header")
     if broken := [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
         raise ValueError(f"{', '.join(broken)} contain non-finite values")
+
+
+def _sums(experience: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of an experience."""
+    return {name: experience[name] for name in Experience.SUMS}
 
 
 def _describe(tensor: Tensor | None) -> str:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from esper import _runtime
+from esper import __version__, _runtime
 from esper.config import ConfigError
 from esper.ops import _native
 from esper.training.execution import capabilities, workspaces
+from esper.training.execution.multi_gpu import chosen_devices
 
-PACKAGES = ("esper", "torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
+PACKAGES = ("torch", "numpy", "gymnasium", "scipy", "scikit-learn", "pydantic", "safetensors")
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that contains the package."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -22,7 +28,8 @@ def describe_environment() -> dict[str, Any]:
     driver = capabilities.driver_version()
     return {
         "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "packages": {"esper": __version__, **{name: metadata.version(name) for name in PACKAGES}},
+        "source": source(),
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": _runtime.physical_cores(),
@@ -67,6 +74,24 @@ def summary_lines(paths: bool = True) -> list[str]:
     ]
 
 
+def source(folder: Path = ROOT) -> dict[str, Any] | None:
+    """Returns the ``commit`` of the checkout that ``folder`` is, and whether tracked files differ from it (``dirty``).
+
+    None if it is no checkout, as after an installation from a wheel, or if git cannot be run.
+    """
+    if not (folder / ".git").exists():
+        return None
+    git = ("git", "--no-optional-locks", "-C", str(folder))  # others may be working there
+    try:
+        commit = subprocess.run((*git, "rev-parse", "HEAD"), capture_output=True, text=True, check=True, timeout=10)
+        changes = subprocess.run(
+            (*git, "status", "--porcelain", "--untracked-files=no"), capture_output=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit.stdout.strip(), "dirty": bool(changes.stdout)}
+
+
 def cpu_name() -> str:
     """Returns the processor's name as reported by the system."""
     try:
@@ -78,13 +103,13 @@ def cpu_name() -> str:
 
 
 def check_devices(names: str) -> tuple[torch.device, ...]:
-    """Returns the devices in a comma-separated list.
+    """Returns the devices in a comma-separated list, or those that ``auto`` stands for.
 
     Raises:
         ConfigError: a device cannot be used (see :func:`check_device`), or several are given that are not distinct
             GPUs.
     """
-    devices = tuple(check_device(name.strip()) for name in names.split(","))
+    devices = tuple(check_device(name.strip()) for name in chosen_devices(names).split(","))
     numbers = {device.index or 0 for device in devices}
     if len(devices) > 1 and (any(device.type != "cuda" for device in devices) or len(numbers) < len(devices)):
         raise ConfigError(f"run.device is {names!r}: several devices must be distinct GPUs, such as cuda:0,cuda:1")

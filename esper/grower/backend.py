@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.attribution.counterfactual import CounterfactualHelper
+from esper.attribution.paired import Paired
 from esper.config import Durations
 from esper.config_resolved import ResolvedConfig
 from esper.env.backend import Backend
@@ -28,7 +29,6 @@ from esper.spaces.action import STYLES, ActionSpec
 from esper.training.governor import Governor, Panic
 from esper.training.metrics import SeedGradientCollector
 from esper.training.rng import RngStream, derive_seed, seeded
-from esper.training.snapshot import Snapshot
 
 
 class LoopBackend(Backend):
@@ -83,13 +83,9 @@ class LoopBackend(Backend):
                 failures[row] = str(failure)
                 continue
             self.germinations += 1
-            self._join(site)
+            join(self.groups, site)
             sizes[row] = site.parameters
         return sizes, failures
-
-    def _join(self, site: Site) -> None:
-        assert site.seed is not None
-        self.groups.add(site.name, site.seed)
 
     def remove(self, where: Bools) -> None:
         for _, s in np.argwhere(where).tolist():
@@ -131,9 +127,7 @@ class LoopBackend(Backend):
         collector = self.groups.collector
         assert collector is not None
         summaries = collector.summaries(collector.packed().cpu())
-        record_seeds(
-            state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates.gradient_ratio_decay
-        )
+        record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
 
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:
         """Evaluates the model with these alphas; every module's mode is as before afterwards."""
@@ -150,7 +144,7 @@ class LoopBackend(Backend):
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
         self.governance.start(state)
 
-    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, Snapshot]]:
+    def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
         if not active[0]:
             return {}
         broken = [site.finite is not None and not bool(site.finite) for site in self.sites]
@@ -159,8 +153,12 @@ class LoopBackend(Backend):
         if self.governor is not None:
             bad += self.host.not_finite()
         counts = self.groups.ranks.largest(np.array([bad, *broken]))
-        rollback = self.governance.govern(state, float(counts[0]), counts[1:] == 0)
-        return {} if rollback is None else {0: rollback}
+        rollback = self.governance.govern(state, math.nan, float(counts[0]), counts[1:] == 0)
+        return {} if rollback is None else {0: (rollback[0], rollback[1].epoch)}
+
+    def shapley(self, _env: int) -> dict[str, Paired]:
+        """Returns the Shapley values of the seeds by slot, from the last validation; {} unless all were measured."""
+        return self.counterfactual.shapley()
 
     def test_accuracy(self, state: EnvState) -> Floats:
         return state.committed.copy()
@@ -193,7 +191,7 @@ class LoopBackend(Backend):
                 site.plant(recipe, BLEND_STYLES[seed["style"]], self.hooks.probes[name])
             assert site.seed is not None
             site.seed.load_state_dict(seed["weights"])
-            self._join(site)
+            join(self.groups, site)
         if self.governor is not None:
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)
@@ -201,3 +199,9 @@ class LoopBackend(Backend):
     def close(self) -> None:
         self.hooks.remove()
         self.groups.close()
+
+
+def join(groups: SeedGroups, site: Site) -> None:
+    """Adds the parameters of the seed in ``site`` to the optimizer."""
+    assert site.seed is not None
+    groups.add(site.name, site.seed)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from esper.config_resolved import ResolvedConfig
+from esper.control.controller import Controller, log_prob_of
 from esper.env.baseline import Baseline
-from esper.env.epoch_loop import Actions
 from esper.env.info import Info
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
-from esper.env.training_backend import largest_sizes
+from esper.env.training_backend import kinds_of, largest_sizes
 from esper.grower.backend import LoopBackend
 from esper.telemetry.span import Spans
 
@@ -24,7 +24,7 @@ other hosts to measure it on. On `digits` eight hosts left alone have 0.02."""
 
 
 class LoopEnv(SlotVectorEnv):
-    """One model, E = 1. :meth:`begin` and :meth:`conclude` follow an epoch of training, :meth:`act` precedes one.
+    """One model, E = 1. :meth:`begin` and :meth:`conclude` follow an epoch of training, :meth:`play` precedes one.
 
     The baseline is what the model without its seeds has scored so far, and that last score from now on, unless the
     curve of a loop without growth is given.
@@ -46,7 +46,10 @@ class LoopEnv(SlotVectorEnv):
     ) -> None:
         channels = {site.name: site.place.channels for site in backend.sites}
         largest = largest_sizes(backend.hooks.topology, channels, backend.spec, backend.blueprints)
-        super().__init__(config, backend.spec, backend, Spans(marks=False), largest, reporter=reporter)
+        widest = max(channels.values())
+        kinds = kinds_of(backend.hooks.topology, widest, backend.spec, backend.blueprints)
+        super().__init__(config, backend.spec, backend, Spans(marks=False), largest, kinds, reporter=reporter)
+        self.gatherer.learns = False  # one episode
         self.reporter = reporter
         self.backend, self.known = backend, baseline
         self.alone = np.full((2, self.horizon + 1), np.nan)
@@ -62,8 +65,10 @@ class LoopEnv(SlotVectorEnv):
         self._remember()
         return self._observe()
 
-    def act(self, actions: Actions) -> None:
-        """Executes ``actions`` int64 [1, 8]; the next epoch is trained with what they plant."""
+    def play(self, controller: Controller, observation: Float32s) -> None:
+        """Executes the action that ``controller`` chooses; the next epoch is trained with what it plants."""
+        actions = controller.act(observation, self.mask.heads(self.action_spec))
+        self.reporter.log_prob = log_prob_of(controller, self.num_envs)
         self.loop.act(accepted_actions(self, actions))
         self.backend.train(~self.done, self.state)
 
@@ -78,8 +83,8 @@ class LoopEnv(SlotVectorEnv):
         assert self.rules is not None
         terms = {name: float(term[0]) for name, term in self.reward_terms.items()}
         for env in envs:
-            results = self.backend.counterfactual
-            self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, results)
+            shapley = self.backend.shapley
+            self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, shapley)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "alone": torch.from_numpy(self.alone.copy())}

@@ -106,8 +106,8 @@ class Grower:
         self.spec = ActionSpec(row_major(sites), names)
         self._baseline = None if baseline is None else tuple(points * score for score in baseline)
         self.incubation, self.governed = incubation, governor
-        clip = self.config.task.max_grad_norm
-        self.groups = SeedGroups(optimizer, plain_schedulers(scheduler), lr_factor, weight_decay, clip, ranks)
+        task = self.config.task
+        self.groups = SeedGroups(optimizer, plain_schedulers(scheduler), lr_factor, weight_decay, task, ranks)
         self.hooks = SiteHooks(model, sites, topology, straight_through=incubation == "ste")
         self.epoch = 0
         """Number of epochs trained so far."""
@@ -152,7 +152,7 @@ class Grower:
         self.epoch += epochs
         self._steps_before, self._incubated = self.groups.steps, False
         if not env.done[0]:
-            env.act(self.controller.act(observation, env.mask.heads(env.action_spec)))
+            env.play(self.controller, observation)
         events, self._events = self._events, []
         return report(env, self.epoch, self.points, events)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ from esper.config_resolved import ResolvedConfig
 from esper.files.run_folder import EVENTS, RunFolder, require_empty
 from esper.grower.env import LoopEnv
 from esper.rollout.own_controller import OwnController, name_of
-from esper.telemetry.event import Event, RoundCompleted, RunCompleted, RunResumed, RunStarted, ScoreDefined
+from esper.telemetry.event import (
+    BaselineMeasured,
+    Event,
+    RoundCompleted,
+    RunCompleted,
+    RunResumed,
+    RunStarted,
+    ScoreDefined,
+)
 from esper.telemetry.hub import TelemetryHub
 from esper.telemetry.sinks.jsonl import JsonlSink
 
@@ -41,7 +50,7 @@ class LoopLog:
     def create(self, config: ResolvedConfig) -> None:
         """Makes the folder. Raises ConfigError if it is not empty: a loop is continued by its state only."""
         require_empty(self.folder.path)
-        self.folder.create(config)
+        self.folder.create(self._named(config))
         self._open()
 
     def start(self, env: LoopEnv) -> None:
@@ -66,6 +75,9 @@ class LoopLog:
             )
         )
         self.emit(self.score)
+        if env.known is not None:
+            unmeasured = (math.nan,) * (env.horizon + 1 - len(env.known))
+            self.emit(BaselineMeasured(1, (*unmeasured, *env.known), (), math.nan))
 
     def state_dict(self) -> dict[str, Any]:
         return {"size": self.folder.log_sizes().get(EVENTS, 0), "seconds": self.seconds}
@@ -73,7 +85,7 @@ class LoopLog:
     def resume(self, saved: dict[str, Any], config: ResolvedConfig, epochs: int) -> None:
         """Continues the log where the state was taken, after ``epochs`` epochs; in a new folder, begins another."""
         if not self.folder.path.exists():
-            self.folder.create(config)
+            self.folder.create(self._named(config))
         lost = self.folder.cut_logs({EVENTS: saved["size"]})
         self.seconds_before = saved["seconds"]
         self._open()
@@ -106,7 +118,7 @@ class LoopLog:
                 seconds=self.seconds,
                 epochs_per_second=epochs / self.seconds,
                 images_per_second=0.0,
-                phase_seconds={},
+                phase_seconds={} if self.seconds_before else env.phase_seconds,
             )
         )
         self.emit(RunCompleted(self.controller, 0, (), env.host_parameters, parameters, fossils, self.seconds))
@@ -120,6 +132,10 @@ class LoopLog:
     @property
     def seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.began
+
+    def _named(self, config: ResolvedConfig) -> ResolvedConfig:
+        """Returns the config with the controller that plays."""
+        return ResolvedConfig.parse(config.tables_with({"run": {"controller": self.controller}}))
 
     def _open(self) -> None:
         self.hub = TelemetryHub([JsonlSink(self.folder.path / EVENTS)])

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TaskConfig
 from esper.grower.ranks import Ranks
 from esper.ops import grad_stats
 from esper.training.host_training import HOST
 from esper.training.metrics import SeedGradientCollector
-from esper.training.step import EXPLODING
 
 Scheduler = LRScheduler
 UNFIT = (torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
@@ -68,14 +67,14 @@ class SeedGroups:
     """Adds a parameter group for each seed, removes it with the seed, and measures and clips gradients at each step.
 
     A seed's rate is that of the host's first group times ``factor`` at every step, so it follows any schedule. The
-    gradients of a seed are clipped to ``max_norm`` apart from the host's, which are left to the loop.
+    gradients of a seed are clipped to ``task.max_grad_norm`` apart from the host's, which are left to the loop.
 
     Args:
         optimizer: the host's.
         schedulers: those of ``optimizer``.
         factor: learning rate of a seed in units of the host's.
         weight_decay: of seeds.
-        max_norm: L2 norm to which the gradients of one seed are clipped.
+        config: how the gradients of a seed are clipped and judged.
         ranks: those of a data-parallel loop.
 
     Raises:
@@ -88,11 +87,11 @@ class SeedGroups:
         schedulers: Iterable[Scheduler],
         factor: float,
         weight_decay: float,
-        max_norm: float,
+        config: TaskConfig,
         ranks: Ranks,
     ) -> None:
         self.optimizer = unwrapped(optimizer)
-        self.factor, self.weight_decay, self.max_norm, self.ranks = factor, weight_decay, max_norm, ranks
+        self.factor, self.weight_decay, self.config, self.ranks = factor, weight_decay, config, ranks
         self.steps = 0
         """Number of optimizer steps so far."""
         self.host = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -201,9 +200,7 @@ class SeedGroups:
         self.ranks.average([g for mine in gradients[1:] for g in mine])
         scale = getattr(optimizer, "grad_scale", None)  # set while a GradScaler steps a fused optimizer
         measured = gradients if scale is None else [[g / scale for g in mine] for mine in gradients]
-        stats = grad_stats(
-            measured, max_norm=self.max_norm, exploding_norm=EXPLODING * self.max_norm, device=self.host[0].device
-        )
+        stats = grad_stats(measured, self.config.max_grad_norm, self.config.exploding_norm, device=self.host[0].device)
         self.collector.add(stats)
         for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
             for gradient in mine:

@@ -22,7 +22,10 @@ from esper.lifecycle.transitions import advance, cut
 GATES: Mapping[SeedStage, str] = MappingProxyType(
     {SeedStage.GERMINATED: "G1", SeedStage.TRAINING: "G2", SeedStage.BLENDING: "G3", SeedStage.HOLDING: "G5"}
 )
-"""The gate that a seed passes next, by its stage. G0, germination, depends on the host: :func:`germination_gate`."""
+"""The gate that a seed passes next, by its stage. There is no G4.
+
+Germination has no gate that could refuse it: the mask decides. Its event lists checks as G0, :func:`germination_gate`.
+"""
 
 Place = tuple[int, int]
 Values = NDArray[Any] | float
@@ -112,7 +115,7 @@ def _conditions(
         return f"alpha is still moving to {slots.alpha_target[at]:g}: {done} of {steps} steps done"
 
     conditions = {
-        s.GERMINATED: [Condition("stage is GERMINATED", slots.stage == s.GERMINATED, slots.stage, 2.0)],
+        s.GERMINATED: [Condition("stage is GERMINATED", slots.stage == s.GERMINATED, slots.stage, float(s.GERMINATED))],
         s.TRAINING: [
             _at_least("epochs in TRAINING", epochs, durations.min_training_epochs),
             Condition("exploding gradients", slots.exploding == 0, slots.exploding, 0.0, explodes),

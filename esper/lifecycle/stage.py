@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 class SeedStage(IntEnum):
-    """Stage of a slot and its seed. The values 0 and 5 are not used."""
+    """Stage of a slot and its seed. The values 0 and 5 belonged to stages that are gone, and are refused."""
 
     DORMANT = 1
     GERMINATED = 2

@@ -42,10 +42,7 @@ class AdamW(torch.optim.AdamW):
         self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None
     ) -> float | None:
         """Steps all groups by :func:`adamw_step`, with one ``clip_coef``; returns the loss of ``closure``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         adamw_step([self], None if clip_coef is None else clip_coef.view(1))
         return loss
 

@@ -68,10 +68,7 @@ class SGD(Optimizer):
         self, closure: Callable[[], float] | None = None, *, clip_coef: Tensor | None = None
     ) -> float | None:
         """Steps all groups by :func:`sgd_step` with ``clip_coef``; returns the loss that ``closure`` recomputes."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         scaler = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # set by torch's GradScaler
         sgd_step([self], clip_coef, **scaler)
         return loss

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.control.controller import Float32s, Masks
+from esper.control.controller import Float32s, Masks, PerEnvController
 from esper.ppo.buffer import RolloutBuffer, broken_steps, gae, legal_options
 from esper.ppo.network import RELEVANCE
 from esper.ppo.normalization import RewardNormalizer
 from esper.ppo.policy import Policy
-from esper.ppo.update import PolicyOutput, UpdateStats, mean_over, update_policy
+from esper.ppo.update import PolicyOutput, UpdateStats, imitation_loss, mean_over, ppo_loss, update_policy
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
 
@@ -45,14 +45,22 @@ class PPOAgent(Policy):
         self.generator = torch.Generator().manual_seed(run_seed)
         self.rewards = RewardNormalizer(self.device, config)
         self.buffer = RolloutBuffer()
+        self.teacher: PerEnvController | None = None
+        """Acts in the agent's place, as long as it is set; the agent then learns to act likewise."""
         self.progress = 0.0
         """Fraction of training that is done, 0 to 1; it drives annealed values."""
 
+    def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
+        super().begin(mask)
+        if self.teacher is not None:
+            self.teacher.begin(mask)
+
     def act(self, observation: Float32s, masks: Masks) -> NDArray[np.int64]:
         """Returns actions, int64 [E, 8], and stores the step with its observation; :meth:`record` completes it."""
+        shown = None if self.teacher is None else torch.from_numpy(self.teacher.act(observation, masks)).to(self.device)
         before, starts, legal = self.state, self.starts, self.legal(masks)
         raw = torch.from_numpy(observation).to(self.device)
-        seen, context, decision = self.step(raw, legal)
+        seen, context, decision = self.step(raw, legal, shown)
         with torch.no_grad():
             value = self.network.value(context)
         inputs = {"raw": raw, "observation": seen, "start": starts}
@@ -124,9 +132,9 @@ class PPOAgent(Policy):
         advantage, target = gae(rewards, rollout["value"], last_value, *ends, config.gamma, config.gae_lambda)
         rollout |= {"advantage": advantage, "target": target, "free": masks["op"].sum(dim=-1) > 1}
         evaluate = partial(self._evaluate, rollout, masks, state)
-        stats = update_policy(
-            self.parameters, self.optimizer, evaluate, rollout, config, self.entropy_coefficient, self.generator
-        )
+        settings = config, self.entropy_coefficient, self.generator
+        loss = ppo_loss if self.teacher is None else imitation_loss
+        stats = update_policy(self.parameters, self.optimizer, evaluate, rollout, *settings, loss)
         stats.reward_scale = self.rewards.scale
         with torch.no_grad():
             entropies = evaluate(torch.arange(self.n_envs)).entropies
@@ -147,13 +155,13 @@ class PPOAgent(Policy):
     ) -> PolicyOutput:
         """Evaluates the current network on the whole sequences of ``envs``."""
         initial = (state[0][envs], state[1][envs])
-        context, slots, _ = self.network.encode(rollout["observation"][:, envs], initial, rollout["start"][:, envs])
+        scene, _ = self.network.encode(rollout["observation"][:, envs], initial, rollout["start"][:, envs])
         legal = {name: mask[:, envs].flatten(0, 1) for name, mask in masks.items()}
         action = rollout["action"][:, envs].flatten(0, 1)
-        decision = self.network.decide(context.flatten(0, 1), slots.flatten(0, 1), legal, action=action)
-        shape = context.shape[:2]
+        decision = self.network.decide(scene.rows(), legal, action=action)
+        shape = scene.context.shape[:2]
         log_prob, entropies = decision.log_prob.view(shape), decision.entropies.view(*shape, len(HEADS))
-        return PolicyOutput(self.network.value(context), log_prob, entropies)
+        return PolicyOutput(self.network.value(scene.context), log_prob, entropies)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of acting and learning between two steps, as tensors and plain numbers.
@@ -170,10 +178,7 @@ class PPOAgent(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`. Raises ValueError if the blueprints differ: the optimizer would not fit."""
-        known, here = state["blueprints"], self.spec.blueprints
-        if tuple(known) != here:
-            raise ValueError(f"it was trained with the blueprints {', '.join(known)}; this host has {', '.join(here)}")
+        """Restores :meth:`state_dict`."""
         self.load_policy_state(state)
         # Adam keeps the given tensors and updates them in place.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

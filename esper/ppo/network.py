@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from esper.config import PPOConfig
 from esper.ppo.distribution import MaskedCategorical
 from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
-from esper.spaces.observation import BASE, PER_SLOT
+from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, split
 
 Masks = Mapping[str, Tensor]
 State = tuple[Tensor, Tensor]
@@ -21,11 +22,12 @@ State = tuple[Tensor, Tensor]
 FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
-# Logits of the initial policy's preferences (the others are 0): it advances seeds and leaves them alone. A uniform
-# initial policy prunes nearly every seed, or leaves it at an alpha below 1, which cannot be fossilized, before it
-# pays off; what the agent then learns is not to plant any.
-PRIOR_OPS = MappingProxyType({Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -3.0, Op.FOSSILIZE: 2.0, Op.ADVANCE: 1.0})
-PRIOR_TARGETS = MappingProxyType({1.0: 3.0})
+CHOICE_INPUTS = ("worth", "size", "size_share", "layers", "spatial", "elementwise")
+"""What the network reads of a seed that could be planted. It does not read how sure a worth is: rewards end with an
+episode, so an agent that knew would never try what it knows little about. In training ``worth`` is drawn from the
+posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
+CHOICE_PLACES = torch.tensor([[entry.name for entry in PER_CHOICE].index(name) for name in CHOICE_INPUTS])
+WORTH_PLACE = CHOICE_INPUTS.index("worth")
 
 # Bool [ops, heads]: whether a head matters for an op. The op head always does.
 RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
@@ -65,6 +67,20 @@ def fourier(waves: Tensor) -> Tensor:
     return weights.contiguous()
 
 
+class Scene(NamedTuple):
+    """What the heads decide by: the context [..., width], embeddings of slots [..., S, part] and of the seeds that
+    could be planted [..., S, B, part], and the worths of these [..., S, B]."""
+
+    context: Tensor
+    slots: Tensor
+    choices: Tensor
+    worths: Tensor
+
+    def rows(self) -> Scene:
+        """Joins the leading axes [T, E]."""
+        return Scene(*(part.flatten(0, 1) for part in self))
+
+
 class SequenceLSTM(nn.Module):
     """A one-layer LSTM whose state is reset at the start of an episode.
 
@@ -100,26 +116,28 @@ class SequenceLSTM(nn.Module):
 class PolicyNetwork(nn.Module):
     """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
 
-    No weight depends on the number of slots. One shared encoder embeds each slot's features and its place (as waves).
-    The trunk sees the embeddings as a function of place, through its first Fourier coefficients, which are lossless
-    for up to ``WAVES`` slots; the slot head scores the embeddings themselves. Each blueprint has two embeddings: one
-    that the blueprint head scores, and one that describes the content of a slot.
+    No weight depends on the number of slots or of blueprints. One shared encoder embeds each seed that could be
+    planted, from its size, what it is built of and its worth, never from its name. Another one embeds each slot: its
+    features, its place (as waves), its seed, and the best seed that could be planted there. The trunk sees these
+    embeddings as a function of place, through its first Fourier coefficients, which are lossless for up to ``WAVES``
+    slots; the slot and blueprint heads score the embeddings themselves.
     """
 
-    def __init__(self, spec: ActionSpec, width: int = 128, prior: float = 0.0) -> None:
-        """``prior`` scales the initial policy's preferences; 0 switches them off."""
+    def __init__(self, spec: ActionSpec, config: PPOConfig) -> None:
+        """``config`` has the width, and the preferences of the initial policy (``prior``, ``prior_*``)."""
         super().__init__()
-        self.spec = spec
+        self.spec, width = spec, config.width
         part = max(16, width // 4)
         waves = place_waves(len(spec.slots))
         self.waves: Tensor
         self.coefficients: Tensor
         self.register_buffer("waves", waves, persistent=False)  # [S, WAVES]
         self.register_buffer("coefficients", fourier(waves), persistent=False)  # [WAVES, S]
-        self.seed_kinds = nn.Embedding(len(spec.blueprints) + 1, part)  # 0 for none
-        self.blueprints = nn.Parameter(torch.randn(len(spec.blueprints), part) * 0.1)  # [B, part]
+        self.choice_encoder = nn.Sequential(_two_layers(len(CHOICE_INPUTS), part, part), nn.Tanh())
+        self.worth_weight = nn.Parameter(torch.tensor(config.prior * config.prior_worth))
+        """Weight of a seed's worth in its score."""
         self.ops = nn.Embedding(len(Op), part)
-        self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + part + WAVES, part), nn.Tanh())
+        self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part + WAVES, part), nn.Tanh())
         self.trunk = _two_layers(len(BASE) + WAVES * part, width, width)
         self.norm = nn.LayerNorm(width)
         self.memory = SequenceLSTM(width)
@@ -129,9 +147,9 @@ class PolicyNetwork(nn.Module):
         self.free_sizes = spec.sizes[3:]
         self.free_heads = _two_layers(width + 3 * part, width, sum(self.free_sizes))
         self.value_head = _two_layers(width, width, 1)
-        self._initialise(prior)
+        self._initialise(config)
 
-    def _initialise(self, prior: float) -> None:
+    def _initialise(self, config: PPOConfig) -> None:
         """Sets orthogonal weights with gain √2 (0.01 for the policy's outputs, 1 for the value and the LSTM), and zero
         biases except for the prior."""
         for module in self.modules():
@@ -143,45 +161,57 @@ class PolicyNetwork(nn.Module):
         for head in (self.op_head, self.slot_query, self.blueprint_query, self.free_heads):
             nn.init.orthogonal_(head[-1].weight, 0.01)  # type: ignore[arg-type]
         nn.init.orthogonal_(self.value_head[-1].weight, 1.0)  # type: ignore[arg-type]
-        ops = [prior * PRIOR_OPS.get(op, 0.0) for op in Op]
-        targets = [prior * PRIOR_TARGETS.get(target, 0.0) for target in ALPHA_TARGETS]
+        # It advances seeds and leaves them alone. A uniform initial policy prunes nearly every seed, or leaves it at an
+        # alpha below 1, which cannot be fossilized, before it pays off; what the agent then learns is not to plant any.
+        logits = {
+            Op.SET_ALPHA_TARGET: config.prior_retarget,
+            Op.PRUNE: config.prior_prune,
+            Op.FOSSILIZE: config.prior_fossilize,
+            Op.ADVANCE: config.prior_advance,
+        }
+        ops = [config.prior * logits.get(op, 0.0) for op in Op]
+        targets = [config.prior * config.prior_full_alpha * (target == 1.0) for target in ALPHA_TARGETS]
         free = dict(zip(FREE_HEADS, self.free_sizes, strict=True))
         others = [targets if head == "alpha_target" else [0.0] * size for head, size in free.items()]
         with torch.no_grad():
             self.op_head[-1].bias.copy_(torch.tensor(ops))  # type: ignore[operator]
             self.free_heads[-1].bias.copy_(torch.tensor([x for head in others for x in head]))  # type: ignore[operator]
 
-    def encode(self, observation: Tensor, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Returns the context [T, E, width], slot embeddings [T, E, S, part] and the state after the last step.
+    def encode(self, observation: Tensor, state: State, starts: Tensor) -> tuple[Scene, State]:
+        """Returns what the heads decide by, [T, E, ...], and the state after the last step.
 
         ``observation`` [T, E, D] is normalised, ``state`` is the recurrent state before the first step, and ``starts``
         bool [T, E] marks the first steps of episodes.
         """
-        base = observation[..., : len(BASE)]
-        slots = observation[..., len(BASE) :]
-        slots = slots.reshape(*slots.shape[:-1], len(self.waves), len(PER_SLOT))  # [T, E, S, P]
-        kinds = self.seed_kinds(slots[..., -1].long())
+        base, slots, choices = split(observation, len(self.waves))
+        described = choices[..., CHOICE_PLACES.to(choices.device)]  # [T, E, S, B, C]
+        worths, embeddings = described[..., WORTH_PLACE], self.choice_encoder(described)
+        planted = slots[..., -1].long()  # 0 for none
+        place = (planted - 1).clamp(min=0)[..., None, None].expand(*planted.shape, 1, embeddings.shape[-1])
+        seed = embeddings.gather(-2, place)[..., 0, :] * (planted > 0)[..., None]
+        best = embeddings.gather(-2, worths.argmax(dim=-1)[..., None, None].expand_as(place))[..., 0, :]
         places = self.waves.expand(*slots.shape[:-1], -1)
-        slot_embeddings = self.slot_encoder(torch.cat((slots[..., :-1], kinds, places), dim=-1))
+        slot_embeddings = self.slot_encoder(torch.cat((slots[..., :-1], seed, best, places), dim=-1))
         summary = (self.coefficients @ slot_embeddings).flatten(-2)  # [T, E, WAVES · part]
         seen = self.norm(self.trunk(torch.cat((base, summary), dim=-1)))
         remembered, state = self.memory(seen, state, starts)
-        return seen + remembered, slot_embeddings, state
+        return Scene(seen + remembered, slot_embeddings, embeddings, worths), state
 
     def value(self, context: Tensor) -> Tensor:
         """Returns V(s) [...] for contexts [..., width]."""
         return self.value_head(context).squeeze(-1)  # type: ignore[no-any-return]
 
     def decide(
-        self, context: Tensor, slots: Tensor, masks: Masks, action: Tensor | None = None, uniforms: Tensor | None = None
+        self, scene: Scene, masks: Masks, action: Tensor | None = None, uniforms: Tensor | None = None
     ) -> Decision:
         """Decides N rows: replays ``action`` [N, 8], or samples with ``uniforms`` [N, 8], or takes the most likely.
 
-        ``context`` is [N, width], ``slots`` [N, S, part]; ``masks`` are legal choices by name, [N, ...].
+        The parts of ``scene`` are [N, ...], and so are ``masks``, the legal choices by name.
 
         p(a) = p(op) · p(slot | op) · p(blueprint | op, slot) · Π p(head | op, slot, blueprint) over the heads that
         matter for the op; the other heads are 0.
         """
+        context, slots, choices, worths = scene
         rows = torch.arange(len(context), device=context.device)
         chosen, log_probs, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
 
@@ -205,9 +235,9 @@ class PolicyNetwork(nn.Module):
         given = torch.cat((given, slots[rows, slot]), dim=-1)
         affordable = masks["slot_blueprint"][rows, slot]
         affordable = affordable | ~affordable.any(dim=-1, keepdim=True)  # rows whose op needs no blueprint
-        query = self.blueprint_query(given)
-        blueprint = choose("blueprint", _scores(query, self.blueprints.expand(len(context), -1, -1)), affordable)
-        given = torch.cat((given, self.blueprints[blueprint]), dim=-1)
+        scores = _scores(self.blueprint_query(given), choices[rows, slot]) + self.worth_weight * worths[rows, slot]
+        blueprint = choose("blueprint", scores, affordable)
+        given = torch.cat((given, choices[rows, slot, blueprint]), dim=-1)
         for head, logits in zip(FREE_HEADS, self.free_heads(given).split(self.free_sizes, dim=-1), strict=True):
             choose(head, logits, masks[head])
         log_prob = torch.stack(log_probs, dim=-1).sum(dim=-1)

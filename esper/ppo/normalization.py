@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.spaces.observation import BASE, PER_SLOT, FeatureKind
+from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
 
 
 class RunningMeanStd:
@@ -54,28 +54,33 @@ class RunningMeanStd:
 
 
 class ObservationStatistics(RunningMeanStd):
-    """Statistics of observations [..., BASE + S · PER_SLOT].
+    """Statistics of observations of hosts with ``slots`` slots.
 
-    Each base entry has its own mean and variance; each slot entry has one, pooled over all slots. So there are BASE +
-    PER_SLOT of them for any number of slots. ``count`` counts observations. Flags and indices are not normalised.
+    Each base entry has its own mean and variance; each slot entry has one, pooled over all slots, and so has each entry
+    of a (slot, blueprint). So there are as many of them for any number of slots and blueprints. ``count`` counts
+    observations. Flags and indices are not normalised.
     """
 
-    def __init__(self, device: torch.device, config: PPOConfig) -> None:
-        kinds = [entry.kind for entry in (*BASE, *PER_SLOT)]
+    def __init__(self, slots: int, device: torch.device, config: PPOConfig) -> None:
+        self.slots = slots
+        kinds = [entry.kind for entry in (*BASE, *PER_SLOT, *PER_CHOICE)]
         super().__init__(len(kinds), device, config)
         self.clip = config.observation_clip
         self.continuous = torch.tensor([kind is FeatureKind.CONTINUOUS for kind in kinds], device=device)
 
     def update(self, batch: Tensor) -> None:
-        """Adds raw observations [N, BASE + S · PER_SLOT]; N = 0 changes nothing."""
-        self.merge(batch[:, : len(BASE)], batch[:, len(BASE) :].reshape(-1, len(PER_SLOT)))
+        """Adds raw observations [N, size]; N = 0 changes nothing."""
+        base, slots, choices = split(batch, self.slots)
+        self.merge(base, slots.flatten(0, -2), choices.flatten(0, -2))
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32."""
-        slots = (x.shape[-1] - len(BASE)) // len(PER_SLOT)
+        _, _, choices = split(x, self.slots)
+        repeats = 1, self.slots, choices.shape[-3] * choices.shape[-2]
 
         def everywhere(values: Tensor) -> Tensor:
-            return torch.cat((values[: len(BASE)], values[len(BASE) :].repeat(slots)))
+            groups = torch.split(values, [len(BASE), len(PER_SLOT), len(PER_CHOICE)])
+            return torch.cat([group.repeat(times) for group, times in zip(groups, repeats, strict=True)])
 
         scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + 1e-8).float())
         return torch.where(everywhere(self.continuous), scaled.clamp(-self.clip, self.clip), x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,6 @@ from esper.ppo.network import Decision, PolicyNetwork
 from esper.ppo.normalization import ObservationStatistics
 from esper.spaces.action import HEADS, ActionSpec
 from esper.spaces.observation import ObservationLayout
-
-PER_BLUEPRINT = {"blueprints": 0, "seed_kinds.weight": 1}
-"""Weights with one row per blueprint, and the number of rows before the first blueprint's."""
 
 
 class Policy:
@@ -43,12 +40,14 @@ class Policy:
         self.device, self.greedy = device or torch.device("cpu"), greedy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run_seed)
-            self.network = PolicyNetwork(spec, config.width, config.prior).to(self.device)
-        self.observations = ObservationStatistics(self.device, config)
+            self.network = PolicyNetwork(spec, config).to(self.device)
+        self.observations = ObservationStatistics(len(spec.slots), self.device, config)
         self.episode = np.full(n_envs, -1)
         self.steps = np.zeros(n_envs, dtype=np.int64)
         self.state = self.network.memory.initial_state(n_envs, self.device)
         self.starts = torch.ones(n_envs, dtype=torch.bool, device=self.device)
+        self.log_prob: Float32s | None = None
+        """Joint log-probabilities [E] of the last actions; None before the first."""
 
     def begin(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Starts new episodes in the envs of ``mask`` bool [E]; None for all."""
@@ -66,19 +65,23 @@ class Policy:
         return {name: torch.from_numpy(mask).to(self.device) for name, mask in masks.items()}
 
     @torch.no_grad()
-    def step(self, raw: Tensor, legal: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Decision]:
+    def step(
+        self, raw: Tensor, legal: Mapping[str, Tensor], action: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Decision]:
         """Returns the normalised observation [E, size], its context [E, width] and the decision, and advances the
-        recurrent state by one step."""
+        recurrent state by one step. ``action`` int64 [E, 8] is the decision, if another controller made it."""
         seen = self.observations.normalize(raw)
-        context, slots, after = self.network.encode(seen[None], self.state, self.starts[None])
+        scene, after = self.network.encode(seen[None], self.state, self.starts[None])
+        scene = scene.rows()
         uniforms = None
         if not self.greedy:
             draws = counter_uniforms(self.run_seed, np.arange(self.n_envs), self.episode, self.steps, len(HEADS))
             uniforms = torch.from_numpy(draws).to(self.device)
-        decision = self.network.decide(context[0], slots[0], legal, uniforms=uniforms)
+        decision = self.network.decide(scene, legal, action, uniforms)
         self.state, self.starts = after, torch.zeros_like(self.starts)
         self.steps += 1
-        return seen, context[0], decision
+        self.log_prob = decision.log_prob.cpu().numpy()
+        return seen, scene.context, decision
 
     @torch.no_grad()
     def value_of(self, observation: Float32s) -> Tensor:
@@ -87,8 +90,8 @@ class Policy:
         The recurrent state is read, not advanced.
         """
         seen = self.observations.normalize(torch.from_numpy(observation).to(self.device))
-        context, _, _ = self.network.encode(seen[None], self.state, self.starts[None])
-        return self.network.value(context[0])
+        scene, _ = self.network.encode(seen[None], self.state, self.starts[None])
+        return self.network.value(scene.context[0])
 
     def memory_state(self) -> dict[str, Any]:
         return {
@@ -104,39 +107,15 @@ class Policy:
         self.state, self.starts = (hidden, cell), state["starts"].to(self.device, copy=True)
 
     def policy_state(self) -> dict[str, Any]:
-        """Returns everything that acting depends on except the running episodes: the network, the names of the
-        blueprints behind its embeddings, and the observation statistics."""
-        return {
-            "network": self.network.state_dict(),
-            "blueprints": list(self.spec.blueprints),
-            "observations": self.observations.state_dict(),
-        }
+        """Returns everything that acting depends on except the running episodes: the network and the observation
+        statistics."""
+        return {"network": self.network.state_dict(), "observations": self.observations.state_dict()}
 
     def load_policy_state(self, state: Mapping[str, Any]) -> None:
         """Loads a saved policy; on hosts like its own, the policy then acts identically, bit for bit.
 
-        The number of slots may differ, and so may the blueprints; see :func:`for_blueprints`.
-
-        Raises:
-            ValueError: the saved policy knows none of the blueprints here; lists both.
-            RuntimeError: the state belongs to a different network; names the differences.
+        The slots and the blueprints may be others. Raises RuntimeError if the state belongs to a different network;
+        names the differences.
         """
-        self.network.load_state_dict(for_blueprints(state["network"], state["blueprints"], self.spec.blueprints))
+        self.network.load_state_dict(state["network"])
         self.observations.load_state_dict(state["observations"])
-
-
-def for_blueprints(weights: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]) -> dict[str, Tensor]:
-    """Converts weights of a network that learned the blueprints ``known`` to hosts with the blueprints ``wanted``.
-
-    A known name keeps its rows. An unknown one gets the mean of all known rows: its score is then the mean of the known
-    scores, and it is planted if that beats the alternatives. Raises ValueError if there is no common name; lists both.
-    """
-    if not set(known) & set(wanted):
-        raise ValueError(f"it knows the blueprints {', '.join(known)}; this host has {', '.join(wanted)}")
-    moved = dict(weights)
-    for name, before in PER_BLUEPRINT.items():
-        rows = weights[name]
-        learned = dict(zip(known, rows[before:], strict=True))
-        typical = rows[before:].mean(dim=0)
-        moved[name] = torch.cat((rows[:before], torch.stack([learned.get(wish, typical) for wish in wanted])))
-    return moved

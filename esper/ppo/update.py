@@ -24,6 +24,12 @@ class PolicyOutput:
     entropies: Tensor
 
 
+Measured = dict[str, float]
+Loss = Callable[[PolicyOutput, Mapping[str, Tensor], PPOConfig, float], tuple[Tensor, Measured]]
+"""Maps the present policy on a minibatch, the minibatch, the config and the weight of the entropy bonus to a loss and
+its ``MEASURED`` numbers."""
+
+
 @dataclass
 class UpdateStats:
     """Statistics of one update, under the names that dashboards use."""
@@ -78,6 +84,7 @@ def update_policy(
     config: PPOConfig,
     entropy_coefficient: float,
     generator: torch.Generator,
+    loss_of: Loss,
 ) -> UpdateStats:
     """Improves the policy on one rollout.
 
@@ -93,6 +100,7 @@ def update_policy(
         config: the update's constants.
         entropy_coefficient: weight of the entropy bonus.
         generator: shuffles the minibatches.
+        loss_of: :func:`ppo_loss`, or :func:`imitation_loss` if the actions are a teacher's.
     """
     stats = UpdateStats(entropy_coefficient=entropy_coefficient, learning_rate=optimizer.param_groups[0]["lr"])
     learned_from = {name: rollout[name] for name in LEARNED_FROM}
@@ -101,11 +109,11 @@ def update_policy(
     for _ in range(config.update_epochs):
         for chosen in torch.randperm(envs, generator=generator).tensor_split(min(config.n_minibatches, envs)):
             part = {name: values[:, chosen] for name, values in learned_from.items()}
-            loss, measured = ppo_loss(evaluate(chosen), part, config, entropy_coefficient)
+            loss, measured = loss_of(evaluate(chosen), part, config, entropy_coefficient)
             if measured["approx_kl"] > config.kl_stop * config.target_kl:
                 stats.add(measured)
                 stats.stopped_early = True
-                return reduce(stats, rollout)
+                return reduce(stats, rollout, config.healthy_gradients)
             if not math.isfinite(measured["loss"]):
                 stats.skipped_minibatches += 1
                 continue
@@ -120,7 +128,7 @@ def update_policy(
             stats.minibatches += 1
             stats.gradient_norm += norm
             stats.clipped_gradients += norm > config.max_grad_norm
-    return reduce(stats, rollout)
+    return reduce(stats, rollout, config.healthy_gradients)
 
 
 MEASURED = ("loss", "approx_kl", "clip_fraction", "policy_loss", "value_loss", "entropy", "ratio_max", "ratio_min")
@@ -128,7 +136,7 @@ MEASURED = ("loss", "approx_kl", "clip_fraction", "policy_loss", "value_loss", "
 
 def ppo_loss(
     now: PolicyOutput, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Measured]:
     """Returns the loss of one minibatch and its ``MEASURED`` numbers, which are transferred in one copy.
 
     With ρ = p_now(a) / p_then(a): L = −min(ρA, clip(ρ, 1−ε, 1+ε)A) + c_v (V − target)² / 2 − c_e H.
@@ -155,14 +163,31 @@ def ppo_loss(
     return loss, dict(zip(MEASURED, measured, strict=True))
 
 
-def reduce(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
+def imitation_loss(
+    now: PolicyOutput, part: Mapping[str, Tensor], config: PPOConfig, entropy_coefficient: float
+) -> tuple[Tensor, Measured]:
+    """Returns the loss of acting like the rollout, and its ``MEASURED`` numbers; there is no entropy bonus.
+
+    L = −ln p_now(a) + c_v (V − target)² / 2. The policy that acted was a teacher's, so there are no ratios to it.
+    """
+    policy_loss = -mean_over(now.log_prob, part["valid"] & part["free"])
+    value_loss = 0.5 * mean_over((now.value - part["target"]) ** 2, part["valid"])
+    loss = policy_loss + config.value_coefficient * value_loss
+    with torch.no_grad():
+        entropy = mean_over(now.entropies.sum(dim=-1), part["valid"] & part["free"])
+        means = torch.stack([mean.detach() for mean in (loss, policy_loss, value_loss, entropy)]).tolist()
+    unmoved = {"approx_kl": 0.0, "clip_fraction": 0.0, "ratio_max": 1.0, "ratio_min": 1.0}
+    return loss, {**dict(zip(("loss", "policy_loss", "value_loss", "entropy"), means, strict=True)), **unmoved}
+
+
+def reduce(stats: UpdateStats, rollout: Mapping[str, Tensor], healthy: tuple[float, float]) -> UpdateStats:
     """Turns sums into means and adds the explained variance of the targets by the values before the update."""
     done, measured = max(stats.minibatches, 1), stats.minibatches + stats.stopped_early
     for name in ("policy_loss", "value_loss", "entropy", "clip_fraction"):
         setattr(stats, name, getattr(stats, name) / measured if measured else math.nan)  # NaN: all were skipped
     stats.gradient_norm /= done
     stats.clipped_gradients /= done
-    stats.gradient_health = gradient_health(stats.gradient_norm)
+    stats.gradient_health = gradient_health(stats.gradient_norm, healthy)
     valid = rollout["valid"]
     target, value = rollout["target"][valid], rollout["value"][valid]
     left, spread, around = (float(x.var(unbiased=False)) for x in (target - value, target, value))
@@ -171,12 +196,12 @@ def reduce(stats: UpdateStats, rollout: Mapping[str, Tensor]) -> UpdateStats:
     return stats
 
 
-def gradient_health(norm: float) -> float:
-    """Returns 1 for norms in [0.01, 100], falling linearly in log10 to 0 over two decades on either side."""
+def gradient_health(norm: float, healthy: tuple[float, float]) -> float:
+    """Returns 1 for norms between those of ``healthy``, falling linearly in log10 to 0 two decades outside."""
     if not math.isfinite(norm) or norm <= 0:
         return 0.0
     decades = math.log10(norm)
-    outside = max(-2 - decades, decades - 2, 0.0)
+    outside = max(math.log10(healthy[0]) - decades, decades - math.log10(healthy[1]), 0.0)
     return max(0.0, 1 - outside / 2)
 
 

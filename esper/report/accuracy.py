@@ -46,8 +46,10 @@ def epochs_figure(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         words += (
             " Shaded: the middle 80 % of the hosts. Best and worst: the hosts with the highest and the lowest "
-            f"{score.name} at each epoch. Committed: host and fossils only."
-        )
+            f"{score.name} at each epoch."
+            if any(line.name == "best host" for line in lines)
+            else ""
+        ) + " Committed: host and fossils only."
     return line_figure(title, words, lines, "epochs done", score.label(f"validation {score.name}"))
 
 
@@ -56,10 +58,10 @@ def _grown(runs: Sequence[Run], place: int, epochs: Sequence[EpochCompleted], sc
     if len(runs) > 1:
         return [Line(label(runs, runs[place], "grown"), curve.x, curve.mean, place)]
     committed = by_epoch(epochs, lambda e: score.of(e.committed_accuracy))
+    extremes = [Line("best host", curve.x, curve.best, 5), Line("worst host", curve.x, curve.worst, 4)]
     return [
         Line("grown", curve.x, curve.mean, 0, curve.low, curve.high),
-        Line("best host", curve.x, curve.best, 5),
-        Line("worst host", curve.x, curve.worst, 4),
+        *(extremes if curve.best != curve.worst else []),
         Line("committed", committed.x, committed.mean, 2),
     ]
 
@@ -88,15 +90,20 @@ def rounds_figure(runs: Sequence[Run]) -> str:
     for place, run in enumerate(runs):
         rounds, baseline = run.of(RoundCompleted), place if len(runs) > 1 else -1
         lines += by_round(label(runs, run, "grown, committed"), rounds, "committed_accuracy", place, unit=unit)
-        left_alone = label(runs, run, "baseline")
-        lines += by_round(left_alone, rounds, "baseline_accuracy", baseline, reference=True, unit=unit)
+        if run.view.alone:
+            left_alone = label(runs, run, run.view.alone)
+            lines += by_round(left_alone, rounds, "baseline_accuracy", baseline, reference=True, unit=unit)
         if len(runs) == 1:
             tested += by_round("grown, test", rounds, "test_accuracy", 2, unit=unit)
             tested += by_round("same hosts alone, test", rounds, "alone_test_accuracy", 1, reference=True, unit=unit)
     if not lines:
         return note(f"{title}: no round was completed yet.")
     words = f"{capital(score.name)} of the committed networks at the end of a round, on validation images" + (
-        "; and on test images, beside the same hosts left alone." if tested else ", beside the baseline."
+        "; and on test images, beside the same hosts left alone."
+        if tested
+        else ", beside the baseline."
+        if any(line.reference for line in lines)
+        else "."
     )
     return line_figure(title, words, [*lines, *tested], "round", score.label(score.name))
 
@@ -113,14 +120,15 @@ def parameters_figure(runs: Sequence[Run]) -> str:
         grown = [score.of(e.committed_accuracy) for e in episodes]
         groups.append(Line(label(runs, run, "grown host"), sizes, grown, place))
         last = episodes[-1]
-        alone = ([last.host_parameters], [score.of(last.baseline_accuracy)], place if len(runs) > 1 else -1)
-        groups.append(Line(label(runs, run, "left alone (baseline)"), *alone, reference=True))
+        if run.view.alone:
+            alone = ([last.host_parameters], [score.of(last.baseline_accuracy)], place if len(runs) > 1 else -1)
+            groups.append(Line(label(runs, run, "left alone (baseline)"), *alone, reference=True))
         rows += [
             [
                 label(runs, run, f"round {e.episode + 1}, host {e.env}"),
                 f"{e.host_parameters + e.fossil_parameters:,}",
                 score.value(e.committed_accuracy, unit=False),
-                score.value(e.baseline_accuracy, unit=False),
+                score.value(e.baseline_accuracy if run.view.alone else None, unit=False),
                 ", ".join(f"{slot} {blueprint}" for slot, blueprint in e.fossils.items()) or "nothing",
             ]
             for e in reversed(episodes)

@@ -21,10 +21,6 @@ PALETTE = (
 MARKERS = "osD^vP*X<>"
 REFERENCE = "#555555"
 """Colour of what runs are compared with."""
-STAGE_COLORS = {
-    "GERMINATED": "#f0e442", "TRAINING": "#56b4e9", "BLENDING": "#e69f00", "HOLDING": "#cc79a7",
-    "FOSSILIZED": "#40b58f", "PRUNED": "#d55e00", "EMBARGOED": "#bbbbbb", "RESETTING": "#e2e2e2",
-}  # fmt: skip
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from esper.report.chart_style import MARKERS, PALETTE, REFERENCE, STAGE_COLORS, chart_style, inline_svg
+from esper.report.chart_style import MARKERS, PALETTE, REFERENCE, chart_style, inline_svg
 from esper.report.html import MAX_ROWS, figure, note, table
 from esper.report.lifecycles import Life, Stretch
+from esper.telemetry.stages import STAGE_COLORS
 from esper.telemetry.text import clean, number, shorten
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _label(axes: Axes, x_label: str, y_label: str = "", integer: bool = False, l
 
     axes.set(xlabel=x_label, ylabel=y_label)
     formatter = FuncFormatter(lambda value, _: tick_label(value))
-    steps = MaxNLocator(6 if integer else 5, integer=integer, steps=[1, 2, 5, 10])
+    steps = MaxNLocator(6 if integer else 5, integer=integer, steps=[1, 2, 5, 10], min_n_ticks=1)
     axes.xaxis.set_major_locator(LogLocator(subs=[1, 3]) if logarithmic else steps)
     axes.xaxis.set_major_formatter(formatter)
     if y_label:
@@ -283,29 +284,35 @@ def lanes_chart(title: str, lives: Sequence[Life], slots: Sequence[str], length:
     bottom = max(lanes.values(), default=0) + 0.5
     axes = _axes(LANE * (bottom + 0.5), LANES_WIDTH, left, legend)
     axes.barh(list(lanes.values()), longest, height=0.86, color="#f4f4f4")
-    for stage in (*stages, None):  # None: stages of another version of Esper
-        own = [(s, lane) for s, lane in bars if (s.stage if s.stage in STAGE_COLORS else None) == stage]
-        axes.barh(
-            [lane for _, lane in own],
-            [max(s.end - s.begin, 0.02 / inches_per_epoch) for s, _ in own],
-            left=[s.begin for s, _ in own],
-            height=0.86,
-            color=STAGE_COLORS[stage] if stage else "#888888",
-            edgecolor="white",
-            linewidth=0.5,
-            label=stage.lower() if stage else None,
-        )
+    draw_seeds(axes, bars, inches_per_epoch)
     for place, (epoch, life) in enumerate(rollbacks):
         ends = lanes[life.env, slots[0]] - 0.5, lanes[life.env, slots[-1]] + 0.5
         axes.plot([epoch, epoch], ends, "k:", linewidth=1.4, label=None if place else "rollback")
-    for name, begin, lane in _seed_names(bars, inches_per_epoch):
-        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=7.5, clip_on=True)
     axes.set_yticks(list(lanes.values()), names)
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.set(xlim=(0, longest), ylim=(bottom, -0.5))
     axes.grid(visible=False, axis="y")
     _label(axes, "epochs done", integer=True)
     return _svg(axes, title, "; ".join(life.words() for life in lives), legend)
+
+
+def draw_seeds(axes: Axes, bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> None:
+    """Draws the stretches of seeds, each in its lane, coloured by stage, with the name of each blueprint."""
+    for stage in (*STAGE_COLORS, None):  # None: stages of another version of Esper
+        own = [(s, lane) for s, lane in bars if (s.stage if s.stage in STAGE_COLORS else None) == stage]
+        if own:
+            axes.barh(
+                [lane for _, lane in own],
+                [max(s.end - s.begin, 0.02 / inches_per_epoch) for s, _ in own],
+                left=[s.begin for s, _ in own],
+                height=0.86,
+                color=STAGE_COLORS[stage] if stage else "#888888",
+                edgecolor="white",
+                linewidth=0.5,
+                label=stage.lower() if stage else None,
+            )
+    for name, begin, lane in _seed_names(bars, inches_per_epoch):
+        axes.text(begin + 0.04 / inches_per_epoch, lane, name, va="center", fontsize=7.5, clip_on=True)
 
 
 def _seed_names(bars: Sequence[tuple[Stretch, float]], inches_per_epoch: float) -> Iterator[tuple[str, int, float]]:

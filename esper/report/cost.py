@@ -8,13 +8,13 @@ from esper.report.charts import grouped, stacked_bars, total
 from esper.report.html import figure, figures, note, section, table
 from esper.report.read import Run
 from esper.telemetry.analytics import mean
-from esper.telemetry.event import RoundCompleted
+from esper.telemetry.event import RanksWaited, RoundCompleted
 from esper.telemetry.memory import MEMORY, size
 from esper.telemetry.run_view import REST, phase_seconds
 from esper.telemetry.span import PHASES
 from esper.telemetry.text import number
 
-MEANINGS = {**PHASES, REST: "hosts left alone, testing, reporting of rounds"}
+MEANINGS = {**PHASES, REST: "hosts left alone, testing, reporting of rounds; the training of a loop outside Esper"}
 RATES = {
     "epochs per second": ("epochs_per_second", 1),
     "samples per second": ("images_per_second", 0),
@@ -54,6 +54,7 @@ def time_section(runs: Sequence[Run]) -> str:
         table(["phase", *heads], rows, "Seconds by phase, all rounds"),
         table(["run", *RATES], rates, "Rates, mean over rounds"),
         memory_table(played),
+        *waiting_tables(played),
     )
 
 
@@ -83,6 +84,18 @@ def memory_table(runs: Sequence[Run]) -> str:
     rows = [[_meaning(name), *(size(memory[name]) if name in memory else "" for memory in used)] for name in names]
     heads = ["memory", *(run.name for run in runs)] if len(runs) > 1 else ["memory", "in use"]
     return table(heads, rows, "Memory at the end of the last round")
+
+
+def waiting_tables(runs: Sequence[Run]) -> list[str]:
+    """How long the ranks of a run only waited for the slowest, for each run that has several."""
+    tables = []
+    for run in runs:
+        if laps := run.of(RanksWaited):
+            seconds = sum(lap.seconds for lap in laps) or 1.0
+            waited = [sum(each) for each in zip(*(lap.waited for lap in laps), strict=True)]
+            rows = [[str(rank), f"{own:,.1f}", f"{own / seconds:.1%}"] for rank, own in enumerate(waited)]
+            tables.append(table(["rank", "seconds", "share"], rows, f"{run.name}: waiting for other ranks, all rounds"))
+    return tables
 
 
 def _meaning(name: str) -> str:

@@ -12,7 +12,7 @@ from esper.report.html import figure, figures, heading, note, section, table
 from esper.report.lifecycles import STAGES, Life, lives, slots_of
 from esper.report.read import Run
 from esper.telemetry.analytics import mean
-from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged
+from esper.telemetry.event import EpisodeCompleted, RunStarted, StageChanged, WorthsEstimated
 from esper.telemetry.text import count, number
 
 MAX_LIVES = 240
@@ -37,6 +37,7 @@ def lives_section(runs: Sequence[Run]) -> str:
     parts = [table(["stage", "meaning"], [[stage.lower(), words] for stage, words in STAGES.items()], style="facts")]
     for run in runs:
         parts += [heading(run.name, len(runs) > 1), _lanes(run, MAX_LIVES // len(runs)), blueprint_table(run)]
+        parts.append(worth_table(run))
     return section("slots", "Slot lifecycles", *parts)
 
 
@@ -82,6 +83,22 @@ def _lanes_of_round(run: Run, episode: int, hosts: Sequence[Life], slots: Sequen
     )
 
 
+def worth_table(run: Run) -> str:
+    """What each blueprint is worth in each slot, by the experience of the run; empty if it has none."""
+    found = run.last(WorthsEstimated)
+    if found is None or not found.episodes:
+        return ""
+    score = run.view.score
+    cells = [
+        [slot, name, score.difference(mean, unit=False), score.difference(error, unit=False).lstrip("+"), f"{kept:,}"]
+        for slot, row in found.worths.items()
+        for name, (mean, error, kept) in row.items()
+    ]
+    heads = ["slot", "blueprint", score.gap_label("worth"), score.gap_label("error"), "kept"]
+    caption = f"What a kept seed adds to the final {score.name}, estimated from {found.episodes:,} episodes"
+    return table(heads, cells, caption)
+
+
 def blueprint_table(run: Run) -> str:
     """How often each blueprint was planted, its fate, and its value if it was kept."""
     score = run.view.score
@@ -117,8 +134,10 @@ def contributions_section(runs: Sequence[Run]) -> str:
     parts = [
         note(
             f"The contribution of a seed is the {name} with it minus the {name} with its alpha forced to 0, on the "
-            "same validation images. If seeds depend on each other, their contributions overlap; Shapley values divide "
-            "the joint gain among them."
+            "same validation images: how much the grown host leans on it. What planting it won is less, because a host "
+            "that learned without the seed would do better than this one does when it is taken away; the summary has "
+            "what growing won, beside the same hosts left alone. If seeds depend on each other, their contributions "
+            "overlap; Shapley values divide the joint gain among them."
         )
     ]
     for run in runs:

@@ -9,11 +9,12 @@ from typing import Any
 from esper.report.charts import IntervalRow, drawable, interval_chart
 from esper.report.curves import label, score_of
 from esper.report.html import escape, figure, figures, heading, note, section, table
+from esper.report.life import life_figure
 from esper.report.read import Run
 from esper.telemetry import event as events
 from esper.telemetry.score import ACCURACY
 from esper.telemetry.status import incident
-from esper.telemetry.text import number
+from esper.telemetry.text import number, trained_once
 
 
 def summary_section(runs: Sequence[Run]) -> str:
@@ -29,6 +30,7 @@ def summary_section(runs: Sequence[Run]) -> str:
             verdicts_figure(runs),
         ),
         verdicts_table(runs),
+        figures(life_figure(runs[0])) if len(runs) == 1 else "",
     )
 
 
@@ -106,7 +108,9 @@ def verdicts_table(runs: Sequence[Run]) -> str:
         for name, _, pairs, c in _compared(runs)
     ]
     heads = [*map(score.label, ("grown", "other")), *map(score.gap_label, ("difference", "95 % interval"))]
-    return table(["against", *heads, "p (Holm)", "pairs", "verdict"], rows) or note("Nothing was compared yet.")
+    shown = table(["against", *heads, "p (Holm)", "pairs", "verdict"], rows) or note("Nothing was compared yet.")
+    agents = [completed.controller for run in runs if (completed := run.last(events.RunCompleted))]
+    return shown + "".join(note(sentence) for sentence in trained_once(list(dict.fromkeys(agents))))
 
 
 def events_section(runs: Sequence[Run]) -> str:
@@ -152,7 +156,7 @@ def _tally(outcomes: Iterable[tuple[str, bool]]) -> list[list[str]]:
 def configuration_section(runs: Sequence[Run]) -> str:
     """All config values; for several runs, the differing ones first."""
     heads = ["value", *(run.name for run in runs)]
-    rows = _rows([run.config for run in runs])
+    rows = _rows([_config(run) for run in runs])
     parts = []
     if len(runs) > 1:
         different = [row for row in rows if len(set(row[1:])) > 1]
@@ -165,6 +169,14 @@ def configuration_section(runs: Sequence[Run]) -> str:
     system = system or note("No env.json could be read.")
     parts.append(f"<details><summary>Versions and hardware</summary>{system}</details>")
     return section("configuration", "Configuration", *parts)
+
+
+def _config(run: Run) -> dict[str, Any]:
+    """Returns the config of a run; of a loop outside Esper only what its Grower uses of it."""
+    if not run.view.own_loop:
+        return run.config
+    used = {name: table for name, table in run.config.items() if name in ("env", "reward", "governor")}
+    return {"run": {name: run.value("run", name) for name in ("seed", "controller")}, **used}
 
 
 def _rows(tables: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -17,6 +19,7 @@ from esper.report.html import escape
 from esper.report.learning import policy_section, reward_section
 from esper.report.overview import configuration_section, events_section, summary_section
 from esper.report.read import Run, open_runs
+from esper.report.saved_comparison import PICTURES, is_comparison, saved_tables
 from esper.telemetry.score import ACCURACY
 
 MARK = "<!-- a report of Esper -->"
@@ -29,7 +32,7 @@ PAGE = Template(
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <title>$title</title>
 <style>$style</style>
 </head>
@@ -69,6 +72,26 @@ def report_html(runs: Sequence[Run]) -> str:
     )
 
 
+def comparison_html(folder: Path) -> str:
+    """Returns the page about a comparison: its pictures and its tables. Raises ConfigError if it has no result yet."""
+    pictures = {name: folder / f"{name}.svg" for name in PICTURES}
+    images = [
+        f'<img alt="{name}" src="data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}">'
+        for name, file in pictures.items()
+        if file.is_file()
+    ]
+    tables = html.escape(saved_tables(folder))
+    return PAGE.substitute(
+        title=escape(f"Esper: {folder.absolute().name}"),
+        style=STYLE.read_text(encoding="utf-8"),
+        about=escape(f"{folder}: a comparison"),
+        links="",
+        content=f"<section><h2>Pictures</h2>{''.join(images)}</section>"
+        f"<section><h2>Tables</h2><div class=scroll tabindex=0><pre>{tables}</pre></div></section>",
+        footer=f"Made {time.strftime('%Y-%m-%d %H:%M')}.",
+    )
+
+
 def _links(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the words of the link to each section, by id."""
     return {name: words for name, (words, _) in SECTIONS.items()} | {"accuracy": escape(capital(score_of(runs).name))}
@@ -89,16 +112,18 @@ def default_file(folders: Sequence[Path]) -> Path:
 
 
 def write_report(folders: Sequence[Path], file: Path | None = None) -> Path:
-    """Writes the report about the runs in ``folders`` and returns its path.
+    """Writes the report about the runs, or the one comparison, in ``folders`` and returns its path.
 
     Raises:
-        ConfigError: a folder holds no run, or ``file`` cannot be written or is not an earlier report.
+        ConfigError: a folder holds no run, a comparison has no result or is one of several folders, or ``file`` cannot
+            be written or is not an earlier report.
     """
-    runs = open_runs(folders)
+    compared = len(folders) == 1 and is_comparison(folders[0])
+    page = comparison_html(folders[0]) if compared else report_html(open_runs(folders))
     path = file or default_file(folders)
     check_file(path)
     try:
-        write_atomic(path, report_html(runs).encode("utf-8", "replace"))
+        write_atomic(path, page.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from None
     return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 import time
 import tomllib
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from esper.config import ConfigError
 from esper.report.event_log import EventLog
 from esper.report.records import build
+from esper.report.saved_comparison import is_comparison
 from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
@@ -177,6 +179,11 @@ def open_run(folder: Path, name: str | None = None) -> Run:
     """Returns the run in ``folder``, as it is now. Raises ConfigError, suggesting other folders, if it holds none."""
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; give the folder of the run, perhaps {folder.absolute().parent}")
+    if is_comparison(folder):
+        raise ConfigError(
+            f"{folder} is a comparison, not a run: {shlex.join(['esper', 'report', str(folder)])} makes a page of it "
+            "alone, and esper show prints its tables"
+        )
     if not is_run(folder):
         near = [folder, folder / "runs"] if folder.is_dir() else [folder.parent]
         others = sorted({str(run) for parent in (*near, Path("runs")) for run in _runs_in(parent)})[:5]

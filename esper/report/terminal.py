@@ -32,6 +32,7 @@ def short_form(run: Run, width: int | None = None) -> str:
         status.verdict(view),
         status.slots(view, width),
         status.blueprints(view),
+        status.worths(view),
         status.policy(view),
         status.warnings(view),
         status.time(view),

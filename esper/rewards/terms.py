@@ -9,10 +9,8 @@ Values are arrays [E], or scalars for one env; a term has the shape of its input
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from types import MappingProxyType
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,30 +19,21 @@ from esper.config import RewardConfig
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op
 
-STAGE_POTENTIAL: Mapping[SeedStage, float] = MappingProxyType(
-    {
-        SeedStage.GERMINATED: 1.0,
-        SeedStage.TRAINING: 2.0,
-        SeedStage.BLENDING: 3.5,
-        SeedStage.HOLDING: 5.5,
-        SeedStage.FOSSILIZED: 6.0,
-    }
-)
+CLIMBED = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
+"""The stages of ``RewardConfig.stage_potentials``."""
 Floats = NDArray[np.float64]
 Value = Floats | float
 Count = NDArray[np.int64] | int
 Flag = NDArray[np.bool_] | bool
 
 
-def _by_stage(values: Mapping[SeedStage, float]) -> Floats:
-    table = np.zeros(max(SeedStage) + 1)
-    table[list(values)] = list(values.values())
-    return table
-
-
-_HERE = _by_stage(STAGE_POTENTIAL)
-_CLIMB = _by_stage({here: STAGE_POTENTIAL[after] - STAGE_POTENTIAL[here] for here, after in pairwise(STAGE_POTENTIAL)})
-"""Φ(next) − Φ(stage); 0 for a stage without a next one."""
+@cache
+def _by_stage(potentials: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """Returns Φ(stage), and Φ(next) − Φ(stage) or 0 without a next stage, indexed by a stage's value."""
+    here, climb = np.zeros((2, max(SeedStage) + 1))
+    here[list(CLIMBED)] = potentials
+    climb[list(CLIMBED[:-1])] = np.diff(potentials)
+    return here, climb
 
 
 @dataclass(frozen=True)
@@ -92,33 +81,33 @@ class Transition:
 
 
 def benefit(t: Transition, config: RewardConfig) -> Floats:
-    """(c − b) / 10 at termination."""
+    """(c − b) / benefit_scale at termination."""
     return np.where(t.terminated, (t.after.committed - t.after.baseline) / config.benefit_scale, 0.0)
 
 
 def loss_benefit(t: Transition, config: RewardConfig) -> Floats:
-    """−(committed loss − no-growth loss) / 5 at termination."""
+    """−(committed loss − no-growth loss) / loss_benefit_scale at termination."""
     gained = t.after.baseline_loss - t.after.committed_loss
     return np.where(t.terminated, gained / config.loss_benefit_scale, 0.0)
 
 
 def rent(t: Transition, config: RewardConfig) -> Floats:
-    """−min(0.2 · ln(1 + added / max(host, 200)), 0.6) / T each epoch."""
+    """−min(rent_rate · ln(1 + added / max(host, rent_host_floor)), rent_cap) / T each epoch."""
     return -rent_rate(t.after.weighted_parameters, t.host_parameters, config) / t.horizon
 
 
 def rent_rate(weighted_parameters: Value, host_parameters: int, config: RewardConfig) -> Floats:
-    """min(0.2 · ln(1 + added / max(host, 200)), 0.6): the rent of a whole episode at this size."""
+    """min(rent_rate · ln(1 + added / max(host, rent_host_floor)), rent_cap): the rent of an episode at this size."""
     share = weighted_parameters / max(host_parameters, config.rent_host_floor)
     return np.minimum(config.rent_rate * np.log1p(share), config.rent_cap)
 
 
-def stage_potential(state: RewardState, dwell: int) -> Floats:
+def stage_potential(state: RewardState, dwell: int, potentials: tuple[float, ...]) -> Floats:
     """Σ over slots of Φ(stage) + 0.9 · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
-    total = np.zeros(np.shape(state.accuracy))
+    (here, climb), total = _by_stage(potentials), np.zeros(np.shape(state.accuracy))
     for slot in state.slots:
         done = np.minimum(np.asarray(slot.epochs_in_stage) / dwell, 1.0)
-        total = total + _HERE[slot.stage] + 0.9 * _CLIMB[slot.stage] * done
+        total = total + here[slot.stage] + 0.9 * climb[slot.stage] * done
     return total
 
 
@@ -141,17 +130,17 @@ def action_cost(t: Transition, config: RewardConfig) -> Floats:
 
 
 def governor(t: Transition, config: RewardConfig) -> Floats:
-    """−10 in the epoch of a rollback."""
+    """−rollback_penalty in the epoch of a rollback."""
     return np.where(t.rolled_back, -config.rollback_penalty, 0.0)
 
 
 def advantage(t: Transition, config: RewardConfig) -> Floats:
-    """((a − b)' − (a − b)) / 10 each epoch; at termination, c replaces a'."""
+    """((a − b)' − (a − b)) / benefit_scale each epoch; at termination, c replaces a'."""
     final = np.where(t.terminated, t.after.committed, t.after.accuracy)
     gained = (final - t.after.baseline) - (t.before.accuracy - t.before.baseline)
     return np.asarray(gained / config.benefit_scale)
 
 
 def fossil_cost(t: Transition, config: RewardConfig) -> Floats:
-    """−0.1 · fossil parameters / budget at termination."""
+    """−sparse_parameter_cost · fossil parameters / budget at termination."""
     return np.where(t.terminated, -config.sparse_parameter_cost * t.after.fossil_parameters / t.budget, 0.0)

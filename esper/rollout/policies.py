@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError, TrainingConfig, did_you_mean
 from esper.control.controller import Controller
 from esper.control.names import NAMES as CONTROLLERS
 from esper.control.names import make_controller
@@ -29,7 +29,32 @@ def controller_for(
     kind, _, path = controller.partition(":")
     if kind in ("pretrained", "checkpoint"):
         return find_policy(path or controller).controller(env, run_seed)
-    return make_controller(controller, config.task.name, env.action_spec, env.layout, env.num_envs, run_seed)
+    if kind == "plans":
+        _inform(env, path)
+        controller = kind
+    parts = (env.action_spec, env.layout, env.num_envs, run_seed)
+    return make_controller(controller, config.task.name, *parts, config)
+
+
+def _inform(env: SlotVectorEnv, path: str) -> None:
+    """Gives ``env`` the experience of the run at ``path``, if it is named.
+
+    Raises ConfigError if the experience is of other hosts, or if there is none in an evaluation, where nothing could be
+    planted.
+    """
+    if path:
+        experience = find_policy(path, without_policy=True).experience
+        if not env.gatherer.give(experience):
+            raise ConfigError(
+                f"plans:{path} knows slots {', '.join(experience['slots'])} and blueprints "
+                f"{', '.join(experience['blueprints'])}; this host has {', '.join(env.action_spec.slots)} and "
+                f"{', '.join(env.action_spec.blueprints)}"
+            )
+    elif not env.gatherer.learns and env.gatherer.given is None:
+        raise ConfigError(
+            "plans plays what a run has learned of its seeds: name the run, as in plans:RUN_FOLDER; any run keeps its "
+            "experience, and `esper run --controller plans` learns nothing else"
+        )
 
 
 def check_name(controller: str | OwnController) -> None:
@@ -43,4 +68,5 @@ def check_name(controller: str | OwnController) -> None:
             "ppo must be trained before it can be compared: train it with `esper run`, then name checkpoint:RUN_FOLDER"
         )
     if kind not in {known.partition(":")[0] for known in CONTROLLERS}:
-        raise ConfigError(f"unknown controller {name!r}; known: {', '.join(NAMES)}")
+        similar = did_you_mean(str(name), NAMES)
+        raise ConfigError(f"unknown controller {name!r}{similar}; known: {', '.join(NAMES)}")

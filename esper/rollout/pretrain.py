@@ -3,8 +3,11 @@
 Real hosts are slow, and an untrained agent first learns to leave them alone, because nearly everything it plants is
 pruned or unfinished at the end. What it lacks is the same for all hosts: what each op does, that gates have to be
 passed, that seeds need time, and that seeds which are not kept are lost. A planted law teaches this in a minute. The
-worths of blueprints and slots are redrawn for every simulated host, so the agent still has to learn what a blueprint is
-worth on the real ones.
+worths of blueprints and slots are redrawn for every simulated world, so the agent still has to learn what a blueprint
+is worth on the real ones.
+
+At first the agent watches: the bandit ``plans`` plays, and the agent learns to act likewise and to predict the returns.
+What it then tries by itself starts from play that already pays.
 
 Practice alternates between several episode lengths: an agent that knows only one length acts too late in shorter
 episodes.
@@ -18,6 +21,7 @@ from itertools import cycle
 import numpy as np
 
 from esper.config import PPOConfig, TrainingConfig
+from esper.control.plans import PlansController
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import CHANCE, Law
 from esper.env.slot_env import SlotVectorEnv
@@ -44,12 +48,17 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
         worth=((ppo.practice_worth,) * len(spec.blueprints),) * len(spec.slots),
         worth_std=ppo.practice_worth_std,
         parameters=tuple(int(size) for size in env.rules.largest.mean(axis=0)),
+        kinds=tuple(tuple(row) for row in env.rules.kinds.tolist()),
         gate_parameters=0,
         host_parameters=env.host_parameters,
         curve=tuple(curve.tolist()),
+        unknown=ppo.practice_unknown,
+        world_envs=ppo.practice_world_envs,
+        world_episodes=ppo.practice_world_episodes,
         noise=ppo.practice_noise,
         paired_noise=ppo.practice_paired_noise,
         reliance=ppo.practice_reliance,
+        healing=ppo.practice_healing,
         spread=baseline.final_loss_std * 90 / CHANCE,  # in the unit of the real hosts' losses
     )
     return PlantedVectorEnv(config.with_values(env={"n_envs": ppo.practice_envs, "episode_length": horizon}), law)
@@ -75,13 +84,17 @@ def pretrain(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, 
     rounds = practice_rounds(config.ppo, env.horizon)
     simulated = {horizon: practice_env(env, config, horizon) for horizon in dict.fromkeys(rounds)}
     seed = config.run.seed + PRACTICE
-    agent = PPOAgent(env.action_spec, env.layout, config.ppo.practice_envs, config.ppo, seed)
+    settings = config.ppo.model_copy(update={"entropy_start": config.ppo.practice_entropy})
+    agent = PPOAgent(env.action_spec, env.layout, config.ppo.practice_envs, settings, seed)
     returns: dict[int, float] = {}
     for number, horizon in enumerate(rounds):
         agent.progress = number / len(rounds)
         first = None if horizon in returns else seed + (len(returns) << 32)  # different draws for each length
-        played = play_round(simulated[horizon], agent, seed=first, learner=agent)
+        hosts, shown = simulated[horizon], agent.progress < config.ppo.practice_shown
+        agent.teacher = PlansController(hosts.action_spec, hosts.layout, hosts.num_envs) if shown else None
+        played = play_round(hosts, agent, seed=first, learner=agent)
         agent.update(played.observation)
         returns[horizon] = float(np.mean(played.returns))
         report(number + 1, len(rounds), float(np.mean(list(returns.values()))))
+    agent.teacher = None
     return agent

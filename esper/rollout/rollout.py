@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.control.controller import Controller
+from esper.control.controller import Controller, log_prob_of
 from esper.env.slot_env import SlotVectorEnv
 from esper.ppo.agent import PPOAgent
 
@@ -72,6 +72,8 @@ class Rollout:
         start, env = time.perf_counter(), self.env
         with env.spans("act"):
             actions = self.controller.act(self.observation, self.info["action_mask"])
+        if env.loop.reporter is not None:
+            env.loop.reporter.log_prob = log_prob_of(self.controller, env.num_envs)
         self.observation, rewards, terminated, truncated, self.info = env.step(actions)
         if self.learner is not None:
             governed, idle = self.info["reward_terms"]["governor"], self.info["idle"]

@@ -82,7 +82,7 @@ def _joint_actions(model: Any, env: SlotVectorEnv) -> NDArray[np.int64] | None:
     if found != wanted:
         raise ConfigError(
             f"the model was trained on observations of shape {found}, but this env's have {wanted}: a model plays "
-            "hosts with as many slots as those it learned on"
+            "hosts with as many slots and blueprints as those it learned on"
         )
     joint, space = joint_actions(env.action_spec), model.action_space
     if isinstance(space, MultiDiscrete) and tuple(space.nvec) == tuple(env.action_spec.sizes):

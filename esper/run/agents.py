@@ -1,8 +1,12 @@
-"""The two kinds of agents: a controller that stays as it is, paired with hosts left alone, and one that learns."""
+"""What acts in a run: a controller that stays as it is, paired with hosts left alone, or one that learns."""
 
 from __future__ import annotations
 
+import copy
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -11,12 +15,23 @@ import torch
 
 from esper.config import ConfigError
 from esper.config_resolved import ResolvedConfig
-from esper.control.controller import NoGrowth, PerEnvController
+from esper.control.controller import Controller, NoGrowth, PerEnvController
+from esper.control.plans import PlansController
 from esper.control.script import schedule_ships
 from esper.env.make import EnvMaker
 from esper.env.slot_env import SlotVectorEnv
+from esper.evaluation.arms import ALONE
 from esper.evaluation.comparison import ArmResult, play_arms
-from esper.evaluation.runner import HELD_OUT, HostResult, MakeController, Results
+from esper.evaluation.runner import (
+    HELD_OUT,
+    HostResult,
+    MakeController,
+    Results,
+    arms_work,
+    split_pairs,
+    with_experience,
+)
+from esper.files.checkpoint import State, policy_state
 from esper.ppo.agent import PPOAgent
 from esper.ppo.policy import Policy
 from esper.ppo.update import UpdateStats
@@ -26,8 +41,12 @@ from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
 from esper.telemetry.event import Event, PracticeRound
+from esper.telemetry.workload import GROWN, Phase, Workload
 
 Emit = Callable[[Event], None]
+VALIDATION = 3 * 2**30
+"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds, of practice and
+of the comparison."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
@@ -44,7 +63,6 @@ class FixedAgent:
         self.env, self.config = env, maker.config
         controller = controller_for(follows, maker.config, env, maker.config.run.seed)
         self.policy = controller if isinstance(controller, Policy) else None
-        """The policy that checkpoints contain; None for a controller without one."""
         self.seed_offset = 0 if isinstance(controller, PerEnvController) else HELD_OUT
         """Added to the run seed of the hosts, because a policy may have learned on those of the run's own seed."""
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
@@ -52,6 +70,10 @@ class FixedAgent:
         self.rollout, self.control = Rollout(env, controller), Rollout(maker.make(), alone)
         self.results: list[Floats] = []
         """Results of each round, [COLUMNS, E]."""
+
+    def policy_state(self) -> State | None:
+        """Returns the policy that checkpoints contain; None for a controller without one."""
+        return None if self.policy is None else policy_state(self.policy)
 
     def update(self, number: int, played: Round) -> None:
         """Records the results of a round."""
@@ -79,35 +101,147 @@ class FixedAgent:
             each.controller.load_memory_state(memory)
 
 
-class LearningAgent:
-    """An agent that learns from each round; at the end, it is compared with baselines on hosts it never learned on."""
+class LearningAgent(ABC):
+    """What improves from round to round; at the end, it is compared with baselines on hosts it never learned on.
+
+    The baselines play with the same experience: `plans` plants what is best by it.
+    """
 
     control, seed_offset = None, 0
     """No hosts are left alone within rounds, and the hosts are those of the run's own seed."""
+    rollout: Rollout
 
     def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
-        config = self.config = maker.config
+        self.maker, self.env, self.config = maker, env, maker.config
+        shipped = ["schedule"] if schedule_ships(self.config.task.name) else []
+        known = ["none", "random", "heuristic", "plans", *shipped]
+        self.baselines = [name for name in known if name != self.config.run.controller]
+        self.work = Workload()
+        """Counts the work of the comparison; the run replaces it with its own."""
+        self.count_work: Callable[[str, float], None] = self.work.advance
+        """Counts work by the name of its phase; the run replaces it, too."""
+        for name in self.baselines:
+            controller_for(name, self.config, env, self.config.run.seed)  # fail now if one does not fit
+        self.compared: Results = {name: {} for name in [self.config.run.controller, *self.baselines]}
+        """Results of the evaluation so far."""
+
+    def pretrain(self, emit: Emit) -> bool:
+        """Practises before the first round and returns True, if that is needed and was not done before."""
+        return False
+
+    def validate(self, number: int, between_steps: Callable[[], None]) -> bool:
+        """Measures the agent after round ``number`` and returns True, if that is due and was not done before."""
+        return False
+
+    def policy_state(self) -> State | None:
+        """Returns the policy that checkpoints contain; None for a learner without one."""
+        return None
+
+    @abstractmethod
+    def update(self, number: int, played: Round) -> UpdateStats | None:
+        """Learns from round ``number``, from 1."""
+
+    @abstractmethod
+    def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
+        """Returns what is compared, as a controller for ``env`` that does not learn."""
+
+    def informed(self, make: MakeController) -> MakeController:
+        """Wraps ``make``: the env that it makes a controller for starts with the experience of this run."""
+        return with_experience(make, self.env.gatherer.experiences[0].state_dict())
+
+    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
+        """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
+
+        ``save`` is called after each measurement that has become part of the state.
+        """
+        config, seed = self.config, self.config.run.seed + HELD_OUT
+
+        def report(event: Event) -> None:
+            emit(event)
+            save()
+
+        controllers: dict[str, MakeController] = {
+            config.run.controller: partial(self.contender, run_seed=seed),
+            **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
+        }
+        informed = {name: self.informed(make) for name, make in controllers.items()}
+        pairs = config.run.evaluation_pairs
+        baseline, compared = self.env.baseline, self.compared
+        return play_arms(self.maker, informed, pairs, seed, report, baseline, compared, self.work)
+
+    def comparison_work(self) -> Phase:
+        """Returns the work of :meth:`evaluate`."""
+        rounds, hosts = split_pairs(self.config.run.evaluation_pairs, self.env.num_envs)
+        return arms_work({name: name in ALONE for name in self.compared}, rounds, hosts, self.env.horizon)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "compared": {
+                name: {number: [host.plain() for host in hosts] for number, hosts in rounds.items()}
+                for name, rounds in self.compared.items()
+            }
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, rounds in state["compared"].items():
+            self.compared[name] = {int(k): [HostResult.parse(host) for host in hosts] for k, hosts in rounds.items()}
+        if len({len(hosts) for rounds in self.compared.values() for hosts in rounds.values()}) > 1:
+            raise ValueError("rounds of the comparison have different numbers of hosts")
+
+
+class PlansAgent(LearningAgent):
+    """The bandit `plans`: what improves is the experience, which the env keeps."""
+
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
+        super().__init__(maker, env)
+        self.rollout = Rollout(env, self.contender(env, self.config.run.seed))
+
+    def update(self, number: int, played: Round) -> None:
+        """Nothing: the env has added the round to its experience."""
+
+    def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
+        return PlansController(env.action_spec, env.layout, env.num_envs, run_seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "memory": self.rollout.controller.memory_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.rollout.controller.load_memory_state(state["memory"])
+
+
+class PPORun(LearningAgent):
+    """PPO: practises, learns from each round, and is compared as it was when it did best on validation hosts."""
+
+    def __init__(self, maker: EnvMaker, env: SlotVectorEnv) -> None:
+        config = maker.config
         _check_learning(config)
-        self.maker, self.env = maker, env
+        super().__init__(maker, env)
         # The planted task needs no practice, being simulated itself. After practice, little is left to explore.
         self.pretrained = maker.task is None or config.ppo.practice_steps == 0
         explored = {} if self.pretrained else {"entropy_start": config.ppo.entropy_end}
         settings = config.ppo.model_copy(update=explored)
         device = torch.device(config.ppo.device)
         self.ppo = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
-        self.policy, self.rollout = self.ppo, Rollout(env, self.ppo, learner=self.ppo)
-        shipped = ["schedule"] if schedule_ships(config.task.name) else []
-        self.baselines = ["none", "random", "heuristic", *shipped]
-        for name in self.baselines:
-            controller_for(name, config, env, config.run.seed)  # fail now, not after training, if one does not fit
+        self.rollout = Rollout(env, self.ppo, learner=self.ppo)
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
-        self.compared: Results = {name: {} for name in [config.run.controller, *self.baselines]}
-        """Results of the evaluation so far."""
+        self.best: dict[str, Any] | None = None
+        """The policy that did best on the validation hosts so far."""
+        self.best_return, self.validated = -math.inf, 0
+        """Its mean return there, and the last round after which an agent was validated."""
 
-    def pretrain(self, emit: Emit) -> None:
+    def pretrain(self, emit: Emit) -> bool:
         """Practises on simulated hosts that resemble the real ones."""
-        self.ppo.load_from(pretrain(self.env, self.config, lambda *progress: emit(PracticeRound(*progress))))
+        if self.pretrained:
+            return False
+
+        def practised(number: int, rounds: int, mean_return: float) -> None:
+            self.count_work("practice", self.config.ppo.practice_steps / rounds)
+            emit(PracticeRound(number, rounds, mean_return))
+
+        self.ppo.load_from(pretrain(self.env, self.config, practised))
         self.pretrained = True
+        return True
 
     def update(self, number: int, played: Round) -> UpdateStats | None:
         """Learns from the rounds since the last update, if round ``number``, from 1, completes them."""
@@ -119,43 +253,66 @@ class LearningAgent:
         self.ppo.progress = number / rounds
         return stats
 
-    def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
-        """Plays the greedy agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
+    def validate(self, number: int, between_steps: Callable[[], None]) -> bool:
+        """Plays the greedy agent on the validation hosts every ``ppo.validate_every`` rounds and after the last one.
 
-        ``save`` is called after each measurement that has become part of the state.
+        The hosts are the same each time, and neither those that it learns from nor those of the comparison. An agent
+        that does better than all before is kept.
         """
-        config, seed = self.config, self.config.run.seed + HELD_OUT
+        due = number % self.config.ppo.validate_every == 0 or number == self.config.run.rounds
+        if not due or number <= self.validated:
+            return False
+        achieved = self.validation_return(between_steps)
+        self.validated = number
+        if achieved > self.best_return:
+            self.best_return, self.best = achieved, copy.deepcopy(self.ppo.policy_state())
+        return True
 
-        def report(event: Event) -> None:
-            emit(event)
-            save()
+    def validation_return(self, between_steps: Callable[[], None]) -> float:
+        """Returns the mean discounted return of the greedy agent on the validation hosts."""
+        seed = self.config.run.seed + VALIDATION
+        with closing(self.maker.make()) as env:
+            env.baseline, env.gatherer.learns = self.env.baseline, False
+            env.gatherer.give(self.env.gatherer.experiences[0].state_dict())
+            env.count_epochs = lambda hosts: self.count_work("validation", GROWN * hosts)
+            rollout = Rollout(env, self.ppo.clone_policy(env.num_envs, seed, greedy=True))
+            rollout.begin(seed)
+            while not rollout.over:
+                between_steps()
+                rollout.step()
+            return float(rollout.returns.mean())
 
-        controllers: dict[str, MakeController] = {
-            config.run.controller: lambda env: self.ppo.clone_policy(env.num_envs, seed, greedy=True),
-            **{name: partial(controller_for, name, config, run_seed=seed) for name in self.baselines},
-        }
-        pairs = config.run.evaluation_pairs
-        return play_arms(self.maker, controllers, pairs, seed, report, self.env.baseline, self.compared)
+    def policy_state(self) -> State:
+        """Returns the policy that did best on the validation hosts, or the present one before the first validation."""
+        return {**policy_state(self.ppo), **(self.best or {})}
+
+    def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
+        policy = self.ppo.clone_policy(env.num_envs, run_seed, greedy=True)
+        policy.load_policy_state(self.policy_state())
+        return policy
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            **super().state_dict(),
             "pretrained": self.pretrained,
             "ppo": self.ppo.state_dict(),
             "buffer": self.ppo.buffer.state_dict(),
-            "compared": {
-                name: {number: [host.plain() for host in hosts] for number, hosts in rounds.items()}
-                for name, rounds in self.compared.items()
-            },
+            "best": self.best,
+            "best_return": self.best_return,
+            "validated": self.validated,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self.ppo.load_state_dict(state["ppo"])
         self.ppo.buffer.load_state_dict(state["buffer"], self.ppo.device)
-        self.pretrained = bool(state["pretrained"])
-        for name, rounds in state["compared"].items():
-            self.compared[name] = {int(k): [HostResult.parse(host) for host in hosts] for k, hosts in rounds.items()}
-        if len({len(hosts) for rounds in self.compared.values() for hosts in rounds.values()}) > 1:
-            raise ValueError("rounds of the comparison have different numbers of hosts")
+        if state["best"] is not None:  # fail now if it does not fit
+            self.ppo.clone_policy(1, 0, greedy=True).load_policy_state(state["best"])
+        self.pretrained, self.best = bool(state["pretrained"]), state["best"]
+        self.best_return, self.validated = float(state["best_return"]), int(state["validated"])
+
+
+LEARNERS: dict[str, type[LearningAgent]] = {"ppo": PPORun, "plans": PlansAgent}
 
 
 def _check_learning(config: ResolvedConfig) -> None:

@@ -26,7 +26,7 @@ class BestHost:
         if not isinstance(self.env, GrowthVectorEnv) or committed[winner] <= self.accuracy:
             return
         self.accuracy = float(committed[winner])
-        training = self.env.training[winner]
+        training = self.env.host(winner)
         test = self.env.test_accuracy() if played.test is None else played.test
         facts = {"env": winner, "episode": training.episode, "seed": self.env.config.run.seed}
         accuracies = {"validation_accuracy": self.accuracy, "test_accuracy": float(test[winner])}

@@ -26,6 +26,8 @@ from esper.run.tracking import check_trackers
 from esper.run.trainer import Stopped, Trainer
 from esper.telemetry.hub import Sink
 from esper.telemetry.sinks.jsonl import being_written
+from esper.telemetry.workload import Workload
+from esper.training.execution.ranks import RunRanks
 
 
 class Experiment(AbstractContextManager["Experiment"]):
@@ -38,6 +40,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         task: what hosts are trained on; None: the task named in the config.
         controller: a name, or a callable that makes a controller for an env; None: the controller named in the config.
         resumed_from: the checkpoint to continue from, see :meth:`resume`.
+        work: counts what is done, and estimates the time that is left.
+        ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
     """
 
     @one_thread()  # the agent's initial weights depend on the number of threads
@@ -50,6 +54,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         *,
         controller: str | OwnController | None = None,
         resumed_from: checkpoint.CheckpointFile | None = None,
+        work: Workload | None = None,
+        ranks: RunRanks | None = None,
     ) -> None:
         if controller is not None:
             config = config.with_values(run={"controller": name_of(controller)})
@@ -59,7 +65,9 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.folder, self.resumed_from, self.finished = Path(folder), resumed_from, False
         resumed = resumed_from is not None
         self.files = RunFolder(self.folder, resumed)
-        maker = EnvMaker.of(config, task)
+        if ranks is not None:
+            ranks.whole = interrupts_wait
+        maker = EnvMaker.of(config, task, ranks)
         self.config = maker.config
         self.telemetry = RunTelemetry(maker.config, self.files, callbacks, resumed)
         follows: str | OwnController = config.run.controller
@@ -68,7 +76,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         elif resumed:
             follows = self.files.follows(config.run.controller)
         intact = resumed_from is None or resumed_from.file.name == checkpoint.NAME
-        self.trainer = Trainer(maker, self.telemetry, self.files, follows, intact)
+        self.trainer = Trainer(maker, self.telemetry, self.files, follows, intact, work or Workload())
 
     @classmethod
     def resume(
@@ -77,6 +85,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         callbacks: Sequence[Sink] = (),
         task: Task | str | None = None,
         controller: str | OwnController | None = None,
+        work: Workload | None = None,
+        ranks: RunRanks | None = None,
     ) -> Experiment:
         """Returns a run that continues from its last checkpoint, with the same results as if it had never stopped.
 
@@ -98,7 +108,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         given, name = (task, task.name) if isinstance(task, Task) else (None, task)
         config = config.with_values(task={"name": confirmed_task(config.task.name, name, str(folder))})
         chosen = confirmed_controller(config.run.controller, controller, str(folder))
-        return cls(config, folder, callbacks, given, controller=chosen, resumed_from=found)
+        return cls(config, folder, callbacks, given, controller=chosen, resumed_from=found, work=work, ranks=ranks)
 
     @one_thread()
     def run(self) -> RunSummary:
@@ -115,24 +125,25 @@ class Experiment(AbstractContextManager["Experiment"]):
         """
         if self.telemetry.hub is not None:
             raise RuntimeError("an Experiment runs only once: create another one, with its own folder")
-        trainer, collector = self.trainer, self.trainer.collector
+        trainer = self.trainer
         trainer.started = time.perf_counter()
+        trainer.work.add_comparison()
+        trainer.work.work.start()
         with self, termination_interrupts():
             try:
-                if self.resumed_from is None:
-                    self._begin()
-                else:
-                    self._continue_from(self.resumed_from)
-                summary = self._end(trainer.train(), interrupted=False)
+                self.start()
+                trainer.practise()
+                while trainer.done < self.config.run.rounds:
+                    trainer.play_round()
+                summary = self.end(trainer.evaluate(), interrupted=False)
             except KeyboardInterrupt as reason:
                 if self.finished:
                     raise
-                if collector.running and collector.consistent:
-                    trainer.checkpoints.save()
+                self.save_within_round()
                 if self.telemetry.hub is None or not (trainer.done or isinstance(reason, Stopped)):
                     raise
                 compared = trainer.done and not self.config.run.learns
-                summary = self._end(trainer.evaluate() if compared else [], interrupted=True)
+                summary = self.end(trainer.evaluate() if compared else [], interrupted=True)
             finally:
                 trainer.checkpoints.write()
         # Sinks may still fail while the hub closes.
@@ -144,6 +155,19 @@ class Experiment(AbstractContextManager["Experiment"]):
         :meth:`run` then returns, also before the first round is complete, and :meth:`resume` continues.
         """
         self.trainer.stopping = True
+
+    def start(self) -> None:
+        """Begins a new run, or continues that of the checkpoint."""
+        if self.resumed_from is None:
+            self._begin()
+        else:
+            self._continue_from(self.resumed_from)
+
+    def save_within_round(self) -> None:
+        """Saves the state in the middle of a round, if a round was interrupted and its state is intact."""
+        collector = self.trainer.collector
+        if collector.running and collector.consistent:
+            self.trainer.checkpoints.save()
 
     def _begin(self) -> None:
         """Opens the folder and the log, and measures the baseline."""
@@ -167,7 +191,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self.telemetry.resume(trainer.env, trainer.done, epochs, warnings)
         collector.consistent = True
 
-    def _end(self, arms: list[ArmResult], interrupted: bool) -> RunSummary:
+    def end(self, arms: list[ArmResult], interrupted: bool) -> RunSummary:
         """Reports the comparison of the first of ``arms`` with the others, and saves the final state."""
         trainer = self.trainer
         summary = RunSummary(

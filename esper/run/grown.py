@@ -6,7 +6,6 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.control.heuristic import WORTH_KEEPING
 from esper.hosts.grown import GrownHost
 from esper.telemetry.event import EpochCompleted
 from esper.telemetry.score import ACCURACY, ScoreUnit
@@ -14,6 +13,11 @@ from esper.telemetry.seeds_tried import TriedSeed
 from esper.telemetry.text import count
 
 WIDTH = 116
+
+MEANING = (
+    "(contribution: how much the host, as it has grown, leans on the seed; what growing won is the difference to the "
+    "host alone)"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +75,8 @@ class Grown:
         if self.interrupted:
             lines.append(f"  interrupted after {len(self.history)} of {count(self.epochs, 'epoch')}{self._continued()}")
         lines += [f"  {seed.words(self.score)}" for seed in self.tried]
+        if any(seed.contribution is not None for seed in self.tried):
+            lines.append(f"  {MEANING}")
         lines += [f"  not planted: {reason}" for reason in self.refusals]
         lines += [f"  hint: {hint}" for hint in self.hints()]
         lines += [f"  warning: {warning}" for warning in self.warnings]
@@ -90,10 +96,6 @@ class Grown:
     def _continued(self) -> str:
         return "" if self.folder is None else f"; the same call continues, with folder={str(self.folder)!r}"
 
-    def _worth_keeping(self) -> str:
-        shown = self.score.of(10 * WORTH_KEEPING)
-        return f"{shown:g} {self.score.gap}".rstrip()
-
     def hints(self) -> list[str]:
         """Explains why seeds that could have been kept were not."""
         hints = []
@@ -101,11 +103,6 @@ class Grown:
         waiting = [seed for seed in left if seed.stage == "HOLDING"]
         if not self.tried and not self.refusals:
             hints.append(f"{self.controller} planted no seed in {count(len(self.history), 'epoch')}; give it more")
-        if waiting and self.controller == "heuristic":
-            hints.append(
-                f"heuristic keeps a seed that contributes more than {self._worth_keeping()} and more than its "
-                "standard error on the validation split"
-            )
         if (
             self.score == ACCURACY
             and waiting

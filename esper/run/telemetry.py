@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from esper.config_resolved import ResolvedConfig
 from esper.env.slot_env import SlotVectorEnv
+from esper.env.training_backend import copies_held
 from esper.files.run_folder import RunFolder
 from esper.ppo.update import UpdateStats
 from esper.rollout.collector import Round
@@ -23,6 +24,7 @@ from esper.telemetry.event import (
     RunResumed,
     RunStarted,
     ScoreDefined,
+    WorthsEstimated,
 )
 from esper.telemetry.hub import Sink, TelemetryHub
 from esper.telemetry.memory import memory_used
@@ -112,7 +114,7 @@ class RunTelemetry:
         env, stats, config = envs[0], played.stats, self.config
         epochs = int(stats.epochs.sum())
         samples = epochs * config.trained_samples
-        copies = [host for env in envs for host in env.hosts.copies_held()]  # of hosts left alone, too
+        copies = [host for env in envs for host in env.hosts.of_each(copies_held)]  # of hosts left alone, too
         before = played.phases_before
         self.emit(
             RoundCompleted(
@@ -136,6 +138,9 @@ class RunTelemetry:
                 memory=memory_used(copies, devices_of(config.run.device)),
             )
         )
+        if experience := env.gatherer.experiences[0] if env.gatherer.learns else None:
+            worths = experience.worths
+            self.emit(WorthsEstimated(number, experience.episodes, worths.noise, experience.table()))
         if update is not None:
             updated = PolicyUpdated(round=number, env_steps=env_steps, **vars(update))
             for event in (updated, *self.detector.look(updated)):

@@ -13,11 +13,14 @@ from esper.files.run_folder import RunFolder
 from esper.rollout.collector import Collector
 from esper.rollout.interrupt import interrupts_wait
 from esper.rollout.own_controller import OwnController
-from esper.run.agents import FixedAgent, LearningAgent
+from esper.run.agents import LEARNERS, FixedAgent, LearningAgent, PPORun
 from esper.run.best_host import BestHost
 from esper.run.checkpointing import Checkpoints
+from esper.run.run_work import RunWork
 from esper.run.telemetry import RunTelemetry
-from esper.telemetry.event import Event
+from esper.telemetry.event import Event, RanksWaited
+from esper.telemetry.workload import Workload
+from esper.training.execution.ranks import joint_seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -31,6 +34,7 @@ class Trainer:
         follows: the controller's name, or a callable that makes it; for a resumed run, the name has the path of the
             schedule or checkpoint in its folder.
         last_is_intact: see :class:`~esper.run.checkpointing.Checkpoints`.
+        work: counts what is done; gets the work of this run.
     """
 
     def __init__(
@@ -40,14 +44,15 @@ class Trainer:
         files: RunFolder,
         follows: str | OwnController,
         last_is_intact: bool,
+        work: Workload,
     ) -> None:
         self.maker, self.config, self.telemetry = maker, maker.config, telemetry
         self.env = maker.make(emit=telemetry.emit)
         telemetry.spans = self.env.spans
         try:
-            learns = self.config.run.learns
+            learner = LEARNERS.get(self.config.run.controller)
             self.agent: FixedAgent | LearningAgent = (
-                LearningAgent(maker, self.env) if learns else FixedAgent(maker, self.env, follows)
+                learner(maker, self.env) if learner else FixedAgent(maker, self.env, follows)
             )
         except BaseException:
             self.env.close()
@@ -60,6 +65,7 @@ class Trainer:
         self.earlier_seconds = 0.0
         """Seconds that the run took before it was resumed."""
         self.started = time.perf_counter()
+        self.work = RunWork(work, self.agent, self.collector)
         self.stopping = False
         """Whether the run was asked to stop."""
 
@@ -68,7 +74,7 @@ class Trainer:
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
-        if self.stopping:
+        if self.stopping or (self.maker.ranks is not None and self.maker.ranks.orphaned):
             raise Stopped
 
     def _practised(self, event: Event) -> None:
@@ -82,28 +88,44 @@ class Trainer:
     def prepare(self, baseline: Baseline | None = None) -> None:
         """Sets the no-growth baseline of all envs, or measures it."""
         self.env.baseline = baseline or self.env.baseline
+        self.work.count_baseline()
         self.env.prepare()
+        self.work.count_rounds()
         for env in self.collector.envs:
             env.baseline = self.env.baseline
             env.run_seed += self.agent.seed_offset
 
-    def train(self) -> list[ArmResult]:
-        """Plays the rounds that are left, and returns the arm of the controller and those that it is compared with."""
-        if isinstance(self.agent, LearningAgent) and not self.agent.pretrained:
-            self.agent.pretrain(self._practised)
+    def practise(self) -> None:
+        """Lets an agent practise before its first round, and validates one whose run stopped before it was."""
+        fresh = self.done == 0 and not self.collector.running
+        if fresh and isinstance(self.agent, LearningAgent) and self.agent.pretrain(self._practised):
             self.checkpoints.save()
-        for number in range(self.done + 1, self.config.run.rounds + 1):
-            played = self.collector.play()
-            with interrupts_wait():  # the rest of a round happens as a whole, or not at all
-                self.collector.consistent = False
-                stats = self.agent.update(number, played)
-                self.best.offer(played)
-                self.env_steps += int(played.stats.epochs.sum())
-                self.telemetry.round(number, self.collector.envs, played, stats, self.env_steps)
-                self.collector.finish()
-                self.done, self.collector.consistent = number, True
-                self.checkpoints.save_round(number)
-        return self.evaluate()
+        self._validate()
+
+    def play_round(self) -> None:
+        """Plays the next round, or what is left of it, and learns from it, reports it and saves."""
+        number = self.done + 1
+        before = joint_seconds(self.maker.ranks)
+        played = self.collector.play()
+        with interrupts_wait():  # the rest of a round happens as a whole, or not at all
+            self.collector.consistent = False
+            stats = self.agent.update(number, played)
+            self.best.offer(played)
+            self.env_steps += int(played.stats.epochs.sum())
+            self.telemetry.round(number, self.collector.envs, played, stats, self.env_steps)
+            if self.maker.ranks is not None:
+                seconds, *waited = (joint_seconds(self.maker.ranks) - before).tolist()
+                self.telemetry.emit(RanksWaited(number, seconds, tuple(waited)))
+            self.collector.finish()
+            self.work.round_done(number)
+            self.done, self.collector.consistent = number, True
+            self.checkpoints.save_round(number)
+        self._validate()
+
+    def _validate(self) -> None:
+        if isinstance(self.agent, LearningAgent) and self.agent.validate(self.done, self._between_steps):
+            self.work.validated(self.done)
+            self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
         return self.agent.evaluate(self.telemetry.emit, self._measured)
@@ -116,7 +138,7 @@ class Trainer:
     def state_dict(self) -> checkpoint.State:
         """Returns all state needed to resume, and the policy on its own."""
         assert self.env.baseline is not None
-        policy, parts = self.agent.policy, self.maker.parts
+        parts = self.maker.parts
         return {
             "round": self.done,
             "env_steps": self.env_steps,
@@ -126,7 +148,8 @@ class Trainer:
             "micro_batches": None if parts is None else parts.count,
             "collector": self.collector.state_dict(),
             "agent": self.agent.state_dict(),
-            "policy": None if policy is None else checkpoint.policy_state(policy),
+            "policy": self.agent.policy_state(),
+            "experience": self.env.gatherer.experiences[0].state_dict(),
         }
 
     def load_state_dict(self, state: checkpoint.State) -> None:
@@ -143,6 +166,8 @@ class Trainer:
         self.agent.load_state_dict(state["agent"])
         self.done, self.env_steps = int(state["round"]), int(state["env_steps"])
         self.best.accuracy, self.earlier_seconds = float(state["best"]), float(state["seconds"])
+        validated = not isinstance(self.agent, PPORun) or self.agent.validated >= self.done
+        self.work.resume(self.done, validated)
 
     def close(self) -> None:
         """Stops the lanes of all envs."""

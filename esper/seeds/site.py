@@ -93,8 +93,8 @@ class Site:
     ) -> None:
         """Builds a seed, tries it on ``probe`` (features at this site, [B, ...]), and plants ``prepare(seed)``.
 
-        Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameters to train, changes the
-        shape or gives non-finite values. The site is then unchanged.
+        Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameters to train or another
+        number of them than it says, changes the shape or gives non-finite values. The site is then unchanged.
         """
         here = f"{blueprint.name} in {self.name}"
         try:
@@ -108,6 +108,9 @@ class Site:
             raise GerminationFailed(f"{here}: {type(error).__name__}: {error}") from error
         if not any(parameter.requires_grad for parameter in seed.parameters()):
             raise GerminationFailed(f"{here}: it has no parameters to train")
+        size, said = sum(p.numel() for p in body.parameters()), blueprint.parameters(self.place.channels)
+        if size != said:
+            raise GerminationFailed(f"{here}: it has {size} parameters, but its `parameters` says {said}")
         if delta.shape != probe.shape:
             shapes = f"{tuple(probe.shape)} into {tuple(delta.shape)}"
             raise GerminationFailed(f"{here} turns {shapes}; a seed keeps the shape")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,11 @@ class ActionSpec:
             if head in RELEVANT[op]:
                 action[HEADS.index(head)] = self._index(head, value)
         return action
+
+    def decode(self, action: NDArray[np.int64]) -> dict[str, Any]:
+        """Returns the values of the heads that matter for the op of ``action`` int64 [8], by head, "op" first."""
+        relevant = ("op", *RELEVANT[Op(int(action[0]))])
+        return {head: self.choices(head)[int(action[HEADS.index(head)])] for head in relevant}
 
     def choices(self, head: str) -> tuple[object, ...]:
         """Returns the values behind a head's indices."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.spaces.action import HEADS, ActionSpec, Op
+from esper.spaces.action import HEADS, RELEVANT, ActionSpec, Op
 
 Bools = NDArray[np.bool_]
 
@@ -43,6 +43,20 @@ class ActionMask:
         op, slot, blueprint = row[..., 0], row[..., 1], row[..., 2]
         planted = (op != Op.GERMINATE) | self.slot_blueprint[env, slot, blueprint]
         return np.asarray((op == Op.WAIT) | (self.op_slot[env, op, slot] & planted))
+
+    def illegal(self, spec: ActionSpec, env: int, row: NDArray[np.int64]) -> dict[str, tuple[str, ...]]:
+        """Returns the names of an env's illegal choices by head, given the heads of the action ``row`` [8] before it.
+
+        Heads that do not matter for its op, and heads whose choices are all legal, are missing.
+        """
+        op, slot = Op(int(row[0])), int(row[1])
+        tables = {"op": self.op[env], "slot": self.op_slot[env, op], "blueprint": self.slot_blueprint[env, slot]}
+        masked = {
+            head: tuple(str(spec.choices(head)[choice]) for choice in np.flatnonzero(~legal).tolist())
+            for head, legal in tables.items()
+            if head == "op" or head in RELEVANT[op]
+        }
+        return {head: names for head, names in masked.items() if names}
 
     def heads(self, spec: ActionSpec) -> dict[str, Bools]:
         """Returns ``info["action_mask"]``: a mask bool [E, n] per head, and the joint tables "op_slot" [E, ops, S] and

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.lifecycle.stage import STAGES
 from esper.spaces.action import Op
@@ -78,6 +79,8 @@ BASE: tuple[Feature, ...] = (
     Feature("rollbacks", C, "rollbacks used / allowed"),
     Feature("anomaly_pending", FLAG, "the governor saw an anomaly in the last check"),
     Feature("potential", C, "stored potential of the reward"),
+    Feature("experience", C, "ln(1 + episodes that the experience is of)"),
+    Feature("worth_scale", C, "symlog of the typical worth of a seed by that experience, pp"),
 )
 
 PER_SLOT: tuple[Feature, ...] = (
@@ -110,6 +113,21 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature("blueprint", INDEX, "0 for none, else 1 + the blueprint's index"),
 )
 
+PER_CHOICE: tuple[Feature, ...] = (
+    Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else the mean"),
+    Feature("worth_mean", C, "mean of the worth by experience, in typical worths"),
+    Feature("worth_error", C, "posterior standard deviation of the worth, in typical worths"),
+    Feature("kept", C, "ln(1 + episodes in which such a seed was kept)"),
+    Feature("size", C, "ln(1 + parameters of such a seed) / 10"),
+    Feature("size_share", C, "ln(1 + parameters of such a seed / parameters of the host)"),
+    Feature("layers", C, "weight matrices and kernels of the blueprint / 4"),
+    Feature("spatial", C, "fraction of its parameters in kernels of more than one position"),
+    Feature("elementwise", C, "fraction of its parameters in vectors, as in a normalisation"),
+)
+"""Entries of each (slot, blueprint), a seed that could be planted."""
+KINDS = ("layers", "spatial", "elementwise")
+"""Entries that describe a blueprint by what it is built of."""
+
 
 def symlog(x: Floats | float) -> Floats:
     """sign(x) · ln(1 + |x|): keeps small values and compresses large ones."""
@@ -124,15 +142,21 @@ def clamp_pp(x: Floats | float | None) -> Floats:
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """Names and positions of the entries for a host with these slots (row-major) and this horizon (epochs)."""
+    """Names and positions of the entries for a host with these slots (row-major), blueprints and horizon (epochs).
+
+    First come the entries of the host, then those of each slot, then those of each (slot, blueprint).
+    """
 
     slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
     horizon: int
 
     @cached_property
     def entries(self) -> tuple[Feature, ...]:
         per_slot = (Feature(f"{slot}/{e.name}", e.kind, e.meaning) for slot in self.slots for e in PER_SLOT)
-        return (*BASE, *per_slot)
+        choices = [f"{slot}/{name}" for slot in self.slots for name in self.blueprints]
+        per_choice = (Feature(f"{choice}/{e.name}", e.kind, e.meaning) for choice in choices for e in PER_CHOICE)
+        return (*BASE, *per_slot, *per_choice)
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -140,10 +164,14 @@ class ObservationLayout:
 
     @property
     def size(self) -> int:
-        return len(BASE) + len(PER_SLOT) * len(self.slots)
+        return len(BASE) + len(self.slots) * (len(PER_SLOT) + len(self.blueprints) * len(PER_CHOICE))
 
-    def vectors(self, base: Mapping[str, Any], per_slot: Mapping[str, Any]) -> NDArray[np.float32]:
-        """Builds observations, float32 [E, size], from values by name: ``base`` [E], ``per_slot`` [E, S].
+    def vectors(
+        self, base: Mapping[str, Any], per_slot: Mapping[str, Any], per_choice: Mapping[str, Any]
+    ) -> NDArray[np.float32]:
+        """Builds observations, float32 [E, size], from values by name.
+
+        ``base`` are [E], ``per_slot`` [E, S], and ``per_choice`` [E, S, B] or broadcast to that.
 
         The result is always finite. Raises KeyError if a name is missing.
         """
@@ -154,10 +182,24 @@ class ObservationLayout:
         slots = np.empty((envs, len(self.slots), len(PER_SLOT)))
         for place, entry in enumerate(PER_SLOT):
             slots[:, :, place] = per_slot[entry.name]
-        vectors = np.concatenate((values, slots.reshape(envs, -1)), axis=1)
+        choices = np.empty((envs, len(self.slots), len(self.blueprints), len(PER_CHOICE)))
+        for place, entry in enumerate(PER_CHOICE):
+            choices[..., place] = per_choice[entry.name]
+        vectors = np.concatenate((values, slots.reshape(envs, -1), choices.reshape(envs, -1)), axis=1)
         np.nan_to_num(vectors, copy=False, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
         return np.clip(vectors, -LIMIT, LIMIT).astype(np.float32)
 
     def read(self, observation: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         """Returns one entry [...] of observations [..., size]. Raises KeyError if the layout has no such name."""
         return observation[..., self.index[name]]
+
+
+def split(observation: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits observations [..., size] of hosts with S slots into entries by what they describe.
+
+    Returns those of the host [..., BASE], of its slots [..., S, PER_SLOT], and of the seeds that could be planted
+    [..., S, B, PER_CHOICE].
+    """
+    lead, start = observation.shape[:-1], len(BASE) + slots * len(PER_SLOT)
+    per_slot = observation[..., len(BASE) : start].reshape(*lead, slots, len(PER_SLOT))
+    return observation[..., : len(BASE)], per_slot, observation[..., start:].reshape(*lead, slots, -1, len(PER_CHOICE))

@@ -10,9 +10,10 @@ Accuracies are percentages (pp, 0 to 100), losses are natural-log cross-entropy,
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
+
+from esper.telemetry.text import plain
 
 SCHEMA_VERSION = 1
 
@@ -61,8 +62,7 @@ class RunStarted(Event):
     cublas_workspace: str | None = None
     """cuBLAS workspace of each lane and its origin, on which results may depend; None without a GPU."""
     pinned_copies: tuple[str, ...] = ()
-    """Copies of hosts in pinned CPU memory (``esper.training.placement.HostCopy``), because on a GPU they would exceed
-    ``run.max_device_copies_mib``. Older logs lack this field; it reads as empty."""
+    """Copies of hosts in pinned CPU memory because of ``run.max_device_copies_mib``; empty in older logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ScoreDefined(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunResumed(Event):
-    """A run continues from its checkpoint; the following events equal those of an uninterrupted run."""
+    """A run continues from its checkpoint, with this tier and workspace; the rest equals an uninterrupted run."""
 
     round: int
     """Number of completed rounds."""
@@ -86,7 +86,6 @@ class RunResumed(Event):
     n_envs: int
     episode_length: int
     tier: str | None
-    """As in RunStarted, for this process."""
     tier_refused: str | None = volatile()
     time: float = volatile()
     warnings: tuple[str, ...] = dataclasses.field(default=(), metadata={"volatile": True})
@@ -94,7 +93,6 @@ class RunResumed(Event):
     epochs: int = 0
     """Epochs done in the current round by each host whose episode had not ended; 0 between two rounds."""
     cublas_workspace: str | None = None
-    """As in RunStarted, for this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +104,7 @@ class StepsNotCaptured(Event):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchHalved(Event):
-    """Memory ran out at ``batch``. The epoch is repeated, and from it on, all hosts split each batch into
-    ``micro_batches`` parts, twice as many as before."""
+    """Memory ran out at ``batch``. From this epoch on, which is repeated, batches have twice as many micro-batches."""
 
     env: int
     epoch: int
@@ -118,7 +115,9 @@ class MicroBatchHalved(Event):
 
 @dataclass(frozen=True, slots=True)
 class BaselineMeasured(Event):
-    """No-growth curves: means over ``episodes`` hosts left alone, indexed by epochs done (0: untrained)."""
+    """No-growth curves: means over ``episodes`` hosts left alone, indexed by epochs done (0: untrained).
+    A loop outside Esper may have given the accuracies; the losses are then unknown, and empty.
+    """
 
     episodes: int
     accuracy: tuple[float, ...]
@@ -128,13 +127,25 @@ class BaselineMeasured(Event):
 
 @dataclass(frozen=True, slots=True)
 class ActionTaken(HostEvent):
-    """An action and its outcome; WAIT is not reported."""
+    """An action by the names of its heads' values, and its outcome; WAIT is not reported.
+
+    A head that does not matter for the op is None; tempo and speed are in epochs. Older logs lack fields with defaults.
+    """
 
     op: str
     slot: str | None
     blueprint: str | None
     accepted: bool
     reason: str
+    style: str | None = None
+    tempo: int | None = None
+    alpha_target: float | None = None
+    alpha_speed: int | None = None
+    alpha_curve: str | None = None
+    masked: dict[str, tuple[str, ...]] | None = None
+    """Illegal choices of each head, given the heads before it; heads whose choices were all legal are missing."""
+    log_prob: float | None = None
+    """Natural logarithm of the joint probability with which the controller chose the action; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +220,7 @@ class EpisodeCompleted(Event):
     rollbacks: int
     terminated: bool
     shapley: dict[str, tuple[float, float]]
-    """Shapley value of each blended seed on validation samples and its standard error, pp; empty unless all coalitions
-    were measured."""
+    """Shapley value of each blended seed and its standard error, pp; empty unless all coalitions were measured."""
     stopped: str | None = None
     """Why it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 
@@ -221,9 +231,10 @@ class RoundCompleted(Event):
 
     ``committed_accuracy`` is that of committed networks on validation images, ``baseline_accuracy`` that of the
     no-growth baseline at the same epoch. The other two accuracies are on test images, of the grown hosts and of the
-    same hosts left alone; None in a round that an agent learns from, and in a loop outside Esper. ``mean_return`` is
-    discounted, but not in such a loop. ``samples`` is 0 if unknown. ``seconds``
-    includes the hosts left alone; rates and ``phase_seconds`` do not. ``phase_seconds`` are wall seconds by phase
+    same hosts left alone; None in a round that an agent learns from, and in a loop outside Esper. In such a loop,
+    ``baseline_accuracy`` is that of the model as it is without its seeds, unless BaselineMeasured has a curve.
+    ``mean_return`` is discounted, but not in such a loop. ``samples`` is 0 if unknown. ``seconds`` includes the hosts
+    left alone; rates and ``phase_seconds`` do not. ``phase_seconds`` are wall seconds by phase
     (``esper.telemetry.span.PHASES``), each counted once; phases never entered are missing, and reporting the round is
     in none. ``memory`` is the memory in use at the end of the round, bytes by kind and place
     (``esper.telemetry.memory``); it is empty in older logs.
@@ -250,12 +261,33 @@ class RoundCompleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RanksWaited(Event):
+    """Seconds of the joint work of ranks in a round, and how many of them each rank only waited for others."""
+
+    round: int
+    seconds: float = volatile()
+    waited: tuple[float, ...] = volatile()
+
+
+@dataclass(frozen=True, slots=True)
 class PracticeRound(Event):
     """The agent played a round on simulated hosts, before real ones; ``mean_return`` is discounted."""
 
     round: int
     rounds: int
     mean_return: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorthsEstimated(Event):
+    """What ``episodes`` have shown of seeds after a round: how much one that is kept adds to the final score."""
+
+    round: int
+    episodes: int
+    noise: float
+    """Standard deviation of an episode's gain given its seeds, pp."""
+    worths: dict[str, dict[str, tuple[float, float, int]]]
+    """By slot and blueprint: estimate and its standard deviation, pp, and number of episodes in which it was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +329,7 @@ class PolicyUpdated(Event):
     broken_steps: int = 0
     """Steps of the rollout with a non-finite value. If there are any, the agent does not learn from the round."""
     choice_entropies: dict[str, float] = dataclasses.field(default_factory=dict)
-    """As ``head_entropies``, over the steps in which the head had more than one legal choice; heads without such steps
-    are missing."""
+    """As ``head_entropies``, over steps with more than one legal choice of the head; heads without them are missing."""
     head_choices: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of those steps."""
 
@@ -367,14 +398,3 @@ def stable_record(event: Event) -> dict[str, Any]:
     """Returns ``record`` without the volatile fields: equal for two runs of the same seed."""
     volatile = {field.name for field in dataclasses.fields(event) if field.metadata.get("volatile")}
     return {name: value for name, value in record(event).items() if name not in volatile}
-
-
-def plain(value: Any) -> Any:
-    """Replaces NaN and infinities, which JSON lacks, by strings, so that every parser can read the log."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value

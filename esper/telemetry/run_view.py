@@ -15,6 +15,8 @@ from esper.telemetry.score import ACCURACY, ScoreUnit
 REST = "the rest"
 """Name of the time outside all phases: hosts left alone, testing, reporting of rounds."""
 MAX_RECENT = 5
+MAX_HISTORY = 500
+"""Max rounds that are kept for curves."""
 
 E = TypeVar("E", bound=Event)
 
@@ -39,6 +41,12 @@ class RunView:
     """Anomalies of learning, by their kind and head."""
     recent: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     """The newest actions, rollbacks and cut seeds."""
+    completed: deque[events.RoundCompleted] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
+    """The newest rounds."""
+    updates: deque[events.PolicyUpdated] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
+    """The newest updates of the agent."""
+    curve_epochs: dict[int, list[float]] = field(default_factory=dict)
+    """Of the hosts of the newest round, by epoch: number of hosts, and sums of their accuracy and their baseline."""
     _last: dict[type[Event], Event] = field(default_factory=dict)
     _round_seconds: list[float] = field(default_factory=list)
     _epochs_per_round: int = 0
@@ -56,13 +64,20 @@ class RunView:
             case events.EpochCompleted():
                 if event.episode != self.episode:
                     self.hosts.clear()
+                    self.curve_epochs.clear()
                 self.hosts[event.env] = event
+                sums = self.curve_epochs.setdefault(event.epoch, [0.0, 0.0, 0.0])
+                for place, value in enumerate((1.0, event.validation_accuracy, event.baseline_accuracy)):
+                    sums[place] += value
             case events.StageChanged(blueprint=str() as blueprint):
                 self.planted[event.env, event.slot] = blueprint
             case events.RoundCompleted():
                 self.rounds, self.done = event.rounds, event.round
+                self.completed.append(event)
                 if math.isfinite(event.seconds):
                     self._round_seconds.append(event.seconds)
+            case events.PolicyUpdated():
+                self.updates.append(event)
             case events.AnomalyDetected():
                 self.anomalies.setdefault((event.kind, event.head), []).append(event)
             case events.ActionTaken() | events.GovernorRollback() | events.SeedCut():
@@ -79,6 +94,19 @@ class RunView:
         return cast("E | None", self._last.get(event))
 
     @property
+    def own_loop(self) -> bool:
+        """True if the host is trained by a loop outside Esper: it has no tier, and unlike simulated hosts it reports
+        its epochs."""
+        begun = self.last(events.RunStarted) or self.last(events.RunResumed)
+        return begun is not None and begun.tier is None and bool(self.hosts)
+
+    @property
+    def alone(self) -> str | None:
+        """What baseline accuracies are: those of hosts left alone; None for those of the loop's own model as it is
+        without its seeds, which leans on them and says nothing about growth."""
+        return None if self.own_loop and self.last(events.BaselineMeasured) is None else "baseline"
+
+    @property
     def episode(self) -> int:
         """The episode of ``hosts``; -1 before the first epoch."""
         return next(iter(self.hosts.values())).episode if self.hosts else -1
@@ -92,6 +120,16 @@ class RunView:
     def part_of_round(self) -> float:
         """The part of the current round that is done, 0 to 1."""
         return min(1.0, sum(epoch.epoch for epoch in self.current) / max(1, self._epochs_per_round))
+
+    @property
+    def curve(self) -> list[float]:
+        """The mean accuracy of the newest round's hosts by epoch, on validation images."""
+        return [sums[1] / sums[0] for _, sums in sorted(self.curve_epochs.items())]
+
+    @property
+    def alone_curve(self) -> list[float]:
+        """The mean of their baseline at the same epochs."""
+        return [sums[2] / sums[0] for _, sums in sorted(self.curve_epochs.items())]
 
     @property
     def stages(self) -> Counter[str]:

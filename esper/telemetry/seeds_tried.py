@@ -34,7 +34,10 @@ class TriedSeed:
     removed: str = ""
     """Why it was removed; empty if it was not."""
     contribution: float | None = None
-    """Accuracy with all seeds minus accuracy without this one, when last measured; None if never."""
+    """Accuracy with all seeds minus accuracy without this one, when last measured; None if never.
+
+    It is how much the grown host leans on the seed. What keeping the seed won is known only beside the same host alone.
+    """
     contribution_error: float | None = None
     """Paired standard error of the contribution."""
     refusals: int = 0
@@ -63,7 +66,7 @@ class TriedSeed:
 
     def words(self, score: ScoreUnit) -> str:
         """Describes the seed, with its contribution in the unit of the score."""
-        worth = "" if self.contribution is None else f", contributed {score.difference(self.contribution)}"
+        worth = "" if self.contribution is None else f", contribution {score.difference(self.contribution)}"
         error = "" if self.contribution_error is None else score.value(self.contribution_error, unit=False)
         error = f" (standard error {error})" if error else ""
         return f"{self.slot} {self.blueprint}: planted at epoch {self.planted}, {self.end}{worth}{error}"

@@ -8,7 +8,6 @@ from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.memory import memory_words
 from esper.telemetry.run_view import RunView, phase_seconds
-from esper.telemetry.score import ScoreUnit
 from esper.telemetry.text import clean, duration, number, shorten
 
 LIVING = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
@@ -17,6 +16,9 @@ HEAD_WIDTH = 13
 MAX_LINE = 500
 MAX_BLUEPRINTS = 8
 MAX_HOSTS = 16
+MAX_SLOTS = 8
+MAX_WORTHS = 3
+"""Blueprints listed of each slot, the best ones."""
 MIN_SHARE = 0.005
 """Phases with a smaller share of the time are not listed."""
 
@@ -33,17 +35,21 @@ def layout(sections: Iterable[Section]) -> list[str]:
     ]
 
 
-def accuracies(event: events.RoundCompleted, score: ScoreUnit) -> str:
+def accuracies(event: events.RoundCompleted, view: RunView) -> str:
     """Formats the accuracy or other score of grown hosts beside hosts left alone.
 
     They are test accuracies if measured, otherwise (in rounds that an agent learns from) validation accuracies, beside
-    the baseline's curve.
+    the baseline's curve, if there is one.
     """
+    score = view.score
     if event.test_accuracy is None or event.alone_test_accuracy is None:
-        grown, other, name = event.committed_accuracy, event.baseline_accuracy, "baseline"
+        grown, other, name, split = event.committed_accuracy, event.baseline_accuracy, view.alone, "validation"
     else:
-        grown, other, name = event.test_accuracy, event.alone_test_accuracy, "alone"
-    return f"grown {score.value(grown, 1)}  {name} {score.value(other, 1)}  ({score.difference(grown - other, 1)})"
+        grown, other, name, split = event.test_accuracy, event.alone_test_accuracy, "alone", "test"
+    ours = f"{split} {score.name}: grown {score.value(grown, 1)}"
+    if name is None:
+        return ours
+    return f"{ours}  {name} {score.value(other, 1)}  ({score.difference(grown - other, 1)})"
 
 
 def practice(event: events.PracticeRound) -> str:
@@ -62,13 +68,12 @@ def accuracy(view: RunView) -> Section:
     if epochs := view.current:
         grown = sum(e.validation_accuracy for e in epochs) / len(epochs)
         baseline = sum(e.baseline_accuracy for e in epochs) / len(epochs)
-        lines.append(
-            f"this round, epoch {max(e.epoch for e in epochs)}: {score.value(grown, 1)}, baseline "
-            f"{score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
-        )
+        beside = f", baseline {score.value(baseline, 1)} ({score.difference(grown - baseline, 1)})"
+        now = f"this round, epoch {max(e.epoch for e in epochs)}: validation {score.name} {score.value(grown, 1)}"
+        lines.append(now + (beside if view.alone else ""))
     if last := view.last(events.RoundCompleted):
         lines.append(
-            f"round {last.round}: {accuracies(last, score)}, return {number(last.mean_return, 3, sign=True)}, "
+            f"round {last.round}: {accuracies(last, view)}, return {number(last.mean_return, 3, sign=True)}, "
             f"{number(last.fossils, 1)} fossils per host"
         )
     alone = view.last(events.BaselineMeasured)
@@ -124,11 +129,32 @@ def blueprints(view: RunView) -> Section:
         if row.contribution_kept is not None:
             kept += f" (contribution {view.score.difference(row.contribution_kept)})"
             name = view.score.name
-            meaning = [f"contribution: {name} with the seed minus {name} without it when it was kept, mean"]
+            meaning = [
+                f"contribution: {name} with the seed minus {name} without it when it was kept, mean: how much hosts "
+                "lean on it, which is more than what planting it won"
+            ]
         removed = f"{row.pruned + row.cut + row.rolled_back:,} removed, {row.living:,} unfinished"
         lines.append(f"{clean(row.blueprint, 24):14s} {row.germinated:,} planted, {kept}, {removed}")
     more = len(rows) - MAX_BLUEPRINTS
     return "blueprints", [*lines, *([f"and {more} more blueprints"] if more > 0 else []), *meaning]
+
+
+def worths(view: RunView) -> Section:
+    """The blueprints that are worth most in each slot, by the experience of all rounds."""
+    found = view.last(events.WorthsEstimated)
+    if found is None or not found.episodes:
+        return "worth", []
+    lines = []
+    for slot, row in list(found.worths.items())[:MAX_SLOTS]:
+        best = sorted(row.items(), key=lambda item: -item[1][0])[:MAX_WORTHS]
+        seeds = (
+            f"{clean(name, 24)} {view.score.difference(mean, 1, unit=False)} ± {view.score.value(error, 1, unit=False)}"
+            for name, (mean, error, _) in best
+        )
+        lines.append(f"{clean(slot, 24)}: {', '.join(seeds)}")
+    more = len(found.worths) - MAX_SLOTS
+    meaning = f"what a kept seed adds to the final {view.score.name}, estimate ± error over {found.episodes:,} episodes"
+    return "worth", [*lines, *([f"and {more} more slots"] if more > 0 else []), meaning]
 
 
 def policy(view: RunView) -> Section:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
+from typing import Any
 
 MAX_LENGTH = 200
 """Max characters shown of a name or value."""
@@ -49,6 +51,16 @@ def count(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
+def trained_once(controllers: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
+    """Returns the sentence on the intervals of trained agents among ``controllers``, shown by ``names``; [] if none is.
+
+    An agent that was trained once says nothing about how much others would differ that are trained as it was.
+    """
+    known = ("ppo", "plans", "checkpoint", "pretrained")
+    shown = [n for c, n in zip(controllers, names or controllers, strict=True) if c.partition(":")[0] in known]
+    return [f"{', '.join(shown)}: trained once, so the intervals leave out the spread of training."] if shown else []
+
+
 def duration(seconds: float) -> str:
     """Formats whole seconds as ``45s``, ``2m05s`` or ``1h02m``."""
     if not 0 <= seconds < 1e9:
@@ -57,3 +69,14 @@ def duration(seconds: float) -> str:
     if minutes == 0:
         return f"{rest}s"
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def plain(value: Any) -> Any:
+    """Replaces NaN and infinities, which JSON lacks, by strings, so that every parser can read the log."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

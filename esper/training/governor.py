@@ -61,6 +61,8 @@ class Governor:
         self.chance = math.log(self.classes) if self.classes is not None else None
         """Loss of chance; None until it is measured."""
         self.losses: deque[float] = deque(maxlen=self.durations.governor_window)
+        self.train_losses: deque[float] = deque(maxlen=self.durations.governor_window)
+        """Mean training losses of recent epochs, anomalous ones included."""
         self.anomalies = 0
         """Number of consecutive anomalous checks."""
         self.rollbacks = 0
@@ -72,6 +74,7 @@ class Governor:
         return {
             "chance": self.chance,
             "losses": list(self.losses),
+            "train_losses": list(self.train_losses),
             "anomalies": self.anomalies,
             "rollbacks": self.rollbacks,
             "rolled_back_at": self._rolled_back_at,
@@ -83,6 +86,7 @@ class Governor:
         self.reset()
         self.chance = state.get("chance", self.chance)
         self.losses.extend(state["losses"])
+        self.train_losses.extend(state["train_losses"])
         self.anomalies, self.rollbacks = state["anomalies"], state["rollbacks"]
         self._rolled_back_at = state["rolled_back_at"]
         self._saved = len(state["snapshots"])
@@ -96,6 +100,7 @@ class Governor:
         living seeds, would be compared with its losses with them.
         """
         self.losses.clear()
+        self.train_losses.clear()
         self.losses.append(loss)
         if self.chance is None:
             self.chance = max(abs(loss), 1e-6)
@@ -104,8 +109,16 @@ class Governor:
     def anomaly_pending(self) -> bool:
         return self.anomalies > 0
 
-    def check(self, loss: float, not_finite: float) -> Panic | None:
-        """Checks one epoch by its validation loss and the number of non-finite values in losses, host and fossils."""
+    def check(self, loss: float, not_finite: float, train_loss: float = math.nan) -> Panic | None:
+        """Checks one epoch.
+
+        Args:
+            loss: its validation loss.
+            not_finite: number of non-finite values in losses, host and fossils.
+            train_loss: its mean training loss; NaN if it is not known. A host that trains better than in all recent
+                epochs, and than chance, does not diverge, whatever its validation loss is: at high learning rates, the
+                running statistics of batch normalisation, which only validation uses, lag behind the weights.
+        """
         if not_finite > 0 or not math.isfinite(loss):
             return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
         mean = float(np.mean(self.losses)) if self.losses else None
@@ -113,12 +126,16 @@ class Governor:
             if loss >= self.config.collapse_loss * self.chance and mean < self.config.healthy_loss * self.chance:
                 return Panic("collapse", loss, self.config.collapse_loss * self.chance)
             threshold = self._divergence_threshold(mean, self.chance)
-            if loss > threshold:
+            improves = train_loss < min(self.train_losses, default=self.chance)
+            self.train_losses.append(train_loss)
+            if loss > threshold and not improves:
                 self.anomalies += 1
                 if self.anomalies >= self.config.divergence_checks:
                     return Panic("divergence", loss, threshold)
                 return None  # an anomalous loss stays out of the history
-        self.anomalies = 0
+            self.anomalies = 0
+            if loss > threshold:
+                return None
         self.losses.append(loss)
         return None
 

@@ -77,6 +77,11 @@ class GradientSummary:
     not_finite: float
     """Number of NaN and infinite elements, summed over the epoch."""
 
+    def health_by(self, vanishing_weight: float, exploding_weight: float) -> float:
+        """Returns the health with these weights; ``health`` is the operator's, whose weights are 0.5 and 0.8."""
+        lost = (vanishing_weight - 0.5) * self.vanishing + (exploding_weight - 0.8) * self.exploding
+        return max(0.0, self.health - lost)
+
     def ratio_to(self, host: GradientSummary) -> float:
         """(‖g_seed‖/√n_seed) / (‖g_host‖/√n_host + 1e-8)."""
         mine = self.norm / math.sqrt(max(self.elements, 1.0))

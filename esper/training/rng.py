@@ -25,6 +25,7 @@ class RngStream(IntEnum):
     NOISE = 6
     GLOBAL = 7
     AUGMENTATION = 8
+    EXPERIENCE = 9
 
 
 def derive_seed(run_seed: int, env: int, episode: int, purpose: RngStream, *counters: int) -> int:

@@ -26,8 +26,6 @@ from esper.training.seed_pool import ParameterGroup
 
 ALPHA, TARGET = 0, 1
 """Rows of ``HostTraining.alphas``."""
-EXPLODING = 10.0
-"""A gradient tensor with a norm above this multiple of the clip norm counts as exploding."""
 
 
 def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -88,7 +86,7 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
     stats = grad_stats(
         ([p.grad for p in group.parameters] for group in groups),
         max_norm=training.config.task.max_grad_norm,
-        exploding_norm=EXPLODING * training.config.task.max_grad_norm,
+        exploding_norm=training.config.task.exploding_norm,
         device=training.device,
     )
     excused = training.arithmetic.excuses(stats.clip_coef > 0)
@@ -105,7 +103,7 @@ def add_gradients(training: HostTraining, x: Tensor, y: Tensor, share: Tensor | 
     features: dict[int, Tensor] = {}
     with training.global_draws(), training.arithmetic.casting():
         outputs = training.host.walk(x, blending(training, features), training.vacant)
-    mean, sums = training.task.objective.measure(outputs, y)
+    mean, sums = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     training.totals.add_training(sums)
     loss = mean if share is None else mean * share
     if loss.requires_grad:  # a frozen host has no gradient until one of its seeds learns
@@ -193,18 +191,18 @@ def _all_finite(values: Tensor) -> Tensor:
 
 
 def shadow_gradients(
-    training: HostTraining, site: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None = None
+    training: HostTraining, number: int, x: Tensor, h: Tensor, y: Tensor, share: Tensor | None = None
 ) -> None:
-    """Adds the gradients of the shadow loss for the seed at ``site``; other incubating seeds are absent.
+    """Adds the gradients of the shadow loss for the seed at site ``number``; other incubating seeds are absent.
 
     ``h`` are the detached features at the site for inputs ``x``; ``share`` is as for :func:`add_gradients`.
     """
-    incubating = training.sites[site]
+    incubating = training.sites[number]
     parameters = [p for p in training.seed_groups[incubating.name].parameters if p.requires_grad]
     with training.shadow_pass(incubating), training.arithmetic.casting():
-        grown = blend(h, delta_of(incubating, h), training.alphas[TARGET, site])
-        outputs = training.host.forward_from(x, site, grown, blending(training, track_finite=False), training.vacant)
-    loss, _ = training.task.objective.measure(outputs, y)
+        grown = blend(h, delta_of(incubating, h), training.alphas[TARGET, number])
+        outputs = training.host.forward_from(x, number, grown, blending(training, track_finite=False), training.vacant)
+    loss, _ = training.task.objective.measure(outputs, y, training.config.task.label_smoothing)
     loss = training.arithmetic.scaled(loss if share is None else loss * share)
     loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
 

@@ -154,13 +154,13 @@ def _walk_tree(
         branches: list[tuple[list[int], int, Tensor, bool]] = []
         with ExitStack() as trial:
 
-            def on_trial(site: Site) -> None:
+            def on_trial(seed_site: Site) -> None:
                 """After an incubating seed: uses its buffers, and no longer marks later seeds, which it may break."""
                 nonlocal track_finite
-                if site.incubating:
+                if seed_site.incubating:
                     track_finite = False
                     if trials_apart:
-                        trial.enter_context(training.shadow_of(site).in_place())
+                        trial.enter_context(training.shadow_of(seed_site).in_place())
 
             def at(reached: int, arriving: Tensor) -> Tensor:
                 nonlocal members

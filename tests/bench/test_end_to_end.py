@@ -23,6 +23,7 @@ def test_rates_cover_all_rounds_of_a_log(tmp_path: Path) -> None:
     assert end_to_end.rates(log) == (80, 3)
 
 
+@pytest.mark.slow
 def test_both_rows_come_from_the_same_runs() -> None:
     with closing(end_to_end.comparisons(BenchArgs(quick=True))) as found:
         images = measure(next(found), rounds=2)

@@ -86,6 +86,13 @@ def test_a_size_without_a_case_is_refused() -> None:
     assert "requires the names of cases; known: cross-entropy, end-to-end" in output
 
 
+@pytest.mark.parametrize("option", ["--json", "--markdown", "--profile"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(option: str, tmp_path: Path) -> None:
+    code, output = type_in("grad-stats", "--quick", option, str(tmp_path / "gone" / "file"))
+    assert code == 1
+    assert "give a file in an existing folder that you can write to" in output
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_refused() -> None:
     code, output = type_in("sgd", "--device", "cuda")

@@ -14,9 +14,10 @@ from esper.bench import CASES
 from esper.bench.case import BenchArgs
 from esper.bench.runner import measure
 from esper.bench.session import measure_all
+from tests.selection import slow_except
 
 
-@pytest.mark.parametrize("case", ["validate", "env-step", "telemetry-overhead"])
+@pytest.mark.parametrize("case", slow_except(["validate", "env-step"], ["validate", "env-step", "telemetry-overhead"]))
 def test_both_sides_of_a_case_run(case: str) -> None:
     with closing(import_module(CASES[case]).comparisons(BenchArgs(quick=True))) as comparisons:
         result = measure(next(comparisons), rounds=1)

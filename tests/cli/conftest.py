@@ -46,6 +46,12 @@ TASK = "mine.py:make_task"
 
 
 @pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons draw no plots, which take most of the time of a small one."""
+    monkeypatch.setattr("esper.evaluation.table.save_plots", lambda *_: [])
+
+
+@pytest.fixture
 def esper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Esper:
     """``esper("run", "--envs", "2")`` in an empty working directory; an exception that leaves main() fails the test."""
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from esper.cli.main import group
-from esper.cli.run import closing_words, next_commands, result_lines
+from esper.cli.run import closing_words, next_commands, plain_words, result_lines
 from esper.evaluation.analysis import corrected
 from esper.evaluation.statistics import compare_pairs
 from esper.run.summary import RunSummary
@@ -47,27 +47,55 @@ def test_each_baseline_has_a_line_with_its_verdict() -> None:
     summary = ended(spread, [-d for d in spread], [0.5, -0.5] * 5)
     lines = result_lines(summary)
     assert lines[0].startswith("Test accuracy of 10 hosts grown by ppo: 85.95 %.")
-    words = [line.rpartition(": ")[2] for line in lines[2:5]]
+    words = [line.rpartition(": ")[2] for line in lines[3:6]]
     assert words == ["better", "worse", "no evidence of a difference"]
-    assert [line.split()[0] for line in lines[2:5]] == ["b0", "b1", "b2"]
-    assert "+1.45 pp, 95 % interval +1." in lines[2]
-    assert "-1.45 pp, 95 % interval -1." in lines[3]
-    assert lines[-1] == "Parameters: 277 alone, 700 grown (1.2 seeds kept per host)."
+    assert [line.split()[0] for line in lines[3:6]] == ["b0", "b1", "b2"]
+    assert "+1.45 pp, +1." in lines[3]
+    assert "-1.45 pp, -1." in lines[4]
+    assert lines[-2] == "Parameters: 277 alone, 700 grown (1.2 seeds kept per host)."
+
+
+def alone(*difference: float) -> RunSummary:
+    ours = [b + d for b, d in zip(BASE, difference, strict=False)]
+    pair = compare_pairs(ours, BASE[: len(difference)], name_a="ppo", name_b="none")
+    return replace(ended(), comparisons=tuple(corrected([pair])))
+
+
+def test_the_result_is_told_in_one_line_of_plain_words() -> None:
+    spread = [1.0 + 0.1 * i for i in range(9)]
+    better = "In short, growing paid off: +1.21 pp over the same hosts alone, 9 of 10 better."
+    assert plain_words(alone(*spread, -0.5)) == [better]
+    assert plain_words(alone(*(-d for d in spread), -1.0))[0].startswith("In short, growing did harm: -1.36 pp")
+    assert "made no difference that 10 hosts could show (+0.00 pp)" in plain_words(alone(*[0.5, -0.5] * 5))[0]
+    assert "too few hosts to tell whether growing paid off (+3.00 pp)" in plain_words(alone(3.0))[0]
+    assert plain_words(ended([1.0] * 10)) == []  # no hosts were left alone
+
+
+def test_the_result_fits_80_columns() -> None:
+    words = closing_words(replace(alone(*[0.5, -0.5] * 5), grown_parameters=1e6), "digits").splitlines()
+    assert max(map(len, words[: words.index("Next:")])) <= 80
+
+
+@pytest.mark.parametrize("controller", ["ppo", "checkpoint:runs/a", "pretrained", "heuristic", "mine.py:make"])
+def test_intervals_of_an_agent_are_said_to_leave_out_the_spread_of_training(controller: str) -> None:
+    said = f"{controller}: trained once, so the intervals leave out the spread of training."
+    lines = result_lines(ended([1.0, 2.0], controller=controller))
+    assert (lines[-1] == said) == (controller not in ("heuristic", "mine.py:make"))
 
 
 @pytest.mark.finding("M14")
 def test_few_pairs_are_called_inconclusive_however_large_the_difference() -> None:
-    assert result_lines(ended([30.0 + i for i in range(9)]))[2].endswith(": inconclusive, fewer than 10 pairs")
-    (line,) = result_lines(ended([30.0]))[2:3]
-    assert line.endswith("+30.00 pp, no interval: inconclusive, fewer than 10 pairs")
+    assert result_lines(ended([30.0 + i for i in range(9)]))[3].endswith(": inconclusive, under 10 pairs")
+    (line,) = result_lines(ended([30.0]))[3:4]
+    assert line.endswith("+30.00 pp, no interval: inconclusive, under 10 pairs")
 
 
 @pytest.mark.finding("M14")
 def test_the_word_follows_the_corrected_p_value() -> None:
     """Alone it is a win, p = 0.016; among five comparisons it is not."""
     weak = [3.0, 2.0] * 4 + [-1.0, -1.0]
-    assert result_lines(ended(weak))[2].endswith(": better")
-    assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[2:7])
+    assert result_lines(ended(weak))[3].endswith(": better")
+    assert all(line.endswith("no evidence of a difference") for line in result_lines(ended(*[weak] * 5))[3:8])
 
 
 def test_an_interrupted_agent_claims_nothing_and_prints_the_resume_command() -> None:

@@ -13,6 +13,9 @@ from esper.config import ConfigError, TrainingConfig
 from esper.env.make import EnvMaker
 from esper.evaluation.runner import GrowingRunner
 from esper.evaluation.statistics import MIN_PAIRS
+from esper.run.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 Esper = Callable[..., Any]
 
@@ -57,7 +60,7 @@ def test_arms_are_configs(esper: Esper) -> None:
 def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def stands_in(_arms: Any, pairs: int, *_rest: Any) -> None:
+    def stands_in(_arms: Any, pairs: int, *_rest: Any, **_named: Any) -> None:
         asked.append(pairs)
         raise ConfigError("enough seen")
 
@@ -71,6 +74,7 @@ def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkey
         assert int(made.run.rounds or 0) * int(made.env.n_envs or 0) >= MIN_PAIRS, name
 
 
+@pytest.mark.slow
 def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
     arms = ("--arm", "random", "--arm", "heuristic", "--arm", "static", "--arm", "bigger", "--arm", "same-compute")
     found = esper("compare", *TINY, *arms, "--of", "heuristic", "--pairs", "1", "--out", "out")
@@ -84,7 +88,9 @@ def test_controls_are_made_for_the_arm_that_is_named(esper: Esper) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError("the disk is gone"), 1)], ids=["ctrl-c", "error"]
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), pytest.param(OSError("the disk is gone"), 1, marks=pytest.mark.slow)],
+    ids=["ctrl-c", "error"],
 )
 def test_complete_pairs_are_reported_and_the_rest_is_resumed(
     error: BaseException, code: int, esper: Esper, monkeypatch: pytest.MonkeyPatch
@@ -136,13 +142,99 @@ def test_a_comparison_is_analysed_again_with_another_reference(esper: Esper) -> 
     assert "only --reference, --json" in refused.err
 
 
+LEARNING = (*PLANTED, "--arm", "ppo", "--arm", "ppo:reward.mode=sparse", "--pairs", "2", "--set", "ppo.width=16")
+
+
+def test_arms_that_learn_are_trained_with_several_seeds(esper: Esper) -> None:
+    found = esper("compare", *LEARNING, "--rounds", "1", "--train-seeds", "2", "--out", "out")
+    assert (found.code, found.err) == (0, "")
+    words = " ".join(found.out.split())
+    assert "2 training seeds of 2 hosts each" in words
+    assert "Fewer than 5 training seeds are always inconclusive." in words
+    assert "The unit of evidence is the training seed" in words
+    assert "training seed 1, round 1/1: ppo" in words
+    assert (results("out")["pairs"], results("out")["train_seeds"]) == (4, 2)
+    again = esper("compare", "--resume", "out", "--reference", "ppo")
+    assert (again.code, again.err) == (0, "")
+    assert "Differences are arm minus ppo." in " ".join(again.out.split())
+    assert esper("show", "out/seed-1/0-ppo").code == 0
+
+
+def test_an_interrupted_training_is_resumed(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "play_round", never)
+        found = esper("compare", *LEARNING, "--rounds", "1", "--train-seeds", "1", "--out", "out")
+    assert found.code == 130
+    assert "No training seed is complete in every arm yet. To continue: esper compare --resume out" in found.out
+    assert esper("compare", "--resume", "out").code == 0
+    assert results("out")["train_seeds"] == 1
+
+
+def test_parts_are_played_and_merged(esper: Esper) -> None:
+    arms = (*PLANTED, "--arm", "random", "--arm", "none", "--pairs", "4")
+    for number in (1, 2):
+        found = esper("compare", *arms, "--part", f"{number}/2", "--out", f"p{number}")
+        assert (found.code, found.err) == (0, "")
+        assert (
+            f"p{number}, part {number}/2, is finished. Once all parts are: esper compare --merge FOLDER..." in found.out
+        )
+        assert "pp" not in found.out.splitlines()[-1]
+    missing = esper("compare", "--merge", "p1", "--out", "merged")
+    assert (missing.code, "missing: part 2/2" in missing.err) == (2, True)
+    merged = esper("compare", "--merge", "p1", "p2", "--out", "merged", "--json", "found.json")
+    assert (merged.code, merged.err) == (0, "")
+    whole = esper("compare", *arms, "--out", "whole")
+    assert "comparing" not in merged.out
+    assert results("merged") == results("whole") == json.loads(Path("found.json").read_text())
+    table = [line for line in whole.out.splitlines() if not line.startswith(("comparing", "Written"))]
+    assert [line for line in merged.out.splitlines() if not line.startswith("Written")] == table
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--part", "3/2", "--arm", "none", "--arm", "random"), "--part is '3/2': give K/N, part K of N"),
+        (
+            ("--part", "1/2", "--json", "o.json", "--arm", "none", "--arm", "random"),
+            "give it to --merge, not to --part",
+        ),
+        (("p1", "p2"), "p1 has no option before it; the folders of parts follow --merge"),
+        (("--merge", "p1", "--pairs", "3"), "--merge FOLDER... continues the comparison with the settings it was"),
+        (("--merge", "p1", "--processes", "2"), "only --out, --reference, --json and"),
+        (("--merge", "p1", "--resume", "p2"), "only --out, --reference, --json and"),
+    ],
+)
+def test_wrong_options_of_parts_are_refused(options: tuple[str, ...], words: str, esper: Esper) -> None:
+    found = esper("compare", *options)
+    assert (found.code, words in found.err) == (2, True), found.err
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("option", ["--train-seeds", "--rounds"])
+def test_options_of_learning_need_an_arm_that_learns(option: str, esper: Esper) -> None:
+    found = esper("compare", *PLANTED, "--arm", "none", "--arm", "random", option, "3")
+    assert (found.code, found.out) == (2, "")
+    assert f"{option} is for arms that learn, and no arm does; add one, such as --arm ppo" in found.err
+
+
+def test_of_an_agent_that_was_trained_once_the_report_says_so(esper: Esper) -> None:
+    found = esper("compare", *TINY, "--arm", "pretrained", "--arm", "none", "--pairs", "1", "--out", "out")
+    assert (found.code, found.err) == (0, "")
+    note = "pretrained: trained once, so the intervals leave out the spread of training."
+    assert note in " ".join(found.out.split())
+    assert results("out")["notes"] == [note]
+
+
 @pytest.mark.parametrize(
     ("arms", "told"),
     [
         (("none", "static"), "static is made for an arm that grows hosts"),
         (("none", "a:controller=random,run.seed=1"), "run.seed"),
         (("none", "a:controller=random,reward.mode=greedy"), "arm 'a': reward.mode"),
-        (("none", "ppo"), "ppo must be trained before it can be compared"),
+        (("none", "ppo:ppo.gamma=0.9"), "arm 'ppo:ppo.gamma=0.9': ppo.gamma is 0.9"),
         (("none", "a=b"), "NAME=FILE.toml"),
     ],
 )

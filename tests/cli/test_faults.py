@@ -22,6 +22,7 @@ from esper.training.host_training import HostTraining
 from tests.cli.child import CHILD
 from tests.cli.conftest import Esper, Finished
 from tests.run.run_helpers import kinds, learned_state
+from tests.selection import slow_except
 
 TINY = (
     *("--controller", "random", "--envs", "2", "--episode-length", "2", "--rounds", "2", "--out", "r"),
@@ -75,7 +76,7 @@ def plain(finished: Finished, code: int) -> str:
 
 
 @pytest.mark.finding("M12")
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", slow_except(["worker"], FAULTS))
 def test_failing_data_ends_the_run_which_resumes_after_a_repair(esper: Esper, fault: str) -> None:
     statement, words = FAULTS[fault]
     Path("mine.py").write_text(STREAM.replace("FAULT", statement))
@@ -162,8 +163,8 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
 ) -> None:
     """Two real runs whose files may not grow: one that loses only its log, one that cannot write its checkpoint."""
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "train_epoch", stop_in_round_two(workers.train_epoch))
-        assert esper("run", *TINY).code == 130
+        patch.setattr(workers, "train_epoch", stop_in_last_round(workers.train_epoch))
+        assert esper("run", *TINY, "--rounds", str(MANY)).code == 130
     before = (Path("r") / checkpoint.NAME).read_bytes()
     log = (Path("r") / folder.EVENTS).stat().st_size
     assert len(before) < log
@@ -182,9 +183,13 @@ def test_on_a_full_disk_the_old_checkpoint_stays_and_the_log_is_dropped(
     assert checkpoint.read(Path("r"))["finished"]
 
 
-def stop_in_round_two(train: Any) -> Any:
+MANY = 12
+"""Rounds after which the log is larger than a checkpoint."""
+
+
+def stop_in_last_round(train: Any) -> Any:
     def stopping(env: HostTraining, cancelled: Any) -> None:
-        if env.episode == 1 and env.index == 0:
+        if env.episode == MANY - 1 and env.index == 0:
             raise KeyboardInterrupt
         train(env, cancelled)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from esper import __version__
 from esper.config import ConfigError, TrainingConfig, describe_fields
 
 Esper = Callable[..., Any]
@@ -35,7 +39,11 @@ def refused(esper: Esper, arguments: tuple[str, ...], *wanted: str) -> None:
 
 RUN: dict[str, tuple[Any, ...]] = {
     "task": (("--task", "nope"), "unknown task 'nope'", "digits"),
-    "controller": (("--controller", "nope"), "unknown controller 'nope'", "heuristic, random, none, schedule"),
+    "controller": (
+        ("--controller", "nope"),
+        "unknown controller 'nope'",
+        "plans, heuristic, random, none, plans:RUN, schedule",
+    ),
     "controller with a tail": (("--controller", "none:x"), "unknown controller 'none:x'"),
     "schedule without a file": (("--controller", "schedule:"), "schedule:FILE.toml"),
     "schedule that is missing": (("--controller", "schedule:gone.toml"), "gone.toml does not exist"),
@@ -87,6 +95,7 @@ NUMBERS = [
     for name, _, _ in describe_fields(TrainingConfig)
     if name
     not in ("run.controller", "run.device", "task.name", "task.schedule", "env.one_incubating", "env.auto_advance")
+    and not name.startswith("ppo.prior_")  # logits
     and name not in ("env.gates.level", "reward.mode", "ppo.anneal", "ppo.device", "task.data", "task.download")
 ]
 
@@ -195,7 +204,30 @@ def test_a_folder_that_cannot_be_made_is_refused(esper: Esper) -> None:
 
 
 def test_unknown_commands_are_refused(esper: Esper) -> None:
-    refused(esper, ("grow",), "grow")
+    refused(esper, ("grow",), "grow", "demo, run, compare")
+    refused(esper, ("reprot", "runs/a"), "no command 'reprot' (did you mean 'report'?)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("run", "--task", "digit"), "digits"),
+        (("run", "--controller", "herustic"), "heuristic"),
+        (("run", "--set", "env.n_env=3"), "n_envs"),
+        (("run", "--set", "env.blueprints=norm,conv_lite"), "conv_light"),
+        (("compare", "--arm", "none", "--arm", "pretraind"), "pretrained"),
+    ],
+)
+def test_a_name_that_is_misspelt_is_answered_with_the_one_that_was_meant(
+    esper: Esper, arguments: tuple[str, ...], meant: str
+) -> None:
+    refused(esper, arguments, f"did you mean '{meant}'?")
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    found = subprocess.run([sys.executable, "-m", "esper.cli.main", "tasks"], capture_output=True, text=True)
+    assert found.returncode == 0
+    assert "digits" in found.stdout
 
 
 COMPARE: dict[str, tuple[Any, ...]] = {
@@ -237,3 +269,15 @@ def test_compare_refuses_what_it_would_ignore(esper: Esper, assignment: str) -> 
 
 def test_info_refuses_a_task_that_is_not_known(esper: Esper) -> None:
     refused(esper, ("info", "--observation", "--task", "nope"), "unknown task 'nope'", "digits")
+
+
+def test_the_version_is_that_of_the_package(esper: Esper) -> None:
+    """Also without any installed metadata, and with those of another distribution."""
+    found = esper("--version")
+    assert (found.code, found.out) == (0, f"esper, version {__version__}\n")
+
+
+def test_eval_refuses_a_json_file_that_it_could_not_write(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it plays, which takes minutes."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    refused(esper, ("eval", "pretrained", "--json", "o.json"), "o.json", "that you can write to")

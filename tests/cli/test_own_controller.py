@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.conftest import Esper, executed
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 MINE = """
 from esper.control.heuristic import HeuristicController
 
@@ -86,7 +88,7 @@ def test_a_comparison_resumes_when_it_is_named_again(esper: Esper) -> None:
     assert f"name it: --arm {NAME}" in refused.err
     again = esper("compare", "--resume", "out", "--reference", "heuristic", "--arm", NAME)
     assert again.code == 0
-    assert any(line.split()[:2] == ["mine", "+0.00"] for line in again.out.splitlines()), again.out
+    assert "Differences are arm minus heuristic" in " ".join(again.out.split())
 
 
 def test_eval_plays_it_once_beside_hosts_left_alone(esper: Esper) -> None:

@@ -44,6 +44,27 @@ def test_a_folder_that_is_not_a_run_is_invalid_input(esper: Any, run: Path, comm
     assert esper(command).code == 2
 
 
+def test_a_comparison_is_shown_by_its_tables_and_reported_with_its_pictures(esper: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "my comparison"
+    folder.mkdir()
+    (folder / "comparison.json").write_text("{}")
+    for command in ("show", "report"):
+        found = esper(command, str(folder))
+        assert found.code == 2
+        assert f"to continue it: esper compare --resume '{folder}'" in found.err
+    (folder / "table.txt").write_text("arm  mean < 3\n")
+    (folder / "pairs.svg").write_text("<svg/>")
+    assert esper("show", str(folder)).out == "arm  mean < 3\n\n"
+    assert esper("report", str(folder)).code == 0
+    page = (folder / "report.html").read_text()
+    assert "<pre>arm  mean &lt; 3\n</pre>" in page
+    assert 'alt="pairs" src="data:image/svg+xml;base64,PHN2Zy8+"' in page
+    assert 'alt="cost"' not in page
+    found = esper("report", str(folder), str(tmp_path))
+    assert found.code == 2
+    assert f"is a comparison, not a run: esper report '{folder}'" in found.err
+
+
 def test_show_prints_plain_lines_into_a_pipe(esper: Any, run: Path) -> None:
     found = esper("show", str(run))
     assert found.code == 0

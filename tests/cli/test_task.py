@@ -13,6 +13,8 @@ from esper.data.tasks import SIMULATED, TASKS
 from esper.files.grown_host import load_host
 from tests.cli.conftest import MINE, TASK, Esper, executed
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 TINY = (
     "--envs",
     "2",
@@ -35,7 +37,7 @@ def test_tasks_lists_all_without_loading_data(esper: Esper, monkeypatch: pytest.
     assert found.code == 0
     for name in (*TASKS, *SIMULATED, "path.py:function"):
         assert any(line.startswith(f"  {name} ") for line in found.out.splitlines()), name
-    assert len(TASKS) == 11
+    assert len(TASKS) == 13
 
 
 @pytest.mark.parametrize("task", ["cifar10", "fashion_mnist", "tinystories"])

@@ -17,7 +17,7 @@ S = SeedStage
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("norm", "conv_light", "depthwise", "attention"))
 
-LAYOUT = ObservationLayout(SPEC.slots, 150)
+LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, 150)
 
 
 class World:
@@ -25,9 +25,13 @@ class World:
 
     def __init__(self, slots: tuple[str, ...] = SPEC.slots) -> None:
         self.spec = ActionSpec(slots, SPEC.blueprints)
-        self.layout = ObservationLayout(slots, LAYOUT.horizon)
+        self.layout = ObservationLayout(slots, SPEC.blueprints, LAYOUT.horizon)
         self.base = {entry.name: 0.0 for entry in BASE}
         self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
+        self.worth = np.zeros((len(slots), len(SPEC.blueprints)))
+        """Worth of each (slot, blueprint) in the observation."""
+        self.size = np.zeros_like(self.worth)
+        """Its size."""
         for slot in slots:
             self.put(slot, S.DORMANT)
         self.plateau(10)
@@ -39,6 +43,7 @@ class World:
     def plateau(self, epoch: int, accuracy: float = 0.5, loss: float = 1.0) -> None:
         """Nothing has moved for five epochs."""
         self.base.update(epoch=epoch / 150, validation_accuracy=accuracy, validation_loss=symlog(loss))
+        self.base["epochs_left"] = float(symlog(LAYOUT.horizon - epoch))
         for ago in range(1, 6):
             self.base[f"accuracy_{ago}_ago"], self.base[f"loss_{ago}_ago"] = accuracy, symlog(loss)
 
@@ -59,7 +64,9 @@ class World:
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        observation = one_observation(self.layout, self.base, self.slots)[None]
+        observation = one_observation(self.layout, self.base, self.slots, worth=self.worth[None], size=self.size[None])[
+            None
+        ]
         op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
         return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]
 

@@ -1,4 +1,4 @@
-"""The heuristic: it advances, keeps what contributes, prunes what harms, and fills every slot."""
+"""The heuristic: it plants early, blends what its trial shows to help, keeps what contributes, replaces the rest."""
 
 import pytest
 
@@ -6,79 +6,145 @@ from esper.config import TrainingConfig
 from esper.control.heuristic import HeuristicController
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
+from esper.evaluation.comparison import compare_controllers
 from esper.rollout.rollout import play_round
-from esper.spaces.observation import symlog
 from esper.telemetry.event import EpisodeCompleted
 from tests.control.control_helpers import LAYOUT, SPEC, S, World
 from tests.core_helpers import flat_baseline
 
+# Of 150 epochs, the rule gives a seed 24 to show a gain; G2 requires 10, and a ramp takes 5.
+LATE = 24
 
-def heuristic() -> HeuristicController:
-    made = HeuristicController(SPEC, LAYOUT, 1)
+
+def heuristic(**settings: float) -> HeuristicController:
+    config = TrainingConfig.parse({"heuristic": settings})
+    made = HeuristicController(SPEC, LAYOUT, 1, config=config)
     made.begin()
     return made
 
 
-def test_the_heuristic_germinates_on_a_plateau_only() -> None:
+def planted(stage: S, epoch: int = 50, in_stage: int = 0, slot: str = "r0c0", **values: float) -> World:
+    """A world with a seed of `conv_light` in this stage whose next gate would open; accuracies in pp."""
     world = World()
-    assert world.ask(heuristic())[0] == "GERMINATE"
-    world.plateau(2)
-    assert world.ask(heuristic())[0] == "WAIT"  # too early to tell
-    world.plateau(10)
-    world.base["accuracy_3_ago"] = 0.4
-    assert world.ask(heuristic())[0] == "WAIT"  # still learning
-    world.plateau(10)
-    world.base["loss_3_ago"] = symlog(1.5)
-    assert world.ask(heuristic())[0] == "WAIT"  # not settled
+    world.plateau(epoch)
+    tenths = {name: value / 10 for name, value in values.items()}
+    seed = {"gate_passed": 1.0, "blueprint": 2.0, "epochs_in_stage": in_stage / LAYOUT.horizon}
+    world.put(slot, stage, age=in_stage, **seed, **tenths)
+    return world
 
 
-def test_the_heuristic_advances_when_the_gate_would_open() -> None:
-    for stage in (S.GERMINATED, S.TRAINING, S.BLENDING):
+def test_the_heuristic_plants_at_once_and_not_in_the_last_third() -> None:
+    for epoch, op in ((0, "GERMINATE"), (105, "GERMINATE"), (106, "WAIT")):
         world = World()
-        world.put("r0c1", stage, age=1, blueprint=1.0, gate_passed=0.0, gate_score=0.75)
-        assert world.ask(heuristic())[0] != "ADVANCE"
-        world.slots["r0c1"]["gate_passed"] = 1.0
+        world.plateau(epoch)
+        assert world.ask(heuristic())[0] == op
+
+
+def test_the_heuristic_plants_nothing_that_could_not_be_kept() -> None:
+    """GERMINATED takes an epoch, TRAINING 10 and a ramp 5, and another epoch is needed to keep the seed."""
+    for left, op in ((17, "GERMINATE"), (16, "WAIT")):
+        world = World()
+        world.plateau(LAYOUT.horizon - left)
+        assert world.ask(heuristic(latest=1.0))[0] == op
+
+
+@pytest.mark.parametrize(("share", "order"), [(0.0, "dcan"), (1.0, "nacd"), (0.66, "acnd")])
+def test_the_heuristic_chooses_by_the_size_of_seeds_in_the_slot(share: float, order: str) -> None:
+    """Depthwise is the smallest seed here, then conv_light, attention and norm, unlike in their registration."""
+    world, rule = World(), heuristic(size=share)
+    world.size[0] = [0.9, 0.4, 0.3, 0.5]  # of norm, conv_light, depthwise and attention
+    planted = []
+    for _ in order:
+        planted.append(world.ask(rule)[2][0])
+        rule.failed[0].append(["r0c0", next(name for name in SPEC.blueprints if name[0] == planted[-1])])
+        rule.failed[0] += [[slot, name] for slot in SPEC.slots[1:] for name in SPEC.blueprints]
+    assert "".join(planted) == order
+
+
+def test_the_heuristic_waits_until_the_gate_would_open() -> None:
+    for stage in (S.GERMINATED, S.TRAINING, S.BLENDING):
+        world = planted(stage, slot="r0c1", trial=2.0, trial_error=0.5)
         assert world.ask(heuristic())[:2] == ("ADVANCE", "r0c1")
+        world.slots["r0c1"]["gate_passed"] = 0.0
+        assert world.ask(heuristic())[:2] != ("ADVANCE", "r0c1")
+
+
+@pytest.mark.parametrize(("trial", "blended", "doubly"), [(1.1, True, True), (0.9, True, False), (0.0, False, False)])
+def test_the_heuristic_blends_a_seed_whose_trial_is_positive(trial: float, blended: bool, doubly: bool) -> None:
+    """Or above a number of its standard errors, here of 0.5 pp."""
+    world = planted(S.TRAINING, in_stage=12, trial=trial, trial_error=0.5)
+    assert (world.ask(heuristic())[0] == "ADVANCE") == blended
+    assert (world.ask(heuristic(trial_errors=2.0))[0] == "ADVANCE") == doubly
+
+
+def test_the_heuristic_blends_no_seed_that_could_not_be_kept() -> None:
+    for left, op in ((6, "ADVANCE"), (5, "WAIT")):
+        world = planted(S.TRAINING, LAYOUT.horizon - left, in_stage=12, trial=5.0, trial_error=1.0)
+        assert world.ask(heuristic())[0] == op
+
+
+@pytest.mark.parametrize(
+    ("in_stage", "trial", "op"),
+    [(LATE, 0.0, "PRUNE"), (LATE - 1, 0.0, "WAIT"), (10, -1.6, "PRUNE"), (9, -1.6, "WAIT"), (10, -1.4, "WAIT")],
+)
+def test_the_heuristic_gives_up_a_seed_that_shows_no_gain(in_stage: int, trial: float, op: str) -> None:
+    """After a while; sooner if the trial is worse than −3 standard errors, here of 0.5 pp."""
+    world = planted(S.TRAINING, in_stage=in_stage, trial=trial, trial_error=0.5)
+    assert world.ask(heuristic())[0] == op
 
 
 @pytest.mark.trap(27)
 @pytest.mark.parametrize(
-    ("contribution", "error", "kept"), [(0.06, 0.05, True), (0.04, 0.01, False), (0.2, 0.3, False)]
+    ("contribution", "error", "kept"), [(0.6, 0.5, True), (0.4, 0.1, False), (2.0, 3.0, False), (0.0, 0.0, False)]
 )
 def test_the_heuristic_fossilizes_what_contributes(contribution: float, error: float, kept: bool) -> None:
-    """Above 0.5 pp and above its standard error."""
-    world = World()
-    world.put(
-        "r1c0", S.HOLDING, age=9, blueprint=1.0, gate_passed=1.0, contribution=contribution, contribution_error=error
-    )
-    assert (world.ask(heuristic())[:2] == ("FOSSILIZE", "r1c0")) == kept
+    """Above 0.5 pp and its standard error; after a while, and in the last epoch, above 0."""
+    seed = {"slot": "r1c0", "contribution": contribution, "contribution_error": error}
+    assert (planted(S.HOLDING, in_stage=3, **seed).ask(heuristic())[:2] == ("FOSSILIZE", "r1c0")) == kept
+    for epoch, in_stage in ((LAYOUT.horizon - 1, 3), (50, LATE)):
+        decided = planted(S.HOLDING, epoch, in_stage, **seed).ask(heuristic())
+        assert (decided[:2] == ("FOSSILIZE", "r1c0")) == (contribution > 0)
 
 
-@pytest.mark.parametrize(("contribution", "age", "pruned"), [(-0.3, 9, True), (-0.3, 4, False), (-0.1, 9, False)])
-def test_the_heuristic_prunes_what_harms_after_five_epochs(contribution: float, age: int, pruned: bool) -> None:
-    world = World()
-    world.put("r0c0", S.HOLDING, age=age, blueprint=1.0, contribution=contribution, contribution_error=0.2)
+@pytest.mark.parametrize(("in_stage", "contribution", "pruned"), [(3, -2.1, True), (3, -1.9, False), (23, 0.0, False)])
+def test_the_heuristic_prunes_what_harms(in_stage: int, contribution: float, pruned: bool) -> None:
+    world = planted(S.HOLDING, in_stage=in_stage, contribution=contribution, contribution_error=2.0)
     assert (world.ask(heuristic())[:2] == ("PRUNE", "r0c0")) == pruned
 
 
-def test_the_heuristic_prunes_on_a_drop_of_more_than_two_points() -> None:
-    for accuracy, pruned in ((0.47, True), (0.485, False)):
-        controller, world = heuristic(), World()
-        assert world.ask(controller)[:2] == ("GERMINATE", "r0c0")
-        world.put("r0c0", S.BLENDING, age=9, blueprint=1.0)
-        world.plateau(30, accuracy)
-        assert (world.ask(controller)[:2] == ("PRUNE", "r0c0")) == pruned
+def test_the_heuristic_leaves_no_useless_seed_in_holding() -> None:
+    world = planted(S.HOLDING, in_stage=LATE, contribution=0.0, contribution_error=0.0)
+    assert world.ask(heuristic())[:2] == ("PRUNE", "r0c0")
 
 
-def test_the_heuristic_rotates_through_blueprints_and_avoids_what_was_pruned() -> None:
+def test_the_heuristic_leaves_no_seed_in_training_whose_gate_stays_shut() -> None:
+    world = planted(S.TRAINING, in_stage=LATE, trial=5.0, trial_error=1.0)
+    assert world.ask(heuristic())[0] == "ADVANCE"
+    world.slots["r0c0"]["gate_passed"] = 0.0
+    assert world.ask(heuristic())[:2] == ("PRUNE", "r0c0")
+
+
+def test_the_heuristic_tries_another_slot_and_then_another_blueprint_after_a_failure() -> None:
     controller, world = heuristic(), World()
-    planted = [world.ask(controller)[2] for _ in range(5)]
-    assert planted == ["norm", "conv_light", "depthwise", "attention", "norm"]
-    world.put("r0c0", S.HOLDING, age=9, blueprint=2.0, contribution=-0.5)
-    assert world.ask(controller)[:2] == ("PRUNE", "r0c0")
-    world.put("r0c0", S.DORMANT)
-    # A penalty of 2 is halved at each germination that follows: conv_light is skipped at 2 and at 1, and not at 1/2.
-    assert [world.ask(controller)[2] for _ in range(4)] == ["depthwise", "attention", "norm", "conv_light"]
+    failed = []
+    for _ in range(6):
+        _, slot, blueprint = world.ask(controller)
+        world.put(slot, S.TRAINING, blueprint=1.0 + SPEC.blueprints.index(blueprint), epochs_in_stage=LATE / 150)
+        assert world.ask(controller)[:2] == ("PRUNE", slot)
+        world.put(slot, S.DORMANT)
+        failed.append((slot, blueprint))
+    slots = list(SPEC.slots)
+    assert failed == [(slot, "depthwise") for slot in slots] + [(slot, "attention") for slot in slots]
+
+
+def test_the_heuristic_plants_again_what_it_has_kept() -> None:
+    controller = heuristic()
+    world = planted(S.HOLDING, contribution=3.0, contribution_error=1.0)
+    assert world.ask(controller)[:2] == ("FOSSILIZE", "r0c0")
+    world.put("r0c0", S.FOSSILIZED, blueprint=2.0)
+    assert world.ask(controller) == ("GERMINATE", "r0c1", "conv_light")
+    controller.begin()
+    assert world.ask(controller) == ("GERMINATE", "r0c1", "depthwise")
 
 
 @pytest.mark.finding("M19")
@@ -99,7 +165,8 @@ def test_the_heuristic_fills_every_slot(count: int) -> None:
             index = 1.0 + SPEC.blueprints.index(blueprint)
             world.put(slot, S.GERMINATED, blueprint=index, gate_passed=1.0)
         elif op == "ADVANCE":
-            world.put(slot, life[world.stage(slot)], age=9, blueprint=1.0, gate_passed=1.0, contribution=0.2)
+            stage = life[world.stage(slot)]
+            world.put(slot, stage, age=9, blueprint=1.0, gate_passed=1.0, trial=0.2, contribution=0.2)
         elif op == "FOSSILIZE":
             world.put(slot, S.FOSSILIZED, blueprint=1.0)
     assert sorted(planted) == sorted(slots)
@@ -133,3 +200,11 @@ def test_the_heuristic_keeps_seeds_of_hosts_in_training() -> None:
     kept = [len(event.fossils) for event in ended]
     assert min(kept) >= 1
     assert max(kept) >= 2
+
+
+def test_the_heuristic_improves_simulated_hosts_and_its_settings_are_those_of_the_config() -> None:
+    config = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 8, "episode_length": 30}})
+    alone, grown = compare_controllers(config, ["none", "heuristic"], pairs=16)
+    assert grown.against(alone).interval.low > 0
+    strict = config.with_values(heuristic={"trial_errors": 100.0})
+    assert compare_controllers(strict, ["heuristic"], pairs=16)[0].fossils.max() == 0 < grown.fossils.min()

@@ -10,13 +10,14 @@ from esper.control.controller import PerEnvController
 from esper.control.names import make_controller
 from tests.control.control_helpers import LAYOUT, SPEC, run
 from tests.core_helpers import rig
+from tests.selection import slow_except
 
 
 def test_a_controller_is_made_by_its_name_and_an_unknown_name_lists_the_known() -> None:
     for name in ("heuristic", "random", "none"):
         assert isinstance(make_controller(name, "digits", SPEC, LAYOUT, 1, 0), PerEnvController)
     for name in ("schedule:", "ppo", "Random"):
-        with pytest.raises(ConfigError, match="heuristic, random, none, schedule"):
+        with pytest.raises(ConfigError, match="plans, heuristic, random, none, plans:RUN, schedule"):
             make_controller(name, "digits", SPEC, LAYOUT, 1, 0)
 
 
@@ -47,7 +48,7 @@ def test_every_controller_plays_the_same_env_which_does_not_depend_on_who_played
 
 
 @pytest.mark.trap(27)
-@pytest.mark.parametrize("name", ["random", "heuristic", "none", "schedule"])
+@pytest.mark.parametrize("name", slow_except(["random", "heuristic"], ["random", "heuristic", "none", "schedule"]))
 def test_decisions_use_only_observation_and_mask(name: str) -> None:
     """A second controller that never saw the env decides the same from what was sent over the seam."""
     with rig(n_envs=2, horizon=15, task={"samples_per_epoch": 256}) as world:

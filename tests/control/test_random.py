@@ -12,7 +12,7 @@ from tests.spaces.spaces_helpers import one_observation
 def test_random_play_is_legal_for_hundreds_of_steps_and_tries_every_op() -> None:
     with rig(n_envs=2, horizon=25) as world:
         controller = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=1)
-        seen = run(world, controller, 150)
+        seen = run(world, controller, 100)
         ops = {Op(int(op)) for _, _, actions in seen for op in actions[:, 0]}
         assert ops == set(Op)
         for _, _, actions in seen:

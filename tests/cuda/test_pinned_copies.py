@@ -7,6 +7,7 @@ import torch
 
 from esper.config import Durations, TrainingConfig
 from esper.env.make import make_env
+from esper.env.training_backend import copies_held
 from esper.env.vector_env import GrowthVectorEnv
 from esper.training.governor import Governor
 from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
@@ -135,6 +136,6 @@ def test_an_env_keeps_to_the_limit() -> None:
         env.step(wait_actions(2))
         assert [host.governor.rollbacks for host in env.hosts.each] == [1, 0]
         same_bits(tensors_of(env.training[0]), good)
-        assert all(set(held) == {"pinned"} for held in env.hosts.copies_held())
+        assert all(set(held) == {"pinned"} for held in env.hosts.of_each(copies_held))
     finally:
         env.close()

@@ -26,7 +26,8 @@ def test_sizes_and_shapes() -> None:
         64,
         997,
     )
-    assert task.learning_rate == 0.05
+    task = load_task("digits")
+    assert (task.optimizer, task.learning_rate, task.weight_decay, task.label_smoothing) == ("sgd", 0.4, 0.0, 0.1)
 
 
 @pytest.mark.trap(24)
@@ -74,13 +75,14 @@ def test_loading_twice_gives_the_same_bits() -> None:
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown task 'digit'; known: .*digits"):
+    with pytest.raises(ConfigError, match=r"unknown task 'digit' \(did you mean 'digits'\?\); known: .*digits"):
         load_task("digit")
 
 
 def test_the_task_provides_the_sizes_that_the_config_leaves_open() -> None:
-    config = resolve(TrainingConfig(), digits())
-    assert (config.task.batch_size, config.task.samples_per_epoch, config.task.learning_rate) == (64, 997, 0.05)
+    config = resolve(TrainingConfig(), load_task("digits"))
+    assert (config.task.batch_size, config.task.samples_per_epoch) == (64, 997)
+    assert (config.task.learning_rate, config.task.weight_decay, config.task.label_smoothing) == (0.4, 0.0, 0.1)
     assert (config.env.n_envs, config.env.episode_length) == (8, 30)
 
 

@@ -114,6 +114,15 @@ def test_another_optimizer_needs_its_own_rate() -> None:
         resolve(esper.TrainingConfig(), task(optimizer="adam"))
 
 
+def test_labels_are_smoothed_only_where_they_are_classes() -> None:
+    config = esper.TrainingConfig.parse({"task": {"label_smoothing": 0.1}})
+    with pytest.raises(esper.ConfigError, match=r"label_smoothing is 0\.1, but .* cross_entropy .*; mine needs 0"):
+        resolve(config, task())
+    assert resolve(config.with_values(task={"label_smoothing": 0.0}), task()).task.label_smoothing == 0
+    with pytest.raises(esper.ConfigError, match=r"task\.label_smoothing"):
+        esper.TrainingConfig.parse({"task": {"label_smoothing": 1.5}})
+
+
 def test_targets_that_are_not_finite_are_refused() -> None:
     y = Y.clone()
     y[5] = float("nan")

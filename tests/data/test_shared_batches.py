@@ -317,6 +317,7 @@ def test_batches_for_a_gpu_are_pinned(workers: int, monkeypatch: pytest.MonkeyPa
                 assert torch.equal(x[:, 0], y)
 
 
+@pytest.mark.slow
 def test_a_program_that_forgets_to_close_ends() -> None:
     script = (
         "import torch\n"

@@ -45,4 +45,4 @@ def test_few_frames_lie_between_the_command_and_a_training_step(
     run.command.main(arguments, standalone_mode=False)
     (way,) = ways
     assert way[0] == "run.py:command"
-    assert len(way) <= MAX_FRAMES, way
+    assert len(way) <= MAX_FRAMES, "\n".join(way)

@@ -21,6 +21,7 @@ from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry
 from esper.telemetry.event import EpisodeCompleted, GovernorRollback, SeedCut
 from esper.training.host_training import HostTraining
 from tests.core_helpers import DAMAGE, Rig, all_finite, digits, rig, same_bits, tensors_of
+from tests.selection import slow_except
 
 S = SeedStage
 NAN = float("nan")
@@ -145,7 +146,7 @@ FAULTS: dict[str, Callable[[HostTraining], None]] = {
 
 
 @pytest.mark.parametrize("fossil", [False, True], ids=["living seed", "fossil"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", slow_except(["NaN weight", "NaN in one training batch"], FAULTS))
 def test_a_fault_that_is_not_finite_costs_one_rollback_and_touches_one_env(fault: str, fossil: bool) -> None:
     with grown_pair(fossil=fossil) as both:
         kept = ("r0c1",) if fossil else ()
@@ -235,7 +236,7 @@ def test_a_learning_rate_that_explodes_from_the_first_epoch_on_is_seen() -> None
             assert world.training().epoch < 9, "the episode is over and nothing was seen"
             world.step()
         event = world.of_kind(GovernorRollback)[0]
-        assert event.epoch <= 3
+        assert event.epoch <= 5  # at first the training loss still falls
         assert event.value > event.threshold
 
 

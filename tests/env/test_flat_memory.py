@@ -116,7 +116,7 @@ class Changing:
 
 
 @pytest.mark.parametrize(
-    ("changes", "slack"), [(60, None), pytest.param(1000, 4.0, marks=pytest.mark.slow)], ids=["60", "1000"]
+    ("changes", "slack"), [(30, None), pytest.param(1000, 4.0, marks=pytest.mark.slow)], ids=["30", "1000"]
 )
 def test_changes_of_topology_leave_no_tensor_behind(changes: int, slack: float | None) -> None:
     """``slack``: MiB that the process may grow by after the first tenth of them; None where these are too few."""

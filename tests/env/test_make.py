@@ -19,6 +19,7 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.single import SingleEnv
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import digits, tiny_config, wait_actions
+from tests.selection import slow_except
 
 ID = "esper/Growth-v0"
 SMALL: dict[str, Any] = {"episode_length": 2, "baseline_episodes": 1, "samples_per_epoch": 64, "batch_size": 32}
@@ -30,19 +31,23 @@ def run_python(script: str, folder: Path) -> str:
     return found.stdout.strip()
 
 
-@pytest.mark.parametrize("first", ["import gymnasium, esper", "import esper, gymnasium, esper.env"])
+@pytest.mark.parametrize(
+    "first", slow_except(["import gymnasium, esper"], ["import gymnasium, esper", "import esper, gymnasium, esper.env"])
+)
 def test_the_id_is_known_once_both_are_imported(first: str, tmp_path: Path) -> None:
     make = "print(gymnasium.make_vec({!r}, num_envs=2, task='planted'))"
     script = "\n".join([first, make.format(ID), make.format(f"esper:{ID}")])
     assert run_python(script, tmp_path).splitlines() == [f"PlantedVectorEnv({ID}, num_envs=2)"] * 2
 
 
+@pytest.mark.slow
 def test_the_name_of_the_room_works_even_if_esper_was_imported_first(tmp_path: Path) -> None:
     make = f"gymnasium.make_vec('esper.env:{ID}', num_envs=2, task='planted')"
     script = f"import esper, gymnasium\nprint({make}.num_envs)"
     assert run_python(script, tmp_path) == "2"
 
 
+@pytest.mark.slow
 def test_gymnasium_finds_it_by_the_name_of_the_module_alone(tmp_path: Path) -> None:
     script = f"import gymnasium\nprint(gymnasium.make_vec('esper:{ID}', num_envs=2, task='planted').num_envs)"
     assert run_python(script, tmp_path) == "2"
@@ -109,7 +114,11 @@ def test_no_keyword_stands_for_two_fields() -> None:
         ({"episode_lenght": 3}, TypeError, "unexpected keyword argument 'episode_lenght'; known: .*episode_length"),
         ({"render_mode": "rgb_array"}, TypeError, "render_mode is None"),
         ({"reward": "sparse"}, TypeError, "reward must be a dict"),
-        ({"reward": {"mod": "sparse"}}, ConfigError, "unknown key reward.mod; reward has: mode"),
+        (
+            {"reward": {"mod": "sparse"}},
+            ConfigError,
+            r"unknown key reward.mod \(did you mean 'mode'\?\); reward has: mode",
+        ),
         ({"episode_length": 0}, ConfigError, "env.episode_length: .*greater than or equal to 1"),
         ({"task": "nope"}, ConfigError, "unknown task 'nope'"),
         ({"config": {"env": {"n_envs": 7}}}, ConfigError, "num_envs is 2, but env.n_envs of the config is 7"),

@@ -103,6 +103,7 @@ def trained(flat: bool, seed: int, *lessons: Lesson) -> dict[str, float]:
     return results
 
 
+@pytest.mark.slow
 def test_maskable_ppo_gets_better() -> None:
     returns = trained(True, 0, (SHORT, 20_000, 0.02))
     assert returns["after"] > max(returns["before"], returns["chance"]) + 0.2

@@ -13,6 +13,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, Op
 from tests.core_helpers import Rig, rig, wait_actions
 from tests.seeds.test_blueprints import FORMULAS
+from tests.selection import slow_except
 
 S = SeedStage
 LIVING = (S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING)
@@ -125,7 +126,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", slow_except(["several incubate"], SETTINGS))
 def test_masks_are_exact_in_every_state_of_random_play(setting: str) -> None:
     with rig(n_envs=2, horizon=30, env=SETTINGS[setting]) as world:
         draw = np.random.default_rng(1)

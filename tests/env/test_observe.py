@@ -8,6 +8,7 @@ import pytest
 from esper.control.random import RandomController
 from esper.lifecycle.stage import STAGES, SeedStage
 from tests.core_helpers import DAMAGE, EASY_GATES, Rig, rig
+from tests.selection import slow_except
 
 S = SeedStage
 
@@ -55,7 +56,7 @@ def test_the_average_of_gradient_ratios_forgets_as_fast_as_it_is_told() -> None:
         assert found == pytest.approx(average, rel=1e-9)
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", slow_except(["NaN weight"], DAMAGE))
 def test_an_observation_is_finite_whatever_happens_to_the_host(damage: str) -> None:
     with rig(n_envs=2, horizon=14, governor={"max_rollbacks": 10}) as world:
         chooser = RandomController(world.env.action_spec, world.env.layout, 2, run_seed=5)
@@ -73,7 +74,7 @@ def test_the_rent_in_the_observation_is_what_is_paid() -> None:
         world.grow("r0c1", S.HOLDING)
         assert world.value("rent") == pytest.approx(-8 * float(world.info["reward_terms"]["rent"][0]), rel=1e-5)
         # conv_light on 6 channels: 9·36 + 18 = 342 parameters at alpha 1
-        assert world.value("rent") == pytest.approx(0.2 * math.log(1 + 342 / 277), rel=1e-5)
+        assert world.value("rent") == pytest.approx(0.05 * math.log(1 + 342 / 277), rel=1e-5)
         assert world.value("added_parameters") == pytest.approx(342 / 2770, rel=1e-5)
         assert world.value("fossil_parameters") == 0
         world.do("FOSSILIZE", "r0c1")

@@ -63,6 +63,7 @@ def random_schedules(count: int, seed: int = 0, horizon: int = HORIZON) -> NDArr
     return np.array([random_schedule(random, env) for _ in range(count)])
 
 
+@pytest.mark.slow
 def test_no_random_schedule_beats_the_best() -> None:
     returns = play(random_schedules(400), config())
     assert returns.max() < best().discounted
@@ -171,6 +172,7 @@ def test_what_advantage_ranks_otherwise_is_luck_before_the_first_action() -> Non
     assert spearmanr(returns + lead, outcomes).statistic >= 0.98
 
 
+@pytest.mark.slow
 def test_the_scale_runs_from_chance_to_the_best() -> None:
     scale = planted_scale(config(n_envs=16))
     assert (scale.score(scale.random), scale.score(scale.best)) == (0.0, 1.0)

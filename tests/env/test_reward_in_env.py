@@ -14,12 +14,13 @@ from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, POTENTIALS, Reward
 from esper.rewards.terms import Transition
 from tests.core_helpers import DAMAGE, rig
+from tests.selection import slow_except
 
 S = SeedStage
 
 
 @pytest.mark.trap(21)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", slow_except(list(MODES)[:2], MODES))
 @pytest.mark.parametrize("broken", [(), (3, 9)], ids=["healthy", "rolled back"])
 def test_a_whole_episode_telescopes_and_terms_sum_to_the_reward(mode: str, broken: tuple[int, ...]) -> None:
     sections = {"env": {"one_incubating": False, "baseline_episodes": 2}, "task": {"samples_per_epoch": 256}}

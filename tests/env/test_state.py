@@ -30,6 +30,7 @@ from esper.telemetry.event import Event, GovernorRollback, StageChanged, stable_
 from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
 from tests.run.run_helpers import assert_same_bits, flat
+from tests.selection import slow_except
 from tests.training.growing import KINDS, Dropping, Kind, float_images
 
 HORIZON, N_ENVS = 12, 2
@@ -168,7 +169,12 @@ def taken_up(name: str, count: int) -> range:
 
 
 @pytest.mark.trap(30)
-@pytest.mark.parametrize("name", [*WORLDS, "planted", "planted, cut short"])
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        ["float images", "cut short", "planted", "planted, cut short"], [*WORLDS, "planted", "planted, cut short"]
+    ),
+)
 def test_an_env_goes_on_to_the_last_bit_from_any_step(name: str) -> None:
     """In an env that is new, or has played other episodes: hosts, seeds, momentum, snapshots, generators and clocks
     are all there. On the way seeds are planted and removed, and a host is rolled back."""

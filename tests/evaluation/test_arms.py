@@ -32,6 +32,24 @@ def test_ppo_is_read_from_a_run_folder() -> None:
     assert arms("ppo:runs/long")["ppo"].controller == "checkpoint:runs/long"
 
 
+def test_an_arm_may_learn_with_values_of_its_own() -> None:
+    found = arms("ppo", "ppo:reward.mode=sparse,ppo.gamma=0.9,run.rounds=3", "mine:controller=ppo,ppo.width=8", "none")
+    assert [arm.learns for arm in found.values()] == [True, True, True, False]
+    sparse = found["ppo:reward.mode=sparse,ppo.gamma=0.9,run.rounds=3"].config
+    assert (sparse.run.controller, sparse.reward.mode, sparse.ppo.gamma, sparse.run.rounds) == ("ppo", "sparse", 0.9, 3)
+    assert found["mine"].config.ppo.width == 8
+
+
+def test_a_controller_with_values_is_named_by_all_of_it() -> None:
+    found = arms("heuristic", "heuristic:env.max_seeds=1", base={"run": {"controller": "random"}})
+    assert [arm.controller for arm in found.values()] == ["heuristic", "heuristic"]
+    assert found["heuristic:env.max_seeds=1"].config.env.max_seeds == 1
+
+
+def test_a_run_folder_may_have_an_equals_sign_in_its_name() -> None:
+    assert arms("ppo:runs/width=8")["ppo"].controller == "checkpoint:runs/width=8"
+
+
 def test_an_arm_sets_values_of_its_own() -> None:
     text = (
         'mine:controller=heuristic,task.learning_rate=0.01,env.blueprints=["norm","attention"],env.gates.level=strict'
@@ -120,13 +138,18 @@ def test_a_control_inherits_the_values_of_its_arm() -> None:
         (("none", "static"), "static is made for an arm that grows hosts: add one"),
         (("none", "random", "s:controller=static,of=none"), "'none' is not one; these arms do: random"),
         (("none", "random", "r:controller=random,of=random"), "of= applies only to static, bigger, same-compute"),
-        (("none", "nope"), "unknown controller 'nope'; an arm is one of: no-growth, static, bigger, same-compute"),
+        (
+            ("none", "nope"),
+            "unknown controller 'nope' (did you mean 'none'?); an arm is one of: no-growth, static, bigger",
+        ),
         (("none", "a=b"), "b is not a .toml file"),
         (("none", "a=gone.toml"), "gone.toml does not exist"),
         (("none", "a:env.max_seeds=1"), "arm 'a' has no controller; give it one of"),
         (("none", "a:controller=random,max_seeds=1"), "of=... or SECTION.KEY=VALUE, got 'max_seeds=1'"),
         (("none", "a:controller=random,run.rounds=1"), "run.rounds has no effect here: --pairs"),
-        (("none", "a:controller=random,ppo.width=1"), "ppo.width has no effect here: no arm learns"),
+        (("none", "a:controller=random,ppo.width=1"), "ppo.width has no effect here: this arm does not learn"),
+        (("none", "a:controller=ppo,run.evaluation_pairs=1"), "run.evaluation_pairs has no effect here: --pairs"),
+        (("none", "ppo:rewards.mode=sparse"), "unknown key rewards"),
         (("none", "a:controller=random,env.x=1"), "arm 'a': unknown key env.x"),
         (("none", "a:controller=random", "a:controller=none"), "two arms have the same name"),
     ],

@@ -14,6 +14,7 @@ from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.comparison import ArmResult, compare_controllers
 from esper.evaluation.statistics import compare_pairs, holm_adjusted
 from esper.telemetry.event import ArmPlayed
+from tests.selection import slow_except
 
 PLANT_ONLY = '[[action]]\nepoch = 0\nop = "GERMINATE"\nslot = "r0c0"\nblueprint = "conv_light"\n'
 INCUBATE = PLANT_ONLY + '[[action]]\nepoch = 1\nop = "ADVANCE"\nslot = "r0c0"\n'
@@ -39,7 +40,9 @@ def compare(
 
 
 @pytest.mark.finding("M14")
-@pytest.mark.parametrize("text", [TOO_LATE, PLANT_ONLY, INCUBATE], ids=["nothing", "planted", "incubated"])
+@pytest.mark.parametrize(
+    "text", slow_except([INCUBATE], [TOO_LATE, PLANT_ONLY, INCUBATE]), ids=["nothing", "planted", "incubated"]
+)
 def test_pairs_are_equal_across_arms(text: str, tmp_path: Path) -> None:
     """A schedule that blends nothing leaves the very hosts of the arm that does nothing: all pairs tie exactly."""
     (tmp_path / "s.toml").write_text(text)
@@ -73,7 +76,7 @@ def test_rounds_are_interleaved_in_random_order() -> None:
     assert set(orders) == {("none", "random"), ("random", "none")}
 
 
-@pytest.mark.parametrize("pairs", [1, 3, 4, 5])
+@pytest.mark.parametrize("pairs", slow_except([3], [1, 3, 4, 5]))
 def test_every_arm_has_exactly_the_pairs_asked_for(pairs: int) -> None:
     arms, _ = compare(["none", "random"], pairs)
     for arm in arms.values():
@@ -100,7 +103,10 @@ def test_an_arm_named_twice_is_refused() -> None:
 
 def test_an_unknown_arm_is_refused_before_anything_is_played() -> None:
     events: list[ArmPlayed] = []
-    with pytest.raises(ConfigError, match="unknown controller 'nope'; known: ppo, checkpoint:PATH, pretrained"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown controller 'nope' \(did you mean 'none'\?\); known: ppo, checkpoint:PATH, pretrained",
+    ):
         compare_controllers(tiny(), ["none", "nope"], 2, events.append)
     assert events == []
 
@@ -150,7 +156,7 @@ def test_a_difference_lost_to_the_correction_is_not_a_win() -> None:
 def test_nine_pairs_name_no_winner() -> None:
     (found,) = against(arm("none", *BASE[:9]), arm("better", *(v + 5 for v in BASE[:9])))
     assert found.pair.wins == 9
-    assert found.verdict == "inconclusive: fewer than 10 pairs"
+    assert found.verdict == "inconclusive: under 10 pairs"
 
 
 def test_a_worse_arm_is_reported_as_worse() -> None:

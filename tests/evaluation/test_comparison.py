@@ -15,6 +15,7 @@ from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import ComparisonResult, ComparisonRun
 from esper.evaluation.runner import GrowingRunner
 from esper.telemetry.event import ArmPlayed
+from tests.selection import slow_except
 
 ARMS = ("none", "random", "heuristic", "few:controller=heuristic,env.max_seeds=1,reward.mode=sparse")
 PLANTED: dict[str, Any] = {"task": {"name": "planted"}, "env": {"n_envs": 2, "episode_length": 12}, "run": {"seed": 4}}
@@ -42,7 +43,7 @@ def values(result: ComparisonResult | None) -> dict[str, Any]:
 
 
 @pytest.mark.finding("M14")
-@pytest.mark.parametrize("base", [PLANTED, DIGITS], ids=["simulated", "trained"])
+@pytest.mark.parametrize("base", slow_except([PLANTED], [PLANTED, DIGITS]), ids=["simulated", "trained"])
 def test_no_number_depends_on_the_order_of_arms(base: dict[str, Any], tmp_path: Path) -> None:
     names = ("none", "random", "heuristic")
     orders, found = [], []
@@ -55,6 +56,7 @@ def test_no_number_depends_on_the_order_of_arms(base: dict[str, Any], tmp_path: 
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_controls_give_the_same_numbers_in_any_order(tmp_path: Path) -> None:
     texts = ("none", "heuristic", "static", "same-compute")
     found, orders = [], []
@@ -108,7 +110,7 @@ def test_arms_with_their_own_rates_have_their_own_baselines(monkeypatch: pytest.
 
     monkeypatch.setattr(vector_env, "measure_baseline", counting)
     compare(tmp_path / "o", "none", "random", "slow:controller=random,task.learning_rate=0.01", base=DIGITS).run()
-    assert sorted(rate or 0 for rate in measured) == [0.01, 0.05]
+    assert sorted(rate or 0 for rate in measured) == [0.01, 0.4]
 
 
 def stop_at(number: int, error: BaseException) -> Callable[[ArmPlayed], None]:

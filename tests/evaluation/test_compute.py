@@ -15,7 +15,7 @@ from esper.data.task import resolve
 from esper.data.tasks import load_task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.evaluation import compute
-from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, Occupant
+from esper.evaluation.compute import FROZEN, INCUBATING, LEARNING, ComputeMeter, EpochKind, Occupant, episodes, watch
 from esper.lifecycle.ramps import STYLES
 from esper.rollout.rollout import play_round
 from esper.seeds.blueprints import BLUEPRINTS
@@ -135,8 +135,8 @@ class CountingLanes:
     [
         ("digits", {}),
         ("digits", {"incubation": "ste", "counterfactual_every": 3}),
-        ("digits", {"recalibrate": True}),
-        ("chars", {}),
+        pytest.param("digits", {"recalibrate": True}, marks=pytest.mark.slow),
+        pytest.param("chars", {}, marks=pytest.mark.slow),
     ],
     ids=["shadow", "straight-through", "recalibrated", "transformer"],
 )
@@ -156,8 +156,9 @@ def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) ->
     lanes = CountingLanes()
     hosts.lanes = lanes  # type: ignore[assignment]
     hosts.hosts.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
-    hosts.hosts.watch = meter.watch
+    hosts.hosts.of_each(watch)
     play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
     assert lanes.flops > 0
-    assert sum(meter.flops(i) for i in range(2)) == pytest.approx(lanes.flops, rel=1e-9)
-    assert len(set(meter._epochs[0][1:])) > 2  # more than one kind of epoch
+    each = hosts.hosts.of_each(episodes)
+    assert sum(map(meter.flops, each)) == pytest.approx(lanes.flops, rel=1e-9)
+    assert len(set(each[0][1:])) > 2  # more than one kind of epoch

@@ -26,6 +26,7 @@ from esper.hosts.grown import KeptSeed
 from esper.hosts.sizes import HostFamily
 from esper.training.rng import seeded
 from tests.core_helpers import EASY_GATES
+from tests.run.rank_helpers import ranks_of
 
 OPS = ("GERMINATE", "ADVANCE", "ADVANCE", "ADVANCE", "FOSSILIZE")
 SCHEDULE = "\n".join(
@@ -40,10 +41,10 @@ BASE: dict[str, Any] = {
 }
 
 
-def play(folder: Path, schedule: str, *texts: str, task: Task | None = None, pairs: int = 2) -> ComparisonResult:
+def play(folder: Path, schedule: str, *texts: str, pairs: int = 2, **given: Any) -> ComparisonResult:
     (folder / "s.toml").write_text(schedule)
     arms = read_arms([f"grown:controller=schedule:{folder / 's.toml'}", *texts], BASE)
-    return ComparisonRun(arms, pairs, folder / "out", task=task).run()
+    return ComparisonRun(arms, pairs, folder / "out", **given).run()
 
 
 @cache
@@ -154,6 +155,13 @@ def test_simulated_hosts_have_no_controls(control: str, tmp_path: Path) -> None:
     arms = read_arms(["heuristic", control], {"task": {"name": "planted"}})
     with pytest.raises(ConfigError, match=f"arm '{control}': {control} trains a network, but hosts of planted are sim"):
         ComparisonRun(arms, 2, tmp_path / "out")
+
+
+def test_two_ranks_compare_what_one_process_does(tmp_path: Path) -> None:
+    """Controls, too, and their compute: all hosts of the second rank are made there."""
+    with ranks_of(2) as ranks:
+        spread = play(tmp_path, SCHEDULE, "static", "bigger", "same-compute", "no-growth", ranks=ranks)
+    assert spread.hosts == grown().hosts
 
 
 def test_a_host_result_survives_json() -> None:

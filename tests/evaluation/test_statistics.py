@@ -211,7 +211,7 @@ def test_no_winner_with_fewer_than_ten_pairs() -> None:
     assert huge.p_value < 0.05
     assert huge.interval.excludes(0.0)
     assert huge.winner() is None
-    assert huge.verdict() == "inconclusive: fewer than 10 pairs"
+    assert huge.verdict() == "inconclusive: under 10 pairs"
     assert compare_pairs([90.0] * MIN_PAIRS, [10.0] * MIN_PAIRS).winner() == "a"
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from esper.evaluation.arms import Arm
 from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.plots import draw_pairs, short
 from esper.evaluation.runner import HostResult
-from esper.evaluation.table import smallest_p, write_report
+from esper.evaluation.table import print_report, smallest_p, write_report
+from tests.selection import slow_except
 
 LONG = "checkpoint:runs/a/long/way/down/to/the/folder"
 
@@ -39,10 +42,25 @@ def outcome(folder: Path, gains: dict[str, float], pairs: int = 10, asked: int |
     return ComparisonResult(arms, reference, asked or pairs, hosts, analyse(hosts, reference), folder)
 
 
-def printed(found: ComparisonResult) -> str:
+def printed(found: ComparisonResult, plots: bool = False) -> str:
+    """What the report prints; without ``plots``, which take most of its time, none are drawn."""
     text = io.StringIO()
-    write_report(found, Console(file=text, width=80))
+    drawn = nullcontext() if plots else mock.patch("esper.evaluation.table.save_plots", return_value=[])
+    with drawn:
+        write_report(found, Console(file=text, width=80))
     return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_no_figure_is_cut_however_narrow_the_terminal(tmp_path: Path, width: int) -> None:
+    text = io.StringIO()
+    print_report(outcome(tmp_path, {"base": 0.0, "good": 2.0}), Console(file=text, width=width))
+    shown = text.getvalue()
+    assert "…" not in shown
+    for value in ("+2.00..+2.00", "0.002", "10/0/0", "better"):
+        assert value in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert ("difference: +2.00" in shown) == (width < 80)
 
 
 def row(text: str, name: str, table: int) -> list[str]:
@@ -90,7 +108,7 @@ def test_a_comparison_that_was_cut_short_says_so(tmp_path: Path) -> None:
     assert "Only 10 of 40 pairs are complete. To continue: esper compare --resume" in text
 
 
-@pytest.mark.parametrize("pairs", [1, 2, 10])
+@pytest.mark.parametrize("pairs", slow_except([1, 10], [1, 2, 10]))
 def test_no_line_is_wider_than_80_columns(pairs: int, tmp_path: Path) -> None:
     found = outcome(tmp_path, {"base": 0.0, LONG: 2.0, "[red]same": 0.0}, pairs)
     text = printed(found)
@@ -110,10 +128,12 @@ def dark(file: Path) -> float:
 
 
 def test_plots_are_written_and_are_not_blank(tmp_path: Path) -> None:
-    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}))
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0, LONG: -1.0}), plots=True)
     for name in ("pairs.png", "differences.png", "cost.png"):
         assert 0.01 < dark(tmp_path / name) < 0.5
         assert name in text
+        assert (tmp_path / name).with_suffix(".svg").read_text().startswith("<?xml")
+        assert (tmp_path / name).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_plot_of_pairs_shows_every_pair_and_arm(tmp_path: Path) -> None:
@@ -137,7 +157,7 @@ def test_without_matplotlib_the_report_says_that_there_are_no_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}))
+    text = printed(outcome(tmp_path, {"base": 0.0, "good": 2.0}), plots=True)
     assert "No plots: matplotlib cannot be imported" in text
     assert (tmp_path / "table.txt").exists()
     assert not list(tmp_path.glob("*.png"))

@@ -29,6 +29,7 @@ from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RunResumed
 from tests.run.run_helpers import Does, Recorder, flat, learning, play, round_ends, same_run, tiny, within_round
+from tests.selection import slow_except
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +152,11 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
     "another format": (
         b"Esper checkpoint, format 99\n\n",
-        "but this version of Esper reads format 4",
+        "but this version of Esper reads format 5",
     ),
     "a part of a run": (
         sealed({"round": 1}),
-        "missing or invalid agent, baseline, best, collector, config, env_steps, finished",
+        "missing or invalid agent, baseline, best, collector, config, env_steps, experience, fini",
     ),
     "another content": (sealed({"round": 1})[:-1] + b"x", "it is truncated or was modified: its SHA-256 differs"),
 }
@@ -218,7 +219,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key, _ in parts] + [place for _, part in parts for place in places(part)]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=strategies.integers(0, 10**6), value=PLAIN, dropped=strategies.booleans())
 def test_a_checkpoint_with_a_right_checksum_and_wrong_values_is_an_error_of_ours(
     chosen: int, value: Any, dropped: bool, agent: Path
@@ -261,7 +262,7 @@ def foreign(folder: Path) -> str:
     return "was written by a run with a different configuration"
 
 
-@pytest.mark.parametrize("harm", [torn, gone, foreign])
+@pytest.mark.parametrize("harm", slow_except([torn], [torn, gone, foreign]))
 def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is_used(
     harm: Callable[[Path], str], tmp_path: Path
 ) -> None:
@@ -342,12 +343,11 @@ def test_a_policy_plays_hosts_that_share_a_blueprint(case: str, agent: Path) -> 
     assert np.isfinite(returns[0]).all()
 
 
-def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(agent: Path) -> None:
-    """The message lists the known blueprints and those of the host."""
+def test_a_policy_plays_hosts_whose_blueprints_it_never_met(agent: Path) -> None:
     strange = planted(blueprints=("a", "b", "c", "d"))
-    with pytest.raises(ConfigError, match="blueprints moss, fern, oak, ivy; this host has a, b, c, d") as found:
-        controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0)
-    assert str(agent) in str(found.value)
+    played = play_round(strange, controller_for(f"checkpoint:{agent}", TrainingConfig(), strange, 0), seed=5)
+    assert np.isfinite(played.returns).all()
+    assert strange.gatherer.given is None  # its experience is of other seeds
 
 
 def test_a_run_folder_and_its_file_play_the_same_and_every_time(agent: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_run_of_a_checkpoint_is_compared_on_hosts_that_its_agent_never_saw(age
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint:"])
 def test_a_checkpoint_without_a_path_is_not_a_controller(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown controller '{name}'; known: ppo, checkpoint:PATH, pretrained"):
+    with pytest.raises(ConfigError, match=f"unknown controller '{name}' .*; known: ppo, checkpoint:PATH, pretrained"):
         controller_for(name, TrainingConfig(), planted(), 0)
 
 

@@ -23,6 +23,7 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.telemetry.event import EpisodeCompleted, Event
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
+from tests.selection import slow_except
 
 GROW = """
 [[action]]
@@ -112,7 +113,7 @@ def test_the_loaded_host_has_the_accuracy_that_was_written(grown: Path) -> None:
 
 
 @pytest.mark.trap(14)
-@pytest.mark.parametrize("style", [name for name in STYLES if name != "LINEAR_ADD"])
+@pytest.mark.parametrize("style", slow_except(["GATED_GATE"], [name for name in STYLES if name != "LINEAR_ADD"]))
 def test_every_style_comes_back(style: str, tmp_path: Path) -> None:
     assert all(episode.fossils for episode in grow(tmp_path / "run", style))
     same_accuracies(tmp_path / "run" / "best_host")

@@ -65,8 +65,8 @@ def rewritten(
 def test_a_policy_comes_back_to_the_last_bit(run: Path, saved: Path) -> None:
     wanted = checkpoint.read(run)["policy"]
     found = find_policy(str(saved))
-    assert flat({name: found.state[name] for name in ("network", "observations", "blueprints")}) == flat(
-        {name: wanted[name] for name in ("network", "observations", "blueprints")}
+    assert flat({name: found.state[name] for name in ("network", "observations")}) == flat(
+        {name: wanted[name] for name in ("network", "observations")}
     )
     assert found.state["config"] == wanted["config"]
     assert found.facts is not None
@@ -102,7 +102,7 @@ def test_the_command_is_that_of_the_run_even_if_practice_changed_the_exploration
     folder = play(learning(rounds=1, evaluation_pairs=1, ppo={"practice_steps": 256}), tmp_path / "r")[0].folder
     save_policy(folder, tmp_path / "a.safetensors")
     found, config = find_policy(str(tmp_path / "a.safetensors")), find_policy(str(folder)).config
-    assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.01
+    assert checkpoint.read(folder)["policy"]["config"]["entropy_start"] == 0.001
     assert found.config == config
     assert found.facts is not None
     assert "entropy" not in found.facts.command
@@ -148,7 +148,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         safetensors.torch.save({}, {HEADER: '{"format": 99}'}),
         "it has format 99, but this version of",
     ),
-    "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 1}'}), "blueprints: Field required"),
+    "nothing beside the format": (safetensors.torch.save({}, {HEADER: '{"format": 2}'}), "slots: Field required"),
 }
 
 
@@ -227,7 +227,7 @@ def words_for_rounds(facts: dict[str, Any], _tensors: Any) -> None:
         (other_shape, r"observations.mean is float64 \[\d+\]; expected float64"),
         (other_dtype, "network.ops.weight is float16 .*; expected float32"),
         (not_a_number, "network.ops.weight contain non-finite values"),
-        (more_blueprints, "network.blueprints is float32"),
+        (more_blueprints, "experience.counts is float64"),
         (other_width, "; expected float32"),
         (unknown_value, "unknown key ppo.novelty"),
         (unknown_fact, "novelty: Extra inputs"),
@@ -244,13 +244,15 @@ def test_tensors_of_another_network_are_refused(
     assert str(found.value).startswith(f"{file} is not a usable policy: ")
 
 
-def test_a_policy_that_knows_no_blueprint_of_the_host_is_refused(saved: Path, tmp_path: Path) -> None:
-    def renamed(facts: dict[str, Any], _tensors: Any) -> None:
-        facts["blueprints"] = [f"other_{name}" for name in facts["blueprints"]]
-
-    file = rewritten(saved, tmp_path / "a.safetensors", renamed)
-    with pytest.raises(ConfigError, match="cannot play this host: it knows the blueprints other_"):
-        controller_for(f"checkpoint:{file}", TrainingConfig(), make_env(learning("planted")), 0)
+def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
+    policy = find_policy(str(saved))
+    same, other = (
+        make_env(learning("planted").with_values(env={"blueprints": names})) for names in (None, ("moss", "oak"))
+    )
+    for env in (same, other):
+        policy.controller(env, 0)
+    assert same.gatherer.experiences[0].episodes == policy.experience["gains"][0] > 0
+    assert other.gatherer.experiences[0].episodes == 0
 
 
 def test_only_the_run_that_learned_is_saved(run: Path, saved: Path, tmp_path: Path) -> None:

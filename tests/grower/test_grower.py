@@ -351,6 +351,7 @@ def test_the_named_controllers_play() -> None:
     assert Y.max() == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_grow_the_same_network(tmp_path: Any) -> None:
     """Decisions are those of rank 0, whatever the others measure."""
     mp.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from esper.cli.main import group
 from esper.config import ConfigError
+from esper.control.heuristic import HeuristicController
 from esper.report.read import open_run
 from esper.telemetry import event as events
 from tests.grower.loops import Loop, scores, weights
@@ -21,7 +22,7 @@ from tests.grower.loops import Loop, scores, weights
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     """The log without what may differ between two loops of one seed."""
-    volatile = ("time", "folder", "seconds", "epochs_per_second")
+    volatile = ("time", "folder", "seconds", "epochs_per_second", "phase_seconds")
     found = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in volatile} for line in found]
 
@@ -45,11 +46,54 @@ def test_the_folder_of_a_loop_reads_as_a_finished_run(tmp_path: Path) -> None:
     assert "task Net" in shown.output
     assert "finished: 1 round played\n" in shown.output
     assert "nothing was compared" in shown.output
-    assert re.search(r"grown 0\.\d+ ", shown.output)  # in the unit of the score
+    assert re.search(r"grown 0\.\d+,", shown.output)  # in the unit of the score
     assert "%" not in shown.output.partition("time ")[0]
     reported = CliRunner().invoke(group, ["report", str(tmp_path / "a")])
     assert reported.exit_code == 0
     assert "mlp_small" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_a_loop_is_not_compared_with_its_own_model_without_seeds(tmp_path: Path) -> None:
+    """That model leans on its seeds, so their difference is no gain; only scores that are passed are a baseline."""
+    grown(tmp_path / "a")
+    known = Loop(folder=tmp_path / "b", baseline=[0.25] * 14).run()
+    assert known.grower is not None
+    known.grower.finish()
+    shown, pages = {}, {}
+    for name in "ab":
+        shown[name] = CliRunner().invoke(group, ["show", str(tmp_path / name)]).output
+        assert CliRunner().invoke(group, ["report", str(tmp_path / name)]).exit_code == 0
+        pages[name] = (tmp_path / name / "report.html").read_text()
+    assert "baseline" not in shown["a"]
+    assert "left alone (baseline)" not in pages["a"]
+    assert "baseline 0.250" in shown["b"]
+    assert "left alone (baseline)" in pages["b"]
+    (curve,) = open_run(tmp_path / "b").of(events.BaselineMeasured)
+    assert curve.accuracy == (25.0,) * 14
+
+
+def test_the_page_of_a_loop_shows_its_controller_and_only_the_config_it_uses(tmp_path: Path) -> None:
+    grown(tmp_path / "a")
+    assert CliRunner().invoke(group, ["report", str(tmp_path / "a")]).exit_code == 0
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert open_run(tmp_path / "a").value("run", "controller").startswith("callable:")
+    assert "callable:" in page.partition("The whole configuration")[2]
+    assert "env.gates.level" in page
+    assert "task.momentum" not in page
+    assert "ppo.clip" not in page
+    assert "best host" not in page
+    assert open_run(tmp_path / "a").of(events.RoundCompleted)[0].phase_seconds.keys() >= {"validate", "decide"}
+
+
+def test_the_log_of_a_loop_tells_log_probabilities(tmp_path: Path) -> None:
+    loop = Loop(folder=tmp_path / "a", controller=lambda env: Sure(env.action_spec, env.layout, 1)).run()
+    taken = open_run(tmp_path / "a").of(events.ActionTaken)
+    assert {event.log_prob for event in taken} == {-0.75}
+    assert [step.action for step in loop.steps if step.action] == taken
+
+
+class Sure(HeuristicController):
+    log_prob = (-0.75,)
 
 
 def test_the_log_changes_no_bit_of_the_loop(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_what_cannot_work_is_refused_before_training() -> None:
     refused("horizon is 1", horizon=1)
     refused("points is 0", points=0)
     refused("lr_factor is nan", lr_factor=math.nan)
-    refused("unknown controller 'huristic'; known", controller="huristic")
+    refused(r"unknown controller 'huristic' \(did you mean 'heuristic'\?\); known", controller="huristic")
     refused("not a torch.optim.Optimizer", optimizer=model)
     refused("one after each of the 5 epochs", baseline=[0.1, 0.2])
     refused("'ste' or 'shadow'", incubation="own")

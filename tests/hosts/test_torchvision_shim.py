@@ -22,6 +22,7 @@ print(tuple(model(torch.zeros(2, 3, 32, 32)).shape), import_torchvision() is tor
 """
 
 
+@pytest.mark.slow
 def test_torchvision_is_imported_in_a_fresh_process_and_its_models_run() -> None:
     found = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "(2, 10) True\n"), found.stderr

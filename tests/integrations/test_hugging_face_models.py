@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,25 +14,18 @@ from esper.hosts.grown_module import grown_in_place
 from esper.lifecycle.ramps import BlendOperator
 from tests.files.test_plain import seed_of, without_esper
 from tests.grower.loops import GROWS, LENIENT
-from tests.test_examples import run_example
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; see the extra integrations")
 
 IDS = torch.randint(1, 20, (64, 6), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(6) < torch.randint(2, 7, (64, 1), generator=torch.Generator().manual_seed(1))).long()
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 LABELS = ((IDS == 3) & (MASK == 1)).any(1).long()
 
 
 def bert() -> nn.Module:
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=20,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=8,
-    )
+    config = transformers.BertConfig(**SMALL, vocab_size=20, max_position_embeddings=8)
     model: nn.Module = transformers.BertForSequenceClassification(config)
     return model
 
@@ -49,15 +41,7 @@ def gpt2() -> nn.Module:
 
 def vit() -> nn.Module:
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-    )
+    config = transformers.ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1)
     model: nn.Module = transformers.ViTForImageClassification(config)
     return model
 
@@ -141,7 +125,3 @@ def test_loras_merge_into_the_layers_of_gpt2() -> None:
     merged = esper.plain(model.eval(), IDS[:3], merge=True)
     assert merged.state_dict().keys() == keys
     torch.testing.assert_close(merged(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
-
-
-def test_the_example_of_gpt2_runs(tmp_path: Path) -> None:
-    assert "test: " in run_example("gpt2_lora.py", "2", tmp_path)

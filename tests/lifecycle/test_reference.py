@@ -16,6 +16,7 @@ from esper.lifecycle.slots import MEASUREMENTS, Slots
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import HEADS, RELEVANT, Op
 from tests.lifecycle.reference import Slot, automatic_gate, legal
+from tests.selection import slow_except
 from tests.spaces.spaces_helpers import Action
 
 S = SeedStage
@@ -127,7 +128,7 @@ def draw(random: np.random.Generator, twin: Twin) -> NDArray[np.int64]:
     return row
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", slow_except(["default"], CONFIGS))
 def test_seeds_in_arrays_live_as_the_reference_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     envs = 6
     config = TrainingConfig.parse({"env": {"n_envs": envs, "episode_length": EPOCHS, **CONFIGS[name]}})

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esper.ops import Accumulators, accumulate_, cross_entropy, cross_entropy_into
 from tests.ops.cross_entropy_twin import cross_entropy_twin, difficult_rows
+from tests.selection import slow_except
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LOSS_TOLERANCE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}}
@@ -338,7 +339,7 @@ def test_wrong_arguments(logits: Tensor, targets: Tensor, options: dict[str, flo
 # --- what torch asks of an operator -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", slow_except([torch.float32], [torch.float32, torch.bfloat16, torch.float64]))
 def test_opcheck(dtype: torch.dtype) -> None:
     for shape in ((6, 5), (2, 3, 40)):
         logits, targets = sample(*shape, dtype=dtype)

@@ -109,6 +109,7 @@ def test_a_missing_cpu_module_names_the_repair(tmp_path: Path) -> None:
     assert _native.REPAIR_COMMAND in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_cpu_module_gives_the_linkers_message(tmp_path: Path) -> None:
     _copy_of_package(tmp_path, without="_C")
     (tmp_path / "esper" / "_C.abi3.so").write_bytes(b"not a library")
@@ -118,6 +119,7 @@ def test_a_broken_cpu_module_gives_the_linkers_message(tmp_path: Path) -> None:
     assert _native.REPAIR_COMMAND in done.stderr
 
 
+@pytest.mark.slow
 def test_operators_load_without_the_other_modules(tmp_path: Path) -> None:
     _copy_of_package(tmp_path, without="_runtime")
     done = _import_ops(tmp_path)

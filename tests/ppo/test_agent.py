@@ -126,7 +126,7 @@ def test_one_pass_of_the_network_decides_for_all_envs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         agent.network,
         "decide",
-        lambda context, *rest, **more: rows.append(len(context)) or decide(context, *rest, **more),
+        lambda scene, *rest, **more: rows.append(len(scene.context)) or decide(scene, *rest, **more),
     )
     agent.begin()
     actions = agent.act(*toy.observe())

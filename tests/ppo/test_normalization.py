@@ -6,7 +6,7 @@ import torch
 
 from esper.config import PPOConfig
 from esper.ppo.normalization import ObservationStatistics, RewardNormalizer, RunningMeanStd
-from esper.spaces.observation import BASE, PER_SLOT, FeatureKind, ObservationLayout
+from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, ObservationLayout, split
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def test_cumulative_updates_equal_the_statistics_of_all_rows() -> None:
 def observations(slots: int, rows: int = 40) -> torch.Tensor:
     """Continuous entries far from 0; flags and blueprint indices as they would be."""
     draw = np.random.default_rng(slots)
-    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), horizon=6)
+    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), ("oak", "ivy"), horizon=6)
     values = draw.normal(3, 2, size=(rows, layout.size))
     for place, entry in enumerate(layout.entries):
         if entry.kind is not FeatureKind.CONTINUOUS:
@@ -34,24 +34,26 @@ def observations(slots: int, rows: int = 40) -> torch.Tensor:
 
 
 def test_all_slots_share_one_set_of_statistics() -> None:
-    running = ObservationStatistics(CPU, PPOConfig())
+    running = ObservationStatistics(3, CPU, PPOConfig())
     batch = observations(slots=3)
     running.update(batch[:25])
     running.update(batch[25:])
-    slots = batch[:, len(BASE) :].reshape(-1, len(PER_SLOT)).double()
-    torch.testing.assert_close(running.mean, torch.cat((batch[:, : len(BASE)].double().mean(dim=0), slots.mean(dim=0))))
-    torch.testing.assert_close(running.var[len(BASE) :], slots.var(dim=0, unbiased=False))
+    groups = [group.double().flatten(0, -2) for group in split(batch, 3)]
+    assert [len(group) for group in groups] == [40, 40 * 3, 40 * 3 * 2]
+    torch.testing.assert_close(running.mean, torch.cat([group.mean(dim=0) for group in groups]))
+    torch.testing.assert_close(running.var, torch.cat([group.var(dim=0, unbiased=False) for group in groups]))
     assert running.count == 40
 
 
 @pytest.mark.parametrize("slots", [1, 2, 6])
 def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
-    running = ObservationStatistics(CPU, PPOConfig())
-    running.update(observations(slots=3))
+    learned, running = (ObservationStatistics(n, CPU, PPOConfig()) for n in (3, slots))
+    learned.update(observations(slots=3))
+    running.load_state_dict(learned.state_dict())
     raw = observations(slots)
     seen = running.normalize(raw)
-    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), horizon=6)
-    names = [entry.name for entry in (*BASE, *PER_SLOT)]
+    layout = ObservationLayout(tuple(f"r{i}c0" for i in range(slots)), ("oak", "ivy"), horizon=6)
+    names = [entry.name for entry in (*BASE, *PER_SLOT, *PER_CHOICE)]
     for place, entry in enumerate(layout.entries):
         own = names.index(entry.name.rpartition("/")[2])
         expected = raw[:, place]
@@ -71,18 +73,18 @@ def test_moving_average_includes_the_shift_of_the_mean() -> None:
 
 @pytest.mark.finding("H4")
 def test_statistics_change_only_in_update() -> None:
-    running = ObservationStatistics(CPU, PPOConfig())
+    running = ObservationStatistics(2, CPU, PPOConfig())
     running.update(observations(slots=2))
-    before = running.normalize(observations(slots=1))
-    running.normalize(50 * observations(slots=3))
-    assert torch.equal(before, running.normalize(observations(slots=1)))
+    before = running.normalize(observations(slots=2))
+    running.normalize(50 * observations(slots=2))
+    assert torch.equal(before, running.normalize(observations(slots=2)))
 
 
 @pytest.mark.finding("H4")
 def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
     """From the start, when they move, and when they come out of a file that was written elsewhere."""
-    meta, size = torch.device("meta"), len(BASE) + 2 * len(PER_SLOT)
-    observations, rewards = ObservationStatistics(meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
+    meta, size = torch.device("meta"), len(BASE) + 2 * len(PER_SLOT) + 2 * len(PER_CHOICE)
+    observations, rewards = ObservationStatistics(2, meta, PPOConfig()), RewardNormalizer(meta, PPOConfig())
 
     def places() -> set[torch.device]:
         known = [value for each in (observations, rewards) for value in (each.mean, each.var)]
@@ -92,14 +94,14 @@ def test_statistics_are_made_where_the_policy_lives_and_stay_there() -> None:
     observations.update(torch.empty(5, size, device=meta))
     rewards.merge(torch.empty(5, 1, device=meta))
     assert places() == {meta}
-    observations.load_state_dict(ObservationStatistics(CPU, PPOConfig()).state_dict())
+    observations.load_state_dict(ObservationStatistics(2, CPU, PPOConfig()).state_dict())
     rewards.load_state_dict(RewardNormalizer(CPU, PPOConfig()).state_dict())
     assert places() == {meta}
     assert observations.normalize(torch.empty(3, size, device=meta)).device == meta
 
 
 def test_normalised_values_are_clipped() -> None:
-    running = ObservationStatistics(CPU, PPOConfig())
+    running = ObservationStatistics(1, CPU, PPOConfig())
     running.update(observations(slots=1))
     seen = running.normalize(1e9 * observations(slots=1).sign())
     assert seen[:, : len(BASE)][:, running.continuous[: len(BASE)]].unique().tolist() == [-10.0, 10.0]

@@ -12,7 +12,7 @@ from esper.spaces.action import ALPHA_TARGETS, HEADS, RELEVANT, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
 
 SPEC = ActionSpec(("r0c0", "r0c1"), ("first", "second", "third"))
-LAYOUT = ObservationLayout(SPEC.slots, horizon=6)
+LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, horizon=6)
 
 
 def masks(envs: int) -> dict[str, np.ndarray]:
@@ -44,7 +44,7 @@ def shares(network: PolicyNetwork, head: str, op: Op | None = None) -> np.ndarra
 
 
 def test_an_untrained_policy_carries_seeds_through() -> None:
-    network = PolicyNetwork(SPEC, width=32, prior=1.0)
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0))
     ops = shares(network, "op")
     assert ops[Op.FOSSILIZE] > ops[Op.ADVANCE] > ops[Op.WAIT] > ops[Op.SET_ALPHA_TARGET] > ops[Op.PRUNE] > 0
     targets = shares(network, "alpha_target", Op.GERMINATE)
@@ -52,8 +52,15 @@ def test_an_untrained_policy_carries_seeds_through() -> None:
     np.testing.assert_allclose(shares(network, "blueprint", Op.GERMINATE), 1 / 3, atol=0.08)
 
 
+def test_the_preferences_of_an_untrained_policy_are_those_of_the_config() -> None:
+    preferences = PPOConfig(width=32, prior_advance=0.0, prior_fossilize=0.0, prior_prune=4.0, prior_full_alpha=-4.0)
+    network = PolicyNetwork(SPEC, preferences)
+    assert shares(network, "op")[Op.PRUNE] > 0.8
+    assert shares(network, "alpha_target", Op.GERMINATE)[ALPHA_TARGETS.index(1.0)] < 0.2
+
+
 def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
-    network = PolicyNetwork(SPEC, width=32, prior=0.0)
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
     np.testing.assert_allclose(shares(network, "op"), 1 / len(Op), atol=0.03)
     np.testing.assert_allclose(shares(network, "alpha_target", Op.GERMINATE), 1 / 3, atol=0.08)
 
@@ -61,7 +68,7 @@ def test_without_a_prior_every_choice_is_as_likely_as_any_other() -> None:
 @pytest.mark.trap(19)
 def test_no_choice_has_a_floor() -> None:
     """What was learned to be wrong is not done by accident."""
-    network = PolicyNetwork(SPEC, width=32, prior=0.0)
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
     with torch.no_grad():
         network.op_head[-1].bias[Op.PRUNE] = -30.0
     assert shares(network, "op")[Op.PRUNE] == 0.0
@@ -70,7 +77,7 @@ def test_no_choice_has_a_floor() -> None:
 @pytest.mark.trap(19)
 @pytest.mark.parametrize("place", range(len(FREE_HEADS)), ids=FREE_HEADS)
 def test_no_choice_of_another_head_has_a_floor(place: int) -> None:
-    network = PolicyNetwork(SPEC, width=32, prior=0.0)
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
     with torch.no_grad():
         network.free_heads[-1].bias[sum(network.free_sizes[:place])] = -30.0
     op = next(op for op in Op if FREE_HEADS[place] in RELEVANT[op])
@@ -83,7 +90,7 @@ def test_no_choice_of_another_head_has_a_floor(place: int) -> None:
 def test_entropies_can_reach_both_ends() -> None:
     """An alarm on entropy can fire: 1 where choices are alike, 0 where one is certain."""
     for bias, expected in ((0.0, 1.0), (60.0, 0.0)):
-        network = PolicyNetwork(SPEC, width=32, prior=0.0)
+        network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=0.0))
         with torch.no_grad():
             network.op_head[-1].weight.zero_()
             network.op_head[-1].bias[Op.WAIT] = bias

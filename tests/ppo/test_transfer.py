@@ -10,7 +10,7 @@ from esper.config import PPOConfig, TrainingConfig
 from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.ppo.agent import PPOAgent
-from esper.ppo.policy import Policy, for_blueprints
+from esper.ppo.policy import Policy
 from esper.rollout.rollout import EpisodeStats, play_round
 from esper.spaces.action import Op
 from tests.ppo.toy import replayed_log_probs
@@ -109,30 +109,18 @@ def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
         played = play_round(env, agent, seed=4, learner=agent)
         then, now = replayed_log_probs(agent)
         torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
-        before = agent.network.blueprints.detach().clone()
+        before = agent.network.worth_weight.detach().clone()
         agent.update(played.observation)
-    assert not torch.equal(before, agent.network.blueprints)
+    assert not torch.equal(before, agent.network.worth_weight)
 
 
-def test_embeddings_follow_the_names() -> None:
-    weights = {
-        "blueprints": torch.tensor([[10.0], [20.0], [60.0]]),
-        "seed_kinds.weight": torch.tensor([[-1.0], [1.0], [2.0], [3.0]]),  # the first stands for no seed
-        "other": torch.tensor([5.0]),
-    }
-    there = for_blueprints(weights, ("a", "b", "c"), ("c", "new", "a"))
-    assert there["blueprints"].flatten().tolist() == [60.0, 30.0, 10.0]
-    assert there["seed_kinds.weight"].flatten().tolist() == [-1.0, 3.0, 2.0, 1.0]
-    assert there["other"] is weights["other"]
-    back = for_blueprints(there, ("c", "new", "a"), ("a", "c"))
-    assert back["blueprints"].flatten().tolist() == [10.0, 60.0]
-
-
-def test_a_host_without_a_known_blueprint_is_refused(trained: PPOAgent) -> None:
-    with pytest.raises(ValueError, match="knows the blueprints moss, fern, oak, ivy; this host has reed, rush"):
-        moved(trained, planted(4, ("reed", "rush")))
-
-
-def test_an_agent_with_other_blueprints_is_not_resumed(trained: PPOAgent) -> None:
-    with pytest.raises(ValueError, match="trained with the blueprints moss, fern, oak, ivy; this host has moss, fern"):
-        make_agent(planted(4, ("moss", "fern"))).load_state_dict(trained.state_dict())
+def test_a_blueprint_is_known_by_what_describes_it_and_not_by_its_name(trained: PPOAgent) -> None:
+    """Renamed ones are planted as before."""
+    env, renamed = planted(4), planted(4, ("a", "b", "c", "d"))
+    observation, info = env.reset(seed=3)
+    chosen = []
+    for each in (env, renamed):
+        policy = moved(trained, each)
+        policy.begin()
+        chosen.append(policy.act(observation, info["action_mask"]))
+    np.testing.assert_array_equal(*chosen)

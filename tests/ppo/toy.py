@@ -9,16 +9,16 @@ from esper.config import PPOConfig
 from esper.ppo.agent import PPOAgent
 from esper.ppo.update import UpdateStats
 from esper.spaces.action import HEADS, ActionSpec, Op
-from esper.spaces.observation import ObservationLayout
+from esper.spaces.observation import KINDS, ObservationLayout
 
 SPEC = ActionSpec(("r0c0", "r0c1", "r1c0"), ("first", "second", "third", "fourth"))
-LAYOUT = ObservationLayout(SPEC.slots, horizon=6)
+LAYOUT = ObservationLayout(SPEC.slots, SPEC.blueprints, horizon=6)
 NOTHING = np.zeros(4, dtype=np.bool_)
 
 
 class Toy:
     """Each step, one slot is marked by its alpha: planting there a blueprint that depends on the slot pays 1, anything
-    else nothing. Some steps allow WAIT only."""
+    else nothing. Blueprints differ by what they are built of. Some steps allow WAIT only."""
 
     def __init__(self, envs: int, seed: int = 0, length: int = 6) -> None:
         self.envs, self.length = envs, length
@@ -29,6 +29,9 @@ class Toy:
         observation = self.draw.normal(size=(self.envs, LAYOUT.size)).astype(np.float32) * 0.1
         for slot in SPEC.slots:
             observation[:, LAYOUT.index[f"{slot}/blueprint"]] = self.draw.integers(0, 5, size=self.envs)
+            for place, name in enumerate(SPEC.blueprints):
+                for i, kind in enumerate(KINDS):
+                    observation[:, LAYOUT.index[f"{slot}/{name}/{kind}"]] = float(i == place)
         self.target = self.draw.integers(0, 3, size=self.envs)
         observation[:, self.alpha] = np.eye(3)[self.target]
         op_slot = np.ones((self.envs, len(Op), 3), dtype=np.bool_)

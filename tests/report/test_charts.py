@@ -190,7 +190,7 @@ def test_lanes_are_drawn_to_scale_and_described_in_words(monkeypatch: pytest.Mon
         "r0c0: norm holding from epoch 10 to 30; rollback at epoch 12; host 4: no seed was planted"
     )
     (axes,) = figures[0].axes
-    background, *stages, _ = axes.containers
+    background, *stages = axes.containers
     assert len(background) == 4  # one lane for each slot of each host, used or not
     assert [[(bar.get_x(), bar.get_width()) for bar in bars] for bars in stages] == [[(0, 2)], [(2, 8)], [(10, 20)]]
     assert [text.get_text() for text in axes.texts] == ["norm"]

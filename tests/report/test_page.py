@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from esper.report.read import open_run, open_runs
 from esper.report.terminal import short_form
 from esper.telemetry.event import EpochCompleted, RunCompleted
 from tests.report.page_helpers import Page, drawings, nasty, not_finite
+from tests.selection import slow_except
 
 
+@cache
 def html_of(*folders: Path) -> str:
+    """The page of folders that no test changes after this."""
     return report_html(open_runs(folders))
 
 
@@ -99,7 +103,7 @@ def test_the_page_follows_dark_mode_and_charts_stay_on_white(learned: Path) -> N
     assert re.search(r"\nsvg\{[^}]*background:#fff", style)
 
 
-@pytest.mark.parametrize("which", ["learned", "grown"])
+@pytest.mark.parametrize("which", slow_except(["learned"], ["learned", "grown"]))
 def test_markup_quotes_and_control_codes_from_a_log_are_text(
     which: str, request: pytest.FixtureRequest, copy: Callable[..., Path]
 ) -> None:
@@ -150,7 +154,7 @@ def test_several_runs_are_named(learned: Path, grown: Path) -> None:
 
 def test_the_same_run_gives_the_same_page(learned: Path) -> None:
     made = re.compile(r"Made [\d: -]*")
-    assert made.sub("", html_of(learned)) == made.sub("", html_of(learned))
+    assert made.sub("", html_of(learned)) == made.sub("", report_html(open_runs([learned])))
 
 
 def test_a_run_without_figures_of_a_comparison_says_so(learned: Path, copy: Callable[..., Path]) -> None:

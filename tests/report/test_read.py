@@ -17,6 +17,7 @@ from esper.telemetry.event import BaselineMeasured, EpochCompleted, RoundComplet
 from esper.telemetry.memory import by_kind
 from esper.telemetry.sinks.jsonl import JsonlSink
 from tests.run.run_helpers import Does, play, stop, tiny, within_round
+from tests.selection import slow_except
 
 
 def test_a_finished_run_is_read_whole(learned: Path) -> None:
@@ -77,7 +78,7 @@ def test_an_interrupted_run_is_not_taken_for_a_going_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["config.toml", "env.json", "baseline.json", "metrics.csv"])
-@pytest.mark.parametrize("content", [None, b"\xff<broken", b"[" * 100_000, b'"text"'])
+@pytest.mark.parametrize("content", slow_except([b"\xff<broken"], [None, b"\xff<broken", b"[" * 100_000, b'"text"']))
 def test_a_file_that_is_missing_or_broken_is_said_where_it_is_needed(
     name: str, content: bytes | None, grown: Path, copy: Callable[..., Path]
 ) -> None:

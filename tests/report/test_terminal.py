@@ -28,7 +28,7 @@ def test_the_short_form_has_all_sections_of_a_finished_run(learned: Path) -> Non
     run = open_run(learned)
     lines = short_form(run).splitlines()
     heads = [line[:13].strip() for line in lines if line[:13].strip()]
-    known = ["run", "state", "accuracy", "verdict", "slots", "blueprints", "policy", "time"]
+    known = ["run", "state", "accuracy", "verdict", "slots", "blueprints", "worth", "policy", "time"]
     assert heads == [*known, "memory", "last events"]
     text = "\n".join(lines)
     assert "finished: 3 rounds played and compared" in text

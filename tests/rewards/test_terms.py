@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from esper.config import RewardConfig
+from esper.config import ConfigError, RewardConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
@@ -63,17 +63,17 @@ def test_the_benefit_is_paid_at_termination_in_tenths_of_a_point() -> None:
     ("added", "host", "whole_episode"),
     [
         (0.0, 277, 0.0),
-        (277.0, 277, 0.2 * math.log(2)),
-        (138.5, 277, 0.2 * math.log(1.5)),
-        (200.0, 50, 0.2 * math.log(2)),  # a host below 200 parameters counts as 200
-        (277 * 18.9, 277, 0.2 * math.log(19.9)),
-        (277 * 19.2, 277, 0.6),  # e^3 = 20.09: capped
+        (277.0, 277, 0.05 * math.log(2)),
+        (138.5, 277, 0.05 * math.log(1.5)),
+        (200.0, 50, 0.05 * math.log(2)),  # a host below 200 parameters counts as 200
+        (277 * 18.9, 277, 0.05 * math.log(19.9)),
+        (277 * 19.2, 277, 0.05 * math.log(20.2)),
         (1e9, 277, 0.6),
     ],
 )
 def test_the_rent_of_a_size_over_an_episode(added: float, host: int, whole_episode: float) -> None:
     paid = pay(transition(state(weighted_parameters=added), host_parameters=host))["rent"]
-    assert 30 * paid == pytest.approx(-whole_episode, rel=5e-3 if added == 277 * 19.2 else 1e-9, abs=1e-12)
+    assert 30 * paid == pytest.approx(-whole_episode, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,14 @@ def test_the_rent_of_a_size_over_an_episode(added: float, host: int, whole_episo
 def test_the_stage_potential_of_one_slot(stage: SeedStage, epochs: int, phi: float) -> None:
     paid = pay(transition(state((stage, epochs))))["stage_potential"]
     assert paid == pytest.approx(0.995 * 0.1 * phi)
+
+
+def test_the_stage_potentials_are_those_of_the_config() -> None:
+    after = state((S.TRAINING, DWELL), (S.FOSSILIZED, 2), (S.EMBARGOED, 8))
+    paid = pay(transition(after), gamma=1.0, stage_potentials=(0.0, 1.0, 11.0, 20.0, -5.0))["stage_potential"]
+    assert paid == pytest.approx(0.1 * (1.0 + 0.9 * 10.0 - 5.0))
+    with pytest.raises(ConfigError, match=r"reward\.stage_potentials"):
+        TrainingConfig.parse({"reward": {"stage_potentials": (1.0, 2.0)}})
 
 
 @pytest.mark.trap(21)

@@ -31,6 +31,7 @@ from esper.rollout.rollout import play_round
 from esper.run.experiment import Experiment
 from tests.core_helpers import digits, tiny_config
 from tests.run.run_helpers import tiny
+from tests.selection import slow_except
 
 PLANTED = TrainingConfig.parse({"task": {"name": "planted"}, "env": {"n_envs": 3, "episode_length": 20}})
 FILE = """
@@ -141,7 +142,7 @@ def test_comparisons_play_them_beside_others(file: str) -> None:
     assert [arm.controller for arm in named] == ["a", "b"]
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", slow_except([2], [1, 2]))
 def test_an_arm_of_ones_own_resumes_when_it_is_named_again(
     file: str, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

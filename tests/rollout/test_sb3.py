@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.utils import get_action_masks
@@ -121,8 +122,11 @@ def test_it_is_an_arm_like_any_other() -> None:
 def test_a_model_of_other_hosts_is_refused() -> None:
     model = untrained(MaskablePPO)
     fewer = CONFIG.with_values(env={"blueprints": ["moss", "fern"]})
-    with pytest.raises(ConfigError, match=r"trained on actions MultiDiscrete.*but this env has Discrete\(\d+\) "):
+    with pytest.raises(ConfigError, match=r"plays hosts with as many slots and blueprints as those it learned on"):
         SB3Controller(model, make_env(fewer))
+    model.action_space = Discrete(7)
+    with pytest.raises(ConfigError, match=r"trained on actions Discrete\(7\), but this env has Discrete\(\d+\) "):
+        SB3Controller(model, make_env(CONFIG))
     four_slots = make_env(tiny_config(), task=digits())
     with pytest.raises(ConfigError, match=r"observations of shape \(\d+,\), but this env's have \(\d+,\)"):
         SB3Controller(model, four_slots)

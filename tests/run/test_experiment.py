@@ -37,6 +37,7 @@ from esper.telemetry.event import (
 from esper.training.rng import seeded
 from esper.training.step import train_epoch
 from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
+from tests.selection import slow_except
 from tests.telemetry.sample_events import read_events
 
 FILES = {
@@ -87,7 +88,7 @@ def test_config_toml_reads_back_as_the_config_of_the_run(finished: Finished) -> 
     again = TrainingConfig.parse(read_toml(summary.folder / "config.toml"))
     assert again.model_dump() == experiment.config.model_dump()
     assert EnvMaker.of(again).config == experiment.config
-    assert (again.task.batch_size, again.task.learning_rate) == (64, 0.05)  # what was left to the task is written out
+    assert (again.task.batch_size, again.task.learning_rate) == (64, 0.4)  # what was left to the task is written out
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_events_jsonl_holds_every_event_in_order(finished: Finished) -> None:
     assert {fields["schema"] for fields in read} == {SCHEMA_VERSION}
     names = [fields["event"] for fields in read]
     assert names[:2] == ["RunStarted", "BaselineMeasured"]
-    assert names[-2:] == ["RoundCompleted", "RunCompleted"]
+    assert names[-3:] == ["RoundCompleted", "WorthsEstimated", "RunCompleted"]
     assert names.count("EpochCompleted") == 2 * 2 * 4  # rounds, hosts, epochs: the control hosts are not in the log
     assert names.count("EpisodeCompleted") == 2 * 2
     assert names.count("BaselineMeasured") == 1
@@ -145,7 +146,7 @@ def test_the_summary_is_what_the_last_event_says(finished: Finished) -> None:
     assert (found.name_a, found.name_b) == (end.controller, sent.reference) == ("random", "none")
     assert (sent.accuracy, sent.reference_accuracy, sent.difference) == (found.mean_a, found.mean_b, found.difference)
     assert (sent.low, sent.high, sent.p_value) == (found.interval.low, found.interval.high, found.p_value)
-    assert sent.verdict == "inconclusive: fewer than 10 pairs"
+    assert sent.verdict == "inconclusive: under 10 pairs"
     assert (end.pairs, found.pairs, summary.rounds, summary.interrupted) == (4, 4, 2, False)
     assert (end.host_parameters, end.parameters, end.fossils) == (277, summary.grown_parameters, summary.fossils)
     assert summary.host_parameters == 277
@@ -284,7 +285,9 @@ def test_a_run_of_one_host_and_one_epoch(controller: str, tmp_path: Path) -> Non
         assert all(bool(tensor.isfinite().all()) for tensor in policy["network"].values())
 
 
-@pytest.mark.parametrize("kind", [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None])
+@pytest.mark.parametrize(
+    "kind", slow_except([EpochCompleted], [RunStarted, EpochCompleted, RoundCompleted, RunCompleted, None])
+)
 def test_a_sink_that_raises_stops_nothing_and_is_named(
     kind: type[Event] | None, finished: Finished, tmp_path: Path
 ) -> None:
@@ -301,7 +304,7 @@ def test_a_sink_that_raises_stops_nothing_and_is_named(
     ("tables", "message"),
     [
         ({"task": {"name": "nope"}}, "unknown task 'nope'; known: digits"),
-        ({"run": {"controller": "nope"}}, "unknown controller 'nope'; known: .*heuristic"),
+        ({"run": {"controller": "nope"}}, r"unknown controller 'nope' \(did you mean 'none'\?\); known: .*heuristic"),
         ({"run": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
         ({"ppo": {"device": "nope"}}, "unknown device 'nope'; this machine has: cpu"),
         ({"ppo": {"device": "cuda:99"}}, "device 'cuda:99' is not available"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from esper.config import ConfigError, TrainingConfig
+from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
@@ -36,6 +36,7 @@ from tests.run.run_helpers import (
     tiny,
     within_round,
 )
+from tests.selection import slow_except
 from tests.telemetry.sample_events import read_events
 
 CONFIGS = {
@@ -67,15 +68,18 @@ def interrupted(config: TrainingConfig, folder: Path, sink: Does) -> RunSummary 
 @pytest.mark.trap(30)
 @pytest.mark.parametrize(
     ("name", "number"),
-    [
-        ("random", 1),
-        ("random", 3),
-        ("practised", 1),
-        ("ppo", 3),
-        ("two rounds an update", 2),
-        ("two rounds an update", 3),
-        ("checkpoint every 2", 2),
-    ],
+    slow_except(
+        [("random", 1), ("two rounds an update", 3)],
+        [
+            ("random", 1),
+            ("random", 3),
+            ("practised", 1),
+            ("ppo", 3),
+            ("two rounds an update", 2),
+            ("two rounds an update", 3),
+            ("checkpoint every 2", 2),
+        ],
+    ),
 )
 def test_stopped_within_a_round_it_plays_that_round_again(name: str, number: int, whole: Runs, tmp_path: Path) -> None:
     """Also before the first round was done, and between two rounds of one update."""
@@ -119,7 +123,7 @@ def test_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Pa
 
 
 @pytest.mark.finding("M12")
-@pytest.mark.parametrize("name", ["random", "ppo"])
+@pytest.mark.parametrize("name", slow_except(["random"], ["random", "ppo"]))
 def test_an_error_in_a_lane_leaves_a_checkpoint(
     name: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +162,7 @@ def test_an_error_while_learning_leaves_the_agent_of_the_round_before(
 
 
 @pytest.mark.trap(30)
-@pytest.mark.parametrize("name", ["checkpoint every 2", "random"])
+@pytest.mark.parametrize("name", slow_except(["random"], ["checkpoint every 2", "random"]))
 def test_after_a_hard_kill_it_goes_on_from_the_last_checkpoint(name: str, whole: Runs, tmp_path: Path) -> None:
     """The folder as a killed process leaves it: logs ahead of the checkpoint, their last lines torn."""
     killed = tmp_path / "killed"
@@ -201,6 +205,7 @@ def test_the_best_host_of_the_time_before_is_not_replaced_by_a_worse_one(tmp_pat
     assert max(last) < json.loads(best["best_host.json"])["validation_accuracy"]  # round 3 had no better one
 
 
+@pytest.mark.slow
 def test_a_run_may_be_stopped_and_resumed_again_and_again(whole: Runs, tmp_path: Path) -> None:
     interrupted(learning(), tmp_path / "r", Does(within_round(2), stop))
     anything: list[Callable[[Event], bool]] = [lambda _event: True, within_round(2), within_round(3)]
@@ -315,3 +320,12 @@ def test_a_run_that_is_going_on_is_not_resumed_beside_itself(tmp_path: Path) -> 
 
     play(tiny(rounds=2), tmp_path / "r", Does(within_round(2), resume))
     assert len(refused) == 1
+
+
+def test_a_run_on_auto_records_its_device_and_is_resumed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(KeyboardInterrupt):
+        play(tiny(device="auto"), tmp_path / "r", Does(within_round(1), stop))
+    assert read_toml(tmp_path / "r" / "config.toml")["run"]["device"] == "cpu"
+    monkeypatch.undo()  # on any machine
+    assert Experiment.resume(tmp_path / "r").run().rounds == 1

@@ -34,6 +34,7 @@ from tests.run.run_helpers import (
     stable_log,
     tiny,
 )
+from tests.selection import slow_except
 from tests.telemetry.sample_events import read_events
 
 GATES = {"min_training_epochs": 1, "min_gradient_health": 0.0, "trial_standard_errors": 1000.0}
@@ -80,7 +81,7 @@ def state_of(folder: Path) -> Any:
 
 @pytest.mark.trap(30)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", slow_except(["ppo"], CONFIGS))
 def test_a_signal_stops_at_the_end_of_the_step_and_nothing_of_it_is_lost(
     name: str, number: int, whole: Runs, tmp_path: Path
 ) -> None:
@@ -168,7 +169,7 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
 
 def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> None:
     """And a run that is killed later goes on from there."""
-    config = CONFIGS["ppo"]().with_values(run={"checkpoint_minutes": 1e-9})
+    config = CONFIGS["random"]().with_values(run={"checkpoint_minutes": 1e-9})
     play(config, tmp_path / "whole")
     found: list[int] = []
 
@@ -183,7 +184,7 @@ def test_hosts_of_a_long_round_are_written_down_by_the_clock(tmp_path: Path) -> 
 
 
 def test_what_was_played_of_the_comparison_is_not_played_again(tmp_path: Path) -> None:
-    config = learning(evaluation_pairs=4, rounds=2)
+    config = learning(evaluation_pairs=4, rounds=1)
     whole, _ = play(config, tmp_path / "whole")
     arms = [e for e in stable_log(tmp_path / "whole") if e["event"] == "ArmPlayed"]
     third = arms[2]
@@ -202,6 +203,7 @@ def test_what_was_played_of_the_comparison_is_not_played_again(tmp_path: Path) -
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_baseline_that_was_measured_is_kept_when_practice_is_stopped(tmp_path: Path) -> None:
     config = learning(rounds=1, ppo={"practice_steps": 1024})
     whole, _ = play(config, tmp_path / "whole")
@@ -221,7 +223,7 @@ def test_stopped_between_the_round_and_what_is_learned_from_it(whole: Runs, tmp_
     folder, _ = whole("ppo")
     Experiment(config, tmp_path / "r", [Does(round_ends(1), sends(signal.SIGINT))]).run()
     names = [e["event"] for e in read_events(tmp_path / "r" / "events.jsonl")]
-    assert names[-2:] == ["RoundCompleted", "PolicyUpdated"]
+    assert names[-3:] == ["RoundCompleted", "WorthsEstimated", "PolicyUpdated"]
     Experiment.resume(tmp_path / "r").run()
     same_run(tmp_path / "r", folder)
 
@@ -260,7 +262,7 @@ def test_actions_of_the_runs_here_reach_late_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.trap(30)
-@pytest.mark.parametrize("name", ["ppo", "random"])
+@pytest.mark.parametrize("name", slow_except(["random"], ["ppo", "random"]))
 @pytest.mark.parametrize("where", ["play", "cut_logs"])
 def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
     name: str, where: str, whole: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,7 +287,7 @@ def test_stopped_while_it_takes_up_its_checkpoint_it_writes_nothing(
     same_run(tmp_path / "r", folder)
 
 
-@pytest.mark.parametrize("make", [tiny, learning])
+@pytest.mark.parametrize("make", slow_except([tiny], [tiny, learning]))
 def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any], tmp_path: Path) -> None:
     """Nothing is left to resume, and nothing is reported twice; the signal still takes effect."""
     experiment = Experiment(
@@ -319,9 +321,9 @@ def test_every_signal_that_waited_acts(again: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "when"),
     [
-        ("random", at(0, 3)),
+        pytest.param("random", at(0, 3), marks=pytest.mark.slow),
         ("random", at(1, 2)),
-        ("ppo", lambda e: isinstance(e, ArmPlayed)),
+        pytest.param("ppo", lambda e: isinstance(e, ArmPlayed), marks=pytest.mark.slow),
     ],
     ids=["first round", "second round", "comparison"],
 )

@@ -33,6 +33,7 @@ from tests.run.run_helpers import (
     tiny,
     within_round,
 )
+from tests.selection import slow_except
 from tests.telemetry.sample_events import CLEANRL
 from tests.telemetry.test_tracker import Library
 
@@ -89,7 +90,7 @@ def steps(folder: Path, tag: str) -> list[int]:
 
 
 @pytest.mark.trap(10)
-@pytest.mark.parametrize("task", ["planted", "digits"])
+@pytest.mark.parametrize("task", slow_except(["planted"], ["planted", "digits"]))
 def test_no_sink_changes_a_learned_bit(
     task: str, tmp_path: Path, libraries: dict[str, Library], standing: Stands
 ) -> None:
@@ -140,7 +141,7 @@ def test_a_controller_that_does_not_learn_has_charts_too(tmp_path: Path) -> None
     assert steps(summary.folder, "esper/test_accuracy") == [8, 16]
 
 
-@pytest.mark.parametrize("moment", [round_ends(2), within_round(3)])
+@pytest.mark.parametrize("moment", slow_except([], [round_ends(2), within_round(3)]))
 def test_a_resumed_run_shows_no_step_twice(
     moment: Callable[[Event], bool], tmp_path: Path, libraries: dict[str, Library]
 ) -> None:
@@ -205,7 +206,7 @@ def test_names_may_be_given_in_one_string(given: Any) -> None:
 # --- What became of blueprints
 
 
-@pytest.mark.parametrize("controller", ["random", "schedule", "heuristic"])
+@pytest.mark.parametrize("controller", slow_except(["schedule"], ["random", "schedule", "heuristic"]))
 def test_every_seed_that_was_planted_became_something(controller: str, tmp_path: Path) -> None:
     config = tiny(controller, rounds=2).with_values(env={"episode_length": 20, "n_envs": 3})
     live = BlueprintAnalytics()
@@ -223,6 +224,7 @@ def test_every_seed_that_was_planted_became_something(controller: str, tmp_path:
 # --- Warnings about the agent
 
 
+@pytest.mark.slow
 def test_a_healthy_run_gives_no_warning(tmp_path: Path) -> None:
     """The default agent on the default hosts of `planted`, up to the rounds in which the critic is checked."""
     config = TrainingConfig.parse({"run": {"rounds": 5, "evaluation_pairs": 1}, "task": {"name": "planted"}})
@@ -247,6 +249,7 @@ def test_a_run_that_learns_badly_says_so_everywhere_and_is_not_changed(tmp_path:
     assert rest == unwarned.stable()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_gives_the_warnings_that_it_would_have_given(tmp_path: Path) -> None:
     config = learning(ppo={"learning_rate": 0.5})
     whole, recorder = play(config, tmp_path / "whole")

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from esper.lifecycle.ramps import BlendOperator
 from esper.seeds.blend import ChannelScale, Seed
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from tests.selection import slow_except
 
 TOPOLOGIES = ("cnn", "transformer", "encoder", "mlp")
 CASES = [(topology, name) for topology in TOPOLOGIES for name in BLUEPRINTS.names(topology)]
@@ -61,10 +62,11 @@ def dead_after_two_steps(seed: Seed, topology: str, width: int) -> set[str]:
 @pytest.mark.trap(6)
 @pytest.mark.parametrize("operator", BlendOperator)
 @pytest.mark.parametrize(("topology", "name"), CASES)
+@pytest.mark.parametrize("draws", slow_except([range(1)], [range(1), range(1, DRAWS)]), ids=["one draw", "more draws"])
 def test_every_parameter_of_every_blueprint_is_alive_within_two_steps(
-    topology: str, name: str, operator: BlendOperator
+    topology: str, name: str, operator: BlendOperator, draws: range
 ) -> None:
-    for draw in range(DRAWS):
+    for draw in draws:
         torch.manual_seed(draw)
         for width in WIDTHS:
             dead = dead_after_two_steps(make(topology, name, operator, width), topology, width)

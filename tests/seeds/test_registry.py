@@ -112,7 +112,7 @@ def test_the_config_says_what_can_be_chosen_and_in_which_order() -> None:
 
 
 WRONG = {
-    "unknown": (("norm", "conv_ligth"), "unknown 'conv_ligth'"),
+    "unknown": (("norm", "conv_ligth"), "unknown 'conv_ligth' (did you mean 'conv_light'?)"),
     "of another topology": (("lora",), "unknown 'lora'"),
     "twice": (("norm", "attention", "norm"), "'norm' is given more than once"),
     "none": ((), "it is empty; a run that plants nothing has run.controller = 'none'"),
@@ -154,7 +154,9 @@ def test_names_may_be_given_as_one_string_on_the_command_line(text: str, names: 
 
 def test_a_misspelt_name_in_such_a_string_is_answered_with_the_known_names() -> None:
     config = tiny_config(env={"blueprints": "conv_lite"})
-    with pytest.raises(ConfigError, match="unknown 'conv_lite'; known for cnn hosts: norm, attention"):
+    with pytest.raises(
+        ConfigError, match=r"unknown 'conv_lite' \(did you mean 'conv_light'\?\); known for cnn hosts: norm, attention"
+    ):
         GrowthVectorEnv(digits(), config)
 
 

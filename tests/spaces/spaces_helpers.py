@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.spaces.action import ALPHA_CURVES, ALPHA_SPEEDS, ALPHA_TARGETS, STYLES, TEMPOS, Op
-from esper.spaces.observation import PER_SLOT, ObservationLayout
+from esper.spaces.observation import PER_CHOICE, PER_SLOT, ObservationLayout
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,13 @@ class Action:
 
 
 def one_observation(
-    layout: ObservationLayout, base: Mapping[str, float], per_slot: Mapping[str, Mapping[str, float]]
+    layout: ObservationLayout,
+    base: Mapping[str, float],
+    per_slot: Mapping[str, Mapping[str, float]],
+    **per_choice: float | NDArray[np.float64],
 ) -> NDArray[np.float32]:
-    """One env's observation, float32 [size], from plain numbers by name."""
+    """One env's observation, float32 [size], from plain numbers by name; those of a (slot, blueprint) are [S, B] or one
+    number, and 0 if not given."""
+    choices = {entry.name: per_choice.get(entry.name, 0.0) for entry in PER_CHOICE}
     slots = {entry.name: [[per_slot[slot][entry.name] for slot in layout.slots]] for entry in PER_SLOT}
-    return np.asarray(layout.vectors({name: np.array([value]) for name, value in base.items()}, slots)[0])
+    return np.asarray(layout.vectors({name: np.array([value]) for name, value in base.items()}, slots, choices)[0])

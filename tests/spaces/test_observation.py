@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.spaces.observation import BASE, LIMIT, PER_SLOT, FeatureKind, ObservationLayout, clamp_pp, symlog
+from esper.spaces.observation import BASE, LIMIT, PER_CHOICE, PER_SLOT, FeatureKind, ObservationLayout, clamp_pp, symlog
 from tests.spaces.spaces_helpers import one_observation
 
 
 def layout() -> ObservationLayout:
-    return ObservationLayout(("r0c0", "r0c1"), 30)
+    return ObservationLayout(("r0c0", "r0c1"), ("oak", "ivy", "elm"), 30)
 
 
 def test_the_layout_names_every_place_once() -> None:
     names = [entry.name for entry in layout().entries]
-    assert len(names) == len(set(names)) == layout().size == len(BASE) + 2 * len(PER_SLOT)
+    assert len(names) == len(set(names)) == layout().size == len(BASE) + 2 * len(PER_SLOT) + 6 * len(PER_CHOICE)
     assert all(entry.meaning and isinstance(entry.kind, FeatureKind) for entry in layout().entries)
     assert [layout().index[name] for name in names] == list(range(len(names)))
 

@@ -19,6 +19,7 @@ from esper.telemetry.event import (
     StepsNotCaptured,
 )
 from esper.telemetry.sinks.console import ConsoleSink
+from esper.telemetry.workload import Phase, Workload
 from tests.telemetry.sample_events import completed, cut, started, updated
 
 
@@ -44,7 +45,7 @@ def test_a_round_has_one_line() -> None:
     (line,) = printed(completed(1, test_accuracy=85.7))
     assert line.split("  ") == [
         "round 1/10",
-        "grown 85.7 %",
+        "test accuracy: grown 85.7 %",
         "alone 83.5 %",
         "(+2.2 pp)",
         "1.5 fossils per host",
@@ -91,6 +92,29 @@ def test_rollbacks_and_cut_seeds_have_lines() -> None:
     ]
 
 
+def test_words_are_not_broken_at_the_edge_of_a_terminal() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=30, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    ConsoleSink(console).handle(started(blueprints=("attention", "bottleneck", "conv_heavy")))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 30
+    for name in ("attention", "bottleneck", "conv_heavy"):
+        assert name in text
+
+
+def test_the_plan_is_told_once_when_it_is_known() -> None:
+    stream, now = io.StringIO(), 0.0
+    work = Workload(clock=lambda: now)
+    work.add([Phase("baseline", 10), Phase("rounds", 90)])
+    sink = ConsoleSink(Console(file=stream, width=100), work=work)
+    for now in (2.0, 10.0, 20.0):
+        work.advance("baseline", 10 * (now == 10.0))
+    sink.handle(completed(1))
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("about")] == ["about 1m30s left: rounds 1m30s"]
+    assert "ETA" in lines[-1]
+
+
 def test_other_events_have_no_lines() -> None:
     action = ActionTaken(
         env=0, episode=0, epoch=0, op="GERMINATE", slot="r0c0", blueprint="norm", accepted=True, reason=""
@@ -106,7 +130,7 @@ def test_brackets_are_printed_verbatim_and_lines_are_ascii() -> None:
 
 def test_a_round_without_a_test_is_compared_with_the_baseline() -> None:
     (line,) = printed(completed(1, test_accuracy=None, alone_test_accuracy=None))
-    assert line.split("  ")[1:4] == ["grown 81.0 %", "baseline 78.5 %", "(+2.5 pp)"]
+    assert line.split("  ")[1:4] == ["validation accuracy: grown 81.0 %", "baseline 78.5 %", "(+2.5 pp)"]
 
 
 def test_simulated_hosts_have_a_rate_in_epochs() -> None:
@@ -119,7 +143,7 @@ def test_updates_comparisons_and_resumes_have_lines() -> None:
     assert lines == [
         "resumed after round 3/10",
         "  learned: KL 0.012  clipped 8%  entropy 2.50  explained variance -0.50  12,800 env steps",
-        "comparing, round 1/2: heuristic 83.2 %",
+        "comparing, round 1/2: heuristic, test accuracy 83.2 %",
     ]
 
 

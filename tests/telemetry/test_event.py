@@ -42,6 +42,7 @@ SAMPLES: dict[str, Any] = {
     "str": "r0c1",
     "bool": True,
     "str | None": None,
+    "int | None": 8,
     "float | None": None,
     "tuple[Comparison, ...]": (Comparison("none", 85.0, 82.5, 2.5, -math.inf, math.inf, 0.25, "inconclusive"),),
     "tuple[str, ...]": ("r0c0", "r0c1"),
@@ -49,8 +50,10 @@ SAMPLES: dict[str, Any] = {
     "tuple[tuple[str, bool, float | None, float | None], ...]": (("age", True, 3.0, 2.0), ("gain", False, None, None)),
     "dict[str, float]": {"r0c0": 1.5},
     "dict[str, tuple[float, float]]": {"r0c0": (1.5, 0.5)},
+    "dict[str, dict[str, tuple[float, float, int]]]": {"r0c0": {"norm": (1.5, 0.5, 2)}},
     "dict[str, str]": {"r0c0": "conv_light"},
     "dict[str, int]": {"op": 3},
+    "dict[str, tuple[str, ...]] | None": {"op": ("PRUNE", "ADVANCE")},
 }
 
 

@@ -15,25 +15,29 @@ from esper.telemetry.event import (
     BaselineMeasured,
     Event,
     GovernorRollback,
-    PracticeRound,
     RunCompleted,
     RunResumed,
+    WorthsEstimated,
 )
 from esper.telemetry.hub import TelemetryHub
 from esper.telemetry.sinks import live
 from esper.telemetry.sinks.console import ConsoleSink
 from esper.telemetry.sinks.live import LiveSink, progress_sink
+from esper.telemetry.workload import Phase, Workload
 from tests.telemetry.sample_events import completed, cut, epoch, started, updated
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+WORTHS = WorthsEstimated(
+    8, 64, 1.0, {"r0c0": {"norm": (0.5, 0.3, 4), "attention": (3.5, 1.3, 0)}, "r0c1": {"conv_heavy": (2.9, 0.4, 6)}}
+)
 BACK = GovernorRollback(
     env=3, episode=11, epoch=17, reason="loss spike", value=8.5, threshold=4.25, restored_epoch=12, rollbacks=1
 )
 
 
-def terminal(term: str = "xterm", force: bool | None = True) -> Console:
-    return Console(file=io.StringIO(), force_terminal=force, width=100, _environ={"TERM": term})
+def terminal(term: str = "xterm", force: bool | None = True, width: int = 100) -> Console:
+    return Console(file=io.StringIO(), force_terminal=force, width=width, _environ={"TERM": term})
 
 
 def written(console: Console) -> str:
@@ -46,16 +50,16 @@ def plain(text: str) -> list[str]:
     return [line.strip() for line in CONTROL.sub("", text).replace("\r", "\n").splitlines() if line.strip()]
 
 
-def picture(*events: Event, elapsed: float = 60.0) -> str:
+def picture(*events: Event, elapsed: float = 60.0, width: int = 100, work: Workload | None = None) -> str:
     """The view after these events and ``elapsed`` seconds; never wider than the terminal."""
-    sink = LiveSink(terminal())
+    sink = LiveSink(terminal(width=width), work)
     for event in events:
         sink.handle(event)
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=width)
     console.print(sink.picture(elapsed))
     sink.close()
     text = written(console)
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= width
     return " ".join(text.split())  # as it is read: long lines are folded
 
 
@@ -65,41 +69,79 @@ def test_the_picture_of_a_round_under_way() -> None:
     begun = [started(rounds=10), updated(), completed(3)]
     shown = picture(*begun, *(epoch(env, 15, episode=3, **stages) for env in range(8)), elapsed=105.0)
     assert "round 4/10" in shown
-    assert "1m45s elapsed, 3m15s left" in shown  # a round took 30 s, 6.5 to come
-    assert "accuracy this round, epoch 15: 77.0 %, baseline 60.0 % (+17.0 pp)" in shown
-    assert "round 3: grown 82.0 % alone 83.5 % (-1.5 pp), return +1.500, 1.5 fossils per host" in shown
-    assert "slots round 4: 8 training, 8 fossilized" in shown
+    assert "1m45s so far, about 3m15s left" in shown  # a round took 30 s, 6.5 to come
+    assert "77.0 % grown, epoch 15, validation: +17.0 pp" in shown
+    assert "60.0 % without growth" in shown
+    assert "82.0 % grown, round 3, test: -1.5 pp" in shown
+    assert "83.5 % without growth" in shown
+    assert "8 training 8 kept 0 free" in shown
     assert "rate 5,230 images/s, 41.5 epochs/s" in shown
-    assert "entropy 2.50, KL 0.012, clipped 0.08, explained variance -0.50" in shown
-    assert "16 minibatches, gradient norm 0.75, learning rate 5.0e-04, 12,800 env steps" in shown
-    assert "entropy by head: op 0.10, slot 0.20, blueprint 0.30," in shown
-    assert "alpha_curve 0.80" in shown
+    for figure in ("return █ 1.500", "entropy ▁ 2.500", "KL ▁ 0.012", "clipped ▁ 0.080", "expl. var. ▁ -0.500"):
+        assert figure.replace("█", "▁") in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 139, 140, 200])
+def test_no_word_is_broken_at_any_width(width: int) -> None:
+    stages = {"r0c0": "TRAINING", "r0c1": "FOSSILIZED"}
+    rounds = [event for number in range(1, 9) for event in (completed(number), updated())]
+    now = [epoch(env, number, episode=8, **stages) for number in range(1, 20) for env in range(8)]
+    shown = picture(started(), *rounds, WORTHS, *now, width=width)
+    for word in ("validation:", "training", "conv_heavy", "entropy", "telemetry", "images/s"):
+        assert word in shown
+    assert ("host 7" in shown) == (width >= 140)  # room for each host
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_echo_of_an_interrupt_has_room_behind_the_last_line(width: int) -> None:
+    """Otherwise it wraps, and the first line of the view stays when the view is removed."""
+    sink, console = LiveSink(terminal(width=width)), Console(file=io.StringIO(), width=width)
+    for event in (started(), completed(1), updated()):
+        sink.handle(event)
+    console.print(sink.picture(60.0))
+    sink.close()
+    *_, before, last = written(console).splitlines()
+    assert (len(before), last) == (width, "")
+
+
+def test_curves_rise_from_left_to_right() -> None:
+    curve = picture(started(), *(completed(number, test_accuracy=80.0 + number) for number in range(1, 9)))
+    assert "▁▂▃▄▅▆▇█ 88.0 % grown" in curve.replace("▁▂▃▄▄▅▆▇", "▁▂▃▄▅▆▇█")
+
+
+def test_what_the_run_has_found_to_be_worth_planting_is_listed_best_first() -> None:
+    shown = picture(started(), completed(1), WORTHS)
+    assert "worth conv_heavy in r0c1: +2.9 pp ± 0.4, kept 6x norm in r0c0: +0.5 pp ± 0.3, kept 4x" in shown
+    assert "attention" not in shown  # never kept: only a guess
+
+
+def test_one_estimate_covers_all_phases_of_the_run() -> None:
+    work = Workload(clock=lambda: 0.0)
+    work.add([Phase("baseline", 10), Phase("rounds", 100), Phase("comparison", 100)])
+    work.clock = lambda: 10.0
+    work.advance("baseline", 10)
+    shown = picture(started(rounds=10), work=work)
+    assert "10s so far, about 3m20s left" in shown
+    assert "baseline done > 10 rounds > comparison" in shown
 
 
 def test_the_picture_before_anything_is_known() -> None:
     shown = picture(started(rounds=10))
     assert "round 1/10" in shown
-    assert "1m00s elapsed, ? left" in shown
+    assert "1m00s so far, estimating the rest" in shown
     for word in ("accuracy", "slots", "policy", "rate"):
         assert word not in shown
 
 
 def test_free_slots_are_not_counted_as_seeds() -> None:
-    assert "slots round 1: no seeds" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED"))
-
-
-def test_a_completed_round_is_no_longer_under_way() -> None:
-    assert "this round" not in picture(started(rounds=10), epoch(0, 30, r0c0="TRAINING"), completed(1))
+    assert "slots ················ 2 free" in picture(started(), epoch(0, 1, r0c0="DORMANT", r0c1="EMBARGOED")).replace(
+        "·" * 60, "·" * 16
+    )
 
 
 def test_simulated_hosts_have_no_images() -> None:
     shown = picture(started(), completed(1, samples=0))
     assert "images" not in shown
     assert "41.5 epochs/s" in shown
-
-
-def test_an_update_that_stopped_early_says_so() -> None:
-    assert "3 minibatches, stopped early" in picture(started(), updated(minibatches=3, stopped_early=True))
 
 
 def test_phases_are_shown_by_their_share_largest_first() -> None:
@@ -110,34 +152,28 @@ def test_phases_are_shown_by_their_share_largest_first() -> None:
 
 def test_the_time_left_of_the_first_round_is_estimated_from_its_epochs() -> None:
     begun = [started(rounds=10), *(epoch(env, 15, r0c0="TRAINING") for env in range(8))]
-    assert "1m00s elapsed, 19m00s left" in picture(*begun)  # half a round a minute, 9.5 rounds to come
+    assert "1m00s so far, about 19m00s left" in picture(*begun)  # half a round a minute, 9.5 rounds to come
 
 
 def test_the_time_left_of_a_resumed_run_counts_its_own_rounds() -> None:
     """Rounds 1 to 7 were played by an earlier process, perhaps on another machine."""
     resumed = RunResumed(round=7, rounds=10, n_envs=8, episode_length=30, tier=None, tier_refused=None, time=0.0)
     assert "round 8/10" in picture(resumed)
-    assert "? left" in picture(resumed)
+    assert "estimating the rest" in picture(resumed)
     assert "round 9/10" in picture(resumed, completed(8))
-    assert "1m00s elapsed, 2m40s left" in picture(resumed, completed(8))  # 80 s a round, 2 to come
+    assert "1m00s so far, about 2m40s left" in picture(resumed, completed(8))  # 80 s a round, 2 to come
 
 
 def test_epochs_before_a_resume_do_not_make_the_process_look_faster() -> None:
     resumed = RunResumed(7, 10, 8, 30, None, None, 0.0, epochs=15)
     shown = picture(resumed, *(epoch(env, 20, episode=7) for env in range(8)))
-    assert "1m00s elapsed, 14m00s left" in shown  # a sixth of a round a minute, 2 1/3 rounds to come
+    assert "1m00s so far, about 14m00s left" in shown  # a sixth of a round a minute, 2 1/3 rounds to come
 
 
-def test_no_time_left_is_shown_when_all_rounds_are_done() -> None:
+def test_without_a_workload_the_time_left_is_that_of_the_rounds() -> None:
     shown = picture(started(rounds=10), completed(10))
     assert "round 10/10" in shown
-    assert "1m00s elapsed, comparing" in shown
-
-
-def test_practice_is_shown_until_it_ends() -> None:
-    before = picture(started(), PracticeRound(3, 20, 0.25))
-    assert before == "practice on simulated hosts, round 3/20: return +0.250"
-    assert "practice" not in picture(started(), PracticeRound(20, 20, 0.25))
+    assert "1m00s so far, about 0s left" in shown
 
 
 @pytest.fixture
@@ -174,11 +210,11 @@ def test_lasting_information_is_printed_above_the_view() -> None:
         "baseline: 8 hosts left alone, final validation accuracy 82.5 %",
         "rollback: round 12, host 3, epoch 17: loss spike (8.5000, limit 4.2500), back to epoch 12",
         "seed cut: round 1, host 1, epoch 5: conv_light in r0c1 became non-finite",
-        "comparing, round 1/2: none 83.0 %",
+        "comparing, round 1/2: none, test accuracy 83.0 %",
     ):
         assert wanted in lines
-    assert lines[-1].startswith("round 1/10  grown 80.0 %  alone 83.5 %")
-    assert any(line.startswith("accuracy     this round, epoch 5") for line in lines)  # it was drawn, and drawn over
+    assert lines[-2].startswith("round 1/10  test accuracy: grown 80.0 %  alone 83.5 %")  # it takes two lines
+    assert any(line.startswith("accuracy    ") and "epoch 5" in line for line in lines)  # it was drawn, and drawn over
 
 
 def test_the_picture_is_not_drawn_for_every_event() -> None:
@@ -253,5 +289,5 @@ def test_a_picture_only_where_it_can_be_redrawn(console: Console, kind: type[Liv
     for event in (started(), updated(), completed(1), ended()):
         sink.handle(event)
     sink.close()
-    assert any(line.startswith("round 1/10  grown") for line in plain(written(console)))
+    assert any(line.startswith("round 1/10  test accuracy: grown") for line in plain(written(console)))
     assert ("\x1b" in written(console)) == (kind is LiveSink)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.telemetry.event import Event, PracticeRound
+from esper.telemetry.event import Event, PracticeRound, RanksWaited
 from esper.telemetry.sinks.scalars import KINDS, Scalars
 from tests.telemetry.sample_events import ANOMALY, END, completed, updated
 
@@ -22,6 +22,8 @@ def test_memory_has_a_scalar_for_each_kind_and_place() -> None:
 
 
 def test_every_wanted_event_has_scalars() -> None:
-    samples: list[Event] = [completed(1), updated(), PracticeRound(1, 2, 0.5), ANOMALY, END]
+    waited = RanksWaited(1, 4.0, (0.0, 1.0))
+    assert Scalars().of(waited) == {"ranks/waited_0": 0.0, "ranks/waited_1": 0.25}
+    samples: list[Event] = [completed(1), waited, updated(), PracticeRound(1, 2, 0.5), ANOMALY, END]
     assert {type(event) for event in samples} == KINDS
     assert all(Scalars().of(event) for event in samples if not isinstance(event, PracticeRound))

@@ -55,7 +55,7 @@ def test_a_slot_that_is_used_again_has_two_seeds() -> None:
         "removed because a value was not finite at epoch 2, in GERMINATED",
         "kept at epoch 9",
     ]
-    assert str(found.seeds[1]).endswith("kept at epoch 9, contributed +1.25 pp (standard error 0.50)")
+    assert str(found.seeds[1]).endswith("kept at epoch 9, contribution +1.25 pp (standard error 0.50)")
 
 
 def test_a_seed_that_is_still_there_says_what_it_stands_before() -> None:

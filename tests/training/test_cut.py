@@ -24,6 +24,7 @@ from tests.core_helpers import (
     tensors_of,
     train,
 )
+from tests.selection import slow_except
 
 S = SeedStage
 NAN, INF = float("nan"), float("inf")
@@ -65,7 +66,7 @@ def check_cut(world: Rig, slot: str, blueprint: str, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("injection", INJECTIONS)
-@pytest.mark.parametrize("stage", [S.TRAINING, S.BLENDING, S.HOLDING])
+@pytest.mark.parametrize("stage", slow_except([S.TRAINING, S.HOLDING], [S.TRAINING, S.BLENDING, S.HOLDING]))
 @pytest.mark.parametrize("style", ["LINEAR_ADD", "GATED_GATE"])
 def test_a_living_seed_that_breaks_is_cut_without_rollback_or_penalty(
     injection: str, stage: SeedStage, style: str

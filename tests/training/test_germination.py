@@ -30,8 +30,8 @@ class Make(nn.Module):
         return self.function(h)
 
 
-def blueprint(build: Callable[[int], nn.Module]) -> Blueprint:
-    return Blueprint("cnn", "own", "a test's own", build, lambda _channels: 3)
+def blueprint(build: Callable[[int], nn.Module], size: Callable[[int], int] = lambda _channels: 3) -> Blueprint:
+    return Blueprint("cnn", "own", "a test's own", build, size)
 
 
 def failing_factory(_channels: int) -> nn.Module:
@@ -51,6 +51,7 @@ REFUSED = {
     "no batch": lambda _c: Make(lambda h: h[0]),
     "NaN": lambda _c: Make(lambda h: h * float("nan")),
     "infinite": lambda _c: Make(lambda h: h + float("inf")),
+    "another size": lambda _c: Make(lambda h: h, parameters=4),
 }
 BROKEN = {
     "not a tensor": lambda _c: Make(lambda h: (h, h)),
@@ -180,7 +181,9 @@ class Unused(nn.Module):
 
 def test_a_users_seed_with_an_unused_parameter_incubates() -> None:
     training = make_training()
-    training.germinate(training.site_by_name["r0c0"], blueprint(Unused), STYLES["LINEAR_ADD"])
+    training.germinate(
+        training.site_by_name["r0c0"], blueprint(Unused, lambda channels: channels + 3), STYLES["LINEAR_ADD"]
+    )
     training.site_by_name["r0c0"].assign(Role.INCUBATING, target=1.0)
     before = tensors_of(training, ("r0c0",))["r0c0.parameter.0"]
     train(training)
@@ -199,7 +202,7 @@ class Dropped(nn.Module):
 @pytest.mark.parametrize("stage", [S.TRAINING, S.HOLDING])
 def test_dropout_in_a_seed_draws_from_the_envs_own_generator(stage: SeedStage) -> None:
     """Two runs of one seed are the same bits, and the process's generator is not used up."""
-    registry = BlueprintRegistry((blueprint(Dropped),))
+    registry = BlueprintRegistry((blueprint(Dropped, lambda channels: channels * channels + channels),))
     results = []
     rng = torch.get_rng_state()
     for _ in range(2):

@@ -285,3 +285,34 @@ def test_reset_forgets_the_last_episode_and_keeps_the_storage() -> None:
     governor.roll_back(RestorableHost(training))
     same_bits(fresh, tensors_of(training))
     assert governor._generations[0].copies.bytes <= held
+
+
+def test_a_host_that_trains_better_than_before_does_not_diverge() -> None:
+    """At the end of a fast warm-up, running statistics of batch normalisation lag behind, and validation explodes."""
+    governor = make_governor()
+    assert governor.chance is not None
+    assert governor.check(1.0 * governor.chance, 0, 0.98 * governor.chance) is None
+    for spike, train_loss in ((1.7, 0.9), (5.3, 0.8), (4.0, 0.7), (6.0, 0.65)):
+        assert governor.check(spike * governor.chance, 0, train_loss * governor.chance) is None
+        assert not governor.anomaly_pending
+    assert max(governor.losses) == governor.chance  # none became the normal loss
+    answers = [governor.check(6.0 * governor.chance, 0, 0.7 * governor.chance) for _ in range(3)]
+    assert reasons(answers) == [None, None, "divergence"]
+
+
+@pytest.mark.parametrize("train_loss", [1.01, 3.0, math.nan])
+def test_a_host_that_trains_worse_than_chance_diverges(train_loss: float) -> None:
+    governor = make_governor()
+    assert governor.chance is not None
+    answers = [governor.check(loss * governor.chance, 0, train_loss * governor.chance) for loss in (1.0, 4.0, 5.0, 6.0)]
+    assert reasons(answers) == [None, None, None, "divergence"]
+
+
+def test_training_losses_are_part_of_the_governors_state() -> None:
+    governor, again = make_governor(), make_governor()
+    assert governor.chance is not None
+    for loss, train_loss in ((2.0, 1.0), (1.9, 0.5)):
+        governor.check(loss, 0, train_loss)
+    again.load_state_dict(governor.state_dict(), torch.device("cpu"))
+    answers = [[each.check(9.0, 0, 0.6) for _ in range(3)] for each in (governor, again)]
+    assert reasons(answers[0]) == reasons(answers[1]) == [None, None, "divergence"]

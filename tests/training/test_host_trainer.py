@@ -24,6 +24,7 @@ from esper.training.host_state import State, host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy, OutOfMemory, may_run_out, ran_out
 from tests.core_helpers import digits, flat_baseline, rig, same_bits, tensors_of, tiny_config
+from tests.selection import slow_except
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCH, KINDS, Dropping, Growing, Record, assert_same, validate
 from tests.training.test_streamed import streamed
@@ -87,7 +88,9 @@ def from_here_on(made: Growing) -> None:
 
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
-@pytest.mark.parametrize("kind", ["float images", "ste", "bytes in bfloat16, micro-batches"])
+@pytest.mark.parametrize(
+    "kind", slow_except(["float images"], ["float images", "ste", "bytes in bfloat16, micro-batches"])
+)
 def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
     """All that the failed batch and those before it did is gone: weights, statistics of BatchNorm, draws, totals."""
     parts = KINDS[kind].micro_batches
@@ -104,7 +107,7 @@ def test_the_epoch_is_done_again_in_parts_to_the_last_bit(kind: str) -> None:
 
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
-@pytest.mark.parametrize("fitting", [0, 5, 20])
+@pytest.mark.parametrize("fitting", slow_except([5], [0, 5, 20]))
 def test_no_memory_for_copies_of_how_the_epoch_began(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One env has a part of the copies, and another all of them: nothing is mixed up, and none are made again."""
     hurt = course(WorkerLanes(2), lambda _made: None)
@@ -186,7 +189,7 @@ def test_another_error_is_what_it_was_even_beside_a_shortage() -> None:
 
 @pytest.mark.finding("M12")
 @pytest.mark.usefixtures("copies_kept")
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", slow_except([0], [0, 1]))
 def test_hosts_whose_data_streams_begin_the_epoch_again(workers: int) -> None:
     """In step: the others have learned from the batch that was too much for one."""
     worlds = []

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from esper.config import ConfigError, RunConfig, TrainingConfig
+from esper.env.training_backend import copies_held
 from esper.lifecycle.stage import SeedStage
 from esper.training.governor import Governor
 from esper.training.host_state import RestorableHost, host_state, pinned_copy, restore_host_state
@@ -91,7 +92,7 @@ def test_on_a_cpu_the_limit_has_no_effect() -> None:
     with rig(run={"max_device_copies_mib": 1e-6}) as world:
         assert world.env.pinned == ()
         world.step()
-        assert all(set(held) == {"cpu"} for held in world.env.hosts.copies_held())
+        assert all(set(held) == {"cpu"} for held in world.env.hosts.of_each(copies_held))
     assert copies_to_pin(RunConfig(max_device_copies_mib=1e-6), [make_training()]) == ()
 
 
@@ -253,7 +254,7 @@ def test_what_is_held_is_counted_by_host() -> None:
         host = world.training().host
         momentum = sum(parameter.nbytes for parameter in host.parameters())
         one = sum(tensor.nbytes for tensor in host.state_dict().values()) + momentum
-        assert [dict(held) for held in world.env.hosts.copies_held()] == [{"cpu": 2 * one}] * 2
+        assert [dict(held) for held in world.env.hosts.of_each(copies_held)] == [{"cpu": 2 * one}] * 2
 
 
 def test_copies_keep_the_layout_of_what_they_are_of() -> None:

@@ -27,6 +27,7 @@ from esper.training.precision import concrete
 from esper.training.step import begin_epoch, blending, train_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
+from tests.selection import slow_except
 from tests.training.byte_images import byte_digits
 from tests.training.test_foreign_hosts import grafted, language, of, training_of
 
@@ -186,7 +187,7 @@ def test_a_grafted_network_of_a_user_learns_in_bfloat16_and_layers_may_choose_fl
 
 
 @pytest.mark.finding("L3")
-@pytest.mark.parametrize("side", [8, 16])
+@pytest.mark.parametrize("side", slow_except([8], [8, 16]))
 def test_bfloat16_learns_as_well_as_float32(side: int) -> None:
     """The same hosts, orders and seeds; what differs is rounding, which moves single images and not the mean."""
     accuracies: dict[str, list[float]] = {"float32": [], "bfloat16": []}

@@ -12,6 +12,7 @@ from esper.seeds.site import Role
 from esper.training import step as host_step
 from esper.training.host_training import HostTraining
 from esper.training.step import begin_epoch
+from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
@@ -65,9 +66,11 @@ def test_a_constant_schedule_keeps_the_rate() -> None:
     assert training.host_group.optimizer.param_groups[0]["lr"] == 0.2
 
 
-def test_a_step_is_clipped_sgd_with_momentum_and_decay() -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_step_is_clipped_sgd_with_momentum_and_decay(smoothing: float) -> None:
     """Against a twin in plain PyTorch."""
-    config = tiny_config(task={"max_grad_norm": 0.3, "learning_rate": 0.1, "schedule": "constant"})
+    rates = {"max_grad_norm": 0.3, "learning_rate": 0.1, "schedule": "constant"}
+    config = tiny_config(task={**rates, "label_smoothing": smoothing})
     training = make_training(config)
     twin = digits().build_host()
     twin.load_state_dict(training.host.state_dict())
@@ -80,12 +83,30 @@ def test_a_step_is_clipped_sgd_with_momentum_and_decay() -> None:
         x, y = split.x[batch * 32 : (batch + 1) * 32], split.y[batch * 32 : (batch + 1) * 32]
         host_step.train_step(training, [training.host_group], x, y)
         optimizer.zero_grad()
-        F.cross_entropy(twin(x), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(twin(x), y, label_smoothing=smoothing).backward()  # type: ignore[no-untyped-call]
         clipped += float(nn.utils.clip_grad_norm_(twin.parameters(), 0.3)) > 0.3
         optimizer.step()
     assert clipped > 0
     for mine, theirs in zip(training.host.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_are_smoothed_in_training_and_shadow_losses_and_not_in_validation() -> None:
+    x, y = digits().train.x[:64], digits().train.y[:64]
+    trained, alike = [], []
+    for smoothing in (0.0, 0.2):
+        training = make_training(tiny_config(task={"learning_rate": 1e-30, "label_smoothing": smoothing}))
+        plant(training, "r0c0")
+        training.assign(training.sites[0], Role.INCUBATING, 0.0, 1.0, learning=True)
+        groups = begin_epoch(training)
+        for group in groups:
+            group.drop_gradients()
+        host_step.add_gradients(training, x, y, None)
+        trained.append([p.grad.norm() for group in groups for p in group.parameters if p.grad is not None])
+        alike.append(float(evaluate(training, digits().validation, [(0.0,) * len(training.sites)]).loss[0]))
+    assert len(trained[0]) > len(list(digits().build_host().parameters()))  # also the seed's
+    assert not any(torch.equal(*pair) for pair in zip(*trained, strict=True))
+    assert alike[0] == alike[1]
 
 
 def test_seeds_have_no_weight_decay_and_the_host_has() -> None:

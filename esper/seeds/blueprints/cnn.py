@@ -2,7 +2,7 @@
 
 Normalisation is GroupNorm, which has no running statistics, so a seed behaves the same in training and evaluation. The
 last factor of every delta is a per-channel scale that starts at 0.1: the delta is small at birth, and yet every
-parameter has a gradient from the first step on.
+parameter has a gradient within two steps.
 
 Parameter formulas count the whole body: C² and 9C² are convolutions without bias, 9C is a depthwise one, 2C a
 GroupNorm, C the scale.

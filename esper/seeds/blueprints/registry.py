@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from esper.config import ConfigError
+from esper.config import ConfigError, did_you_mean
 
 Factory = Callable[[int], nn.Module]
 
@@ -80,7 +80,7 @@ def choose(wanted: tuple[str, ...] | None, known: tuple[str, ...], where: str) -
     if not known:
         raise ConfigError(f"no blueprint is registered for {where}, so nothing could be planted")
     chosen = known if wanted is None else wanted
-    problems = [f"unknown {name!r}" for name in dict.fromkeys(chosen) if name not in known]
+    problems = [f"unknown {name!r}{did_you_mean(name, known)}" for name in dict.fromkeys(chosen) if name not in known]
     problems += [f"{name!r} is given more than once" for name in dict.fromkeys(chosen) if chosen.count(name) > 1]
     if not chosen:
         problems = ["it is empty; a run that plants nothing has run.controller = 'none'"]

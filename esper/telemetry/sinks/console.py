@@ -10,6 +10,10 @@ from esper.telemetry.run_view import RunView
 from esper.telemetry.sink import Sink
 from esper.telemetry.status import accuracies, incident, practice
 from esper.telemetry.text import count, duration
+from esper.telemetry.workload import Workload
+
+MIN_MEASURED = 3.0
+"""Seconds of work after which the console says what the run does and how long that takes."""
 
 
 class TerminalConsole(Console):
@@ -25,22 +29,48 @@ class ConsoleSink(Sink):
     Args:
         console: where to print.
         view: the state of the run, if another sink keeps it up to date; None: this sink does.
+        work: the work of the run, for estimates of the time that is left for all of it; None: that of its rounds.
     """
 
-    def __init__(self, console: Console, view: RunView | None = None) -> None:
+    def __init__(self, console: Console, view: RunView | None = None, work: Workload | None = None) -> None:
         self._console, self._owns_view = console, view is None
-        self._view = view or RunView()
+        self._view, self._work = view or RunView(), work
+        self._told = work is None
+        if work is not None and self._owns_view:
+            work.report = lambda _: self.tell_plan()
+
+    def tell_plan(self) -> None:
+        """Prints once what the run does and how long that takes, as soon as it can be estimated."""
+        if self._told or self._work is None or self._work.elapsed < MIN_MEASURED:
+            return
+        if (left := self._work.seconds_left()) is not None:
+            self._told = True
+            if left < MIN_MEASURED:  # soon done
+                return
+            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self._work.by_phase().items())
+            self.print(f"about {duration(left)} left: {parts}")
 
     def handle(self, event: Event) -> None:
         if self._owns_view:
             self._view.handle(event)
-        for line in lines(event, self._view):
-            # Verbatim: a slot or a path in brackets is not markup, and long lines are not wrapped without a terminal.
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for line in lines(event, self._view, self._eta()):
+            self.print(line)
+
+    def start(self) -> None:
+        """Does nothing: lines need no preparation, as a live view does."""
+
+    def _eta(self) -> str:
+        left = None if self._work is None else self._work.seconds_left()
+        return f"  ETA {duration(left)}" if left else ""
+
+    def print(self, line: str) -> None:
+        """Prints a line of text."""
+        # Verbatim: a slot or a path in brackets is not markup. Long lines are wrapped only in a terminal.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
-def lines(event: Event, view: RunView) -> list[str]:
-    """Returns the lines to print for one event, which ``view`` already contains."""
+def lines(event: Event, view: RunView, eta: str) -> list[str]:
+    """Returns the lines to print for one event, which ``view`` already contains; ``eta`` ends some of them."""
     match event:
         case events.RunStarted():
             return _header(event)
@@ -49,7 +79,7 @@ def lines(event: Event, view: RunView) -> list[str]:
             final = f"final validation {view.score.name} {view.score.value(event.accuracy[-1], 1)}"
             return [f"baseline: {hosts} left alone, {final}"]
         case events.PracticeRound() if event.round == event.rounds or event.round % max(1, event.rounds // 4) == 0:
-            return [practice(event)]
+            return [practice(event) + eta]
         case events.RunResumed():
             within = f", {count(event.epochs, 'epoch')} into the next round" if event.epochs else ""
             warnings = [f"  warning: {warning}" for warning in event.warnings]
@@ -57,7 +87,7 @@ def lines(event: Event, view: RunView) -> list[str]:
         case events.StepsNotCaptured():
             return [f"steps not captured: {event.reason}"]
         case events.RoundCompleted():
-            return [_round(event, view)]
+            return [_round(event, view, eta)]
         case events.PolicyUpdated():
             return [
                 f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
@@ -67,7 +97,8 @@ def lines(event: Event, view: RunView) -> list[str]:
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():
             score = view.score.value(event.test_accuracy, 1)
-            return [f"comparing, round {event.round}/{event.rounds}: {event.controller} {score}"]
+            what = f"{event.controller}, test {view.score.name} {score}"
+            return [f"comparing, round {event.round}/{event.rounds}: {what}{eta}"]
         case events.GovernorRollback() | events.SeedCut() | events.MicroBatchHalved():
             place, what, why = incident(event)
             return [f"{what}: {place}: {why}"]
@@ -99,11 +130,11 @@ def _execution(event: events.RunStarted | events.RunResumed, precision: str = ""
     return execution
 
 
-def _round(event: events.RoundCompleted, view: RunView) -> str:
-    left = view.seconds_left()
+def _round(event: events.RoundCompleted, view: RunView, eta: str) -> str:
+    if not eta and (left := view.seconds_left()) is not None:
+        eta = f"  ETA {duration(left)}"
     speed = f"{event.images_per_second:,.0f} images/s" if event.samples else f"{event.epochs_per_second:,.0f} epochs/s"
-    eta = "" if left is None else f"  ETA {duration(left)}"
     return (
-        f"round {event.round}/{event.rounds}  {accuracies(event, view.score)}  {event.fossils:.1f} fossils per host  "
+        f"round {event.round}/{event.rounds}  {accuracies(event, view)}  {event.fossils:.1f} fossils per host  "
         f"{count(event.rollbacks, 'rollback')}  {speed}{eta}"
     )

@@ -1,4 +1,4 @@
-"""A live view of the run in a terminal: progress, hosts, policy, and where the time goes."""
+"""A live view of the run in a terminal: progress, curves, slots, what is planted, the agent, and the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -14,8 +13,10 @@ from esper.telemetry import event as events
 from esper.telemetry import status
 from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
+from esper.telemetry.sinks import picture
 from esper.telemetry.sinks.console import ConsoleSink
-from esper.telemetry.text import duration
+from esper.telemetry.text import shorten
+from esper.telemetry.workload import Workload
 
 REFRESH_SECONDS = 0.25
 
@@ -24,14 +25,29 @@ class LiveSink:
     """Redraws the view in place a few times per second.
 
     Lasting information (the header, rollbacks, cut seeds, the comparison) is printed above it by :class:`ConsoleSink`.
+
+    Args:
+        console: where to draw.
+        work: the work of the run, for one estimate of all of it; the view is then redrawn whenever some of it is done.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._view = RunView()
-        self._lines = ConsoleSink(console, self._view)
+    def __init__(self, console: Console, work: Workload | None = None) -> None:
+        self._view, self._work = RunView(), work
+        self._lines = ConsoleSink(console, self._view, work)
+        self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._start = time.perf_counter()
         self._drawn = 0.0
+        if work is not None:
+            work.report = self._worked
+
+    def start(self) -> None:
+        """Begins to draw; the start of a run does so by itself."""
+        self._live.start()
+
+    def print(self, line: str) -> None:
+        """Prints a line above the view."""
+        self._lines.print(line)
 
     def handle(self, event: Event) -> None:
         self._view.handle(event)
@@ -44,15 +60,21 @@ class LiveSink:
                 self._lines.handle(event)
         if isinstance(event, events.RunStarted | events.RunResumed):
             self._live.start()
-        elif isinstance(event, events.PracticeRound):
+        elif isinstance(event, events.PracticeRound) and self._work is None:
             self._start = time.perf_counter()  # the time left is estimated from real rounds
         self._draw(always=isinstance(event, events.RoundCompleted | events.RunCompleted))
 
     def close(self) -> None:
         """Removes the view; prints the last round as a line, unless it was the run's final one."""
+        if self._work is not None:
+            self._work.report = None
         self._live.stop()
         if (last := self._view.last(events.RoundCompleted)) and last.round < last.rounds:
             self._lines.handle(last)
+
+    def _worked(self, work: Workload) -> None:
+        self._lines.tell_plan()
+        self._draw(always=False)
 
     def _draw(self, always: bool) -> None:
         now = time.perf_counter()
@@ -62,31 +84,39 @@ class LiveSink:
         self._live.update(self.picture(now - self._start), refresh=True)
 
     def picture(self, elapsed: float) -> RenderableType:
-        """Returns the view after ``elapsed`` seconds of training in this process."""
-        view = self._view
-        practice, last = view.last(events.PracticeRound), view.last(events.RoundCompleted)
-        if practice is not None and practice.round < practice.rounds:
-            return Text(status.practice(practice))
-        sections = [status.seed_counts(view), status.policy(view), status.warnings(view), status.time(view)]
-        if last or view.current:
-            sections.insert(0, status.accuracy(view))
-        if last:
-            sections.append(("rate", [status.rates(last)]))
-        return Group(self._progress(elapsed), *(Text(line) for line in status.layout(sections)))
+        """Returns the view after ``elapsed`` seconds of this process."""
+        view, width, ascii_only = self._view, self._console.width, self._console.options.ascii_only
+        blocks = picture.ASCII_BLOCKS if ascii_only else picture.BLOCKS
+        wide = width >= picture.WIDE
+        half = (width - 2) // 2 if wide else width
+        last = view.last(events.RoundCompleted)
+        if self._work is not None:
+            elapsed = self._work.elapsed
+        here = [
+            (shorten(view.score.name, picture.HEAD - 1), picture.curves(view, half, blocks)),
+            ("slots", picture.slots(view, half, ascii_only)),
+            *([("hosts", picture.hosts(view))] if wide else []),
+        ]
+        beside = [
+            ("worth" if view.last(events.WorthsEstimated) else "seeds", picture.planted(view)),
+            ("agent", picture.agent(view, half, blocks)),
+            ("warnings", picture.plain(status.warnings(view)[1])),
+            ("time", picture.plain(status.time(view)[1])),
+            ("rate", picture.plain([status.rates(last)] if last else [])),
+        ]
+        columns = [[picture.part(head, lines) for head, lines in side if lines] for side in (here, beside)]
+        progress = picture.progress(view, self._work, elapsed, width)
+        # Last, so that the ^C of an interrupt is not echoed behind a full line: it would wrap, and the view scroll.
+        end = Text("")
+        if not wide:
+            return Group(*progress, *columns[0], *columns[1], end)
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(ratio=1)
+        table.add_column(ratio=1)
+        table.add_row(Group(*columns[0]), Group(*columns[1]))
+        return Group(*progress, table, end)
 
-    def _progress(self, elapsed: float) -> Table:
-        view = self._view
-        left = view.seconds_left(elapsed)
-        remaining = "comparing" if view.done >= view.rounds else f"{'?' if left is None else duration(left)} left"
-        row = Table.grid(padding=(0, 2))
-        row.add_row(
-            f"round {min(view.done + 1, view.rounds)}/{view.rounds}",
-            ProgressBar(total=max(view.rounds, 1), completed=view.done + view.part_of_round, width=32),
-            f"{duration(elapsed)} elapsed, {remaining}",
-        )
-        return row
 
-
-def progress_sink(console: Console) -> ConsoleSink | LiveSink:
+def progress_sink(console: Console, work: Workload | None = None) -> ConsoleSink | LiveSink:
     """Returns a live view if the output is an interactive terminal, otherwise plain lines."""
-    return LiveSink(console) if console.is_interactive else ConsoleSink(console)
+    return LiveSink(console, work) if console.is_interactive else ConsoleSink(console, work=work)

@@ -6,7 +6,15 @@ there. All values of a round belong to the step at which the round ended.
 
 from __future__ import annotations
 
-from esper.telemetry.event import AnomalyDetected, Event, PolicyUpdated, PracticeRound, RoundCompleted, RunCompleted
+from esper.telemetry.event import (
+    AnomalyDetected,
+    Event,
+    PolicyUpdated,
+    PracticeRound,
+    RanksWaited,
+    RoundCompleted,
+    RunCompleted,
+)
 
 TAGS = {
     PolicyUpdated: {
@@ -25,7 +33,9 @@ RENAMED = {
     RoundCompleted: {"charts/episodic_return": "mean_return", "charts/SPS": "epochs_per_second"},
 }
 """Other tags and their fields."""
-KINDS: frozenset[type[Event]] = frozenset((RoundCompleted, PolicyUpdated, PracticeRound, AnomalyDetected, RunCompleted))
+KINDS: frozenset[type[Event]] = frozenset(
+    (RoundCompleted, RanksWaited, PolicyUpdated, PracticeRound, AnomalyDetected, RunCompleted)
+)
 """Events that have scalars."""
 PRACTICE = "practice/episodic_return"
 """Tag of practice returns. Their steps are practice rounds, because practice has no env steps of the run."""
@@ -52,6 +62,8 @@ class Scalars:
             case PolicyUpdated():
                 heads = {f"entropy/{head}": value for head, value in event.choice_entropies.items()}
                 return {**_fields(event), **heads}
+            case RanksWaited() if event.seconds:
+                return {f"ranks/waited_{rank}": share / event.seconds for rank, share in enumerate(event.waited)}
             case AnomalyDetected():
                 return {f"anomaly/{event.kind}": event.measured}
             case RunCompleted() if not self._cut_short:

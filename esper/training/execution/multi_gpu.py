@@ -13,6 +13,16 @@ import torch
 from esper.training.execution.lanes import Cancelled, Env, LaneError, Lanes, merged
 from esper.training.host_training import HostTraining
 
+AUTO = "auto"
+"""Name of all GPUs of this machine, or of its CPU if it has none."""
+
+
+def chosen_devices(names: str) -> str:
+    """Returns ``run.device`` with the names of devices in place of ``auto``."""
+    if names != AUTO:
+        return names
+    return ",".join(f"cuda:{number}" for number in range(torch.cuda.device_count())) or "cpu"
+
 
 def devices_of(names: str) -> tuple[torch.device, ...]:
     """Returns the devices of ``run.device``, a comma-separated list."""

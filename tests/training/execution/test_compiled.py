@@ -30,6 +30,7 @@ from esper.training.execution import compiled
 from esper.training.execution.compiled import CompiledRun, compile_host, compiled_run
 from esper.training.execution.workers import WorkerLanes
 from tests.core_helpers import Rig, digits, flat_baseline, rig, tiny_config
+from tests.selection import slow_except
 
 QUICK = "aot_eager"
 """Everything of the compiler but writing code."""
@@ -58,7 +59,7 @@ HOSTS: dict[str, tuple[Callable[[], SegmentedHost], Callable[[Any, int], Tensor]
     "transformer": (lambda: TransformerHost(11, width=8, layers=1, heads=2, block=6, slots=1), tokens),
 }
 
-everyone = pytest.mark.parametrize("name", HOSTS)
+everyone = pytest.mark.parametrize("name", slow_except(["thin"], HOSTS))
 
 
 def made(name: str) -> tuple[SegmentedHost, Callable[[int], Tensor]]:
@@ -100,7 +101,7 @@ def test_it_computes_what_eager_does_and_other_batches_and_hosts_compile_nothing
                 torch.testing.assert_close(evaluated(each, draw(count)), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["thin", "transformer"])
+@pytest.mark.parametrize("name", slow_except(["thin"], ["thin", "transformer"]))
 def test_to_compile_a_host_leaves_its_weights_buffers_gradients_and_mode_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_to_compile_a_host_leaves_its_weights_buffers_gradients_and_mode_alone(
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
 def test_a_copy_and_a_pickle_of_a_compiled_host_are_not_compiled() -> None:
     host, draw = made("thin")
     assert compile_host(host, [draw(4)], [draw(4)]) is None
@@ -184,6 +186,7 @@ def test_a_host_that_goes_its_own_way_is_not_called_compiled() -> None:
     assert host.compiled is None
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_a_host_that_was_compiled_compiled() -> None:
     host, draw = made("thin")
     assert compile_host(host, [draw(4)]) is None
@@ -284,6 +287,7 @@ def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, 
                 assert env.training[0].micro_batches == 2 * parts
 
 
+@pytest.mark.slow
 class compiling_rig:
     """A rig whose env is made, and the stance that forbids to compile."""
 
@@ -301,6 +305,7 @@ class compiling_rig:
         self.kept.__exit__(*error)
 
 
+@pytest.mark.slow
 def test_an_episode_goes_as_in_eager() -> None:
     """Validation losses of a short one, in which rounding has no time to grow."""
     found: list[list[float]] = []
@@ -315,6 +320,7 @@ def test_an_episode_goes_as_in_eager() -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_host_grown_compiled_is_saved_and_loaded(tmp_path: Path) -> None:
     config = tiny_config(1, 8, run={"lanes": 1, "tier": "compiled"})
     task = load_task("digits")

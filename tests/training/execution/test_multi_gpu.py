@@ -19,9 +19,11 @@ from esper.files.system_info import check_devices
 from esper.telemetry.event import Event, stable_record
 from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
 from esper.training.execution.multi_gpu import MultiGpuLanes, device_index
+from esper.training.execution.ranks import RunRanks
 from esper.training.execution.workers import WorkerLanes
 from tests.core_helpers import DAMAGE, digits, flat_baseline, tiny_config
 from tests.run.run_helpers import assert_same_bits, flat
+from tests.selection import slow_except
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import KINDS, Growing, assert_same, float_images
 
@@ -193,7 +195,7 @@ def lanes_of(gpus: list[FakeGpu]) -> Any:
 
 
 @pytest.mark.finding("T1")
-@pytest.mark.parametrize("kind", ["float images", "text"])
+@pytest.mark.parametrize("kind", slow_except(["float images"], ["float images", "text"]))
 def test_captured_work_on_several_gpus_gives_the_bits_of_one(kind: str) -> None:
     """Each stand-in for a GPU captures and launches the steps of its own hosts, and of no others."""
     records, launches = [], []
@@ -273,6 +275,16 @@ def test_other_hosts_are_other_hosts_everywhere() -> None:
 def test_devices_that_cannot_be_are_refused(names: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_devices(names)
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(0, "cpu"), (1, "cuda:0"), (3, "cuda:0,cuda:1,cuda:2")])
+def test_auto_is_all_gpus_of_the_machine_or_its_cpu(gpus: int, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert ",".join(map(str, check_devices("auto"))) == found
+    maker = EnvMaker.of(TrainingConfig.parse({"task": {"name": "planted"}, "run": {"device": "auto"}}))
+    assert maker.config.run.device == found  # recorded, and chosen only once
+    of_ranks = [RunRanks(rank, 3, local_rank=rank, local_size=3).own(maker.config.run).device for rank in range(3)]
+    assert set(of_ranks) == set(found.split(","))
 
 
 def test_two_gpus_are_accepted_and_one_twice_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

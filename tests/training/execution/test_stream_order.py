@@ -8,6 +8,7 @@ import torch
 from esper.lifecycle.stage import SeedStage
 from esper.training.execution.lanes import LaneError
 from esper.training.host_training import HostTraining
+from tests.selection import slow_except
 from tests.training.execution.test_streams import growing
 from tests.training.fake_gpu import FakeGpu
 from tests.training.growing import KINDS, validate
@@ -85,7 +86,7 @@ def test_forty_one_envs_have_forty_one_streams() -> None:
 
 
 @pytest.mark.trap(32)
-@pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", slow_except([None, KeyboardInterrupt], [None, ZeroDivisionError, KeyboardInterrupt]))
 def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
     error: type[BaseException] | None,
 ) -> None:
@@ -113,7 +114,7 @@ def test_streams_follow_what_was_queued_and_are_waited_for_even_after_an_error(
 
 @pytest.mark.finding("C1")
 @pytest.mark.trap(32)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_except(["float images"], KINDS))
 def test_no_two_streams_use_the_same_memory_in_no_order(kind: str) -> None:
     """So no delay of any stream changes a bit."""
     gpu = FakeGpu()

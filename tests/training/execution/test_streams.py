@@ -13,6 +13,7 @@ from esper.seeds.blueprints import BLUEPRINTS
 from esper.training.execution.graph_cache import REPLACES, WAITS
 from esper.training.execution.streams import WARM_UP
 from esper.training.execution.workers import WorkerLanes
+from tests.selection import slow_except
 from tests.training.fake_gpu import FakeGpu, fake_lanes
 from tests.training.growing import BATCHES, KINDS, Dropping, Growing, Kind, assert_same, float_images
 from tests.training.live_tensors import Live, live_tensors
@@ -32,9 +33,7 @@ def launches(gpu: FakeGpu) -> list[str]:
     return [call for call in gpu.calls if call.startswith("launch")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "seed"), [*((kind, 0) for kind in KINDS), pytest.param("bytes", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "seed"), slow_except([("ste", 0)], [*((kind, 0) for kind in KINDS), ("bytes", 2)]))
 def test_captured_hosts_grow_as_others_do_to_the_last_bit(kind: str, seed: int) -> None:
     with Growing(KINDS[kind], WorkerLanes(1)) as plain:
         expected = plain.episodes(2, 8, seed)
@@ -104,6 +103,7 @@ def test_rates_alphas_and_targets_act_without_a_new_capture() -> None:
         assert len(gpu.captured) == captured
 
 
+@pytest.mark.slow
 def test_captured_work_serves_later_rounds() -> None:
     gpu = FakeGpu()
     with growing(gpu) as made:
@@ -140,6 +140,7 @@ def test_statistics_have_their_owner_whichever_seed_was_planted_first() -> None:
         assert launches(gpu)[-1] == f"launch {[BATCHES] * 2}"
 
 
+@pytest.mark.slow
 def test_what_is_captured_is_dropped_all_at_once_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
     with Growing(KINDS["float images"], WorkerLanes(1)) as plain:

@@ -1,0 +1,46 @@
+"""`esper demo`: the whole story in two minutes: the agent that ships grows hosts beside the same hosts left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from esper.cli.options import PATH, new_folder
+from esper.config import TrainingConfig
+
+ROUNDS = 2
+"""Rounds of eight hosts: enough pairs for a verdict."""
+
+
+def configuration(seed: int) -> TrainingConfig:
+    """Returns the config of the demo: the defaults, with the agent that ships."""
+    return TrainingConfig.parse({"run": {"controller": "pretrained", "rounds": ROUNDS, "seed": seed}})
+
+
+@click.command("demo")
+@click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True, help="Random seed.")
+@click.option("--out", type=PATH, help="New or empty run folder.  [default: runs/demo-TIME]")
+def command(seed: int, out: Path | None) -> None:
+    """See in two minutes what Esper does, on 8x8 images of digits that are installed with it.
+
+    The agent that ships with Esper grows 16 small networks while they train. The same 16 networks, with the same
+    initial weights and the same batches, are left alone beside them, and the two are compared on test images.
+    """
+    click.echo(
+        "A trained agent grows 16 small networks while they learn to read digits. The\n"
+        "same networks are left alone beside them, with the same initial weights and\n"
+        "the same batches of images.\n"
+    )
+    # Imported only now: torch takes a second or more, and the first words should not.
+    from esper.cli.run import shown
+    from esper.run.experiment import Experiment
+    from esper.telemetry.sinks.console import TerminalConsole
+    from esper.telemetry.sinks.live import progress_sink
+    from esper.telemetry.workload import Workload
+
+    work = Workload()
+    sinks = [progress_sink(TerminalConsole(), work)]
+    experiment = Experiment(configuration(seed), out or new_folder("demo"), sinks, work=work)
+    with shown(experiment) as show:
+        show(experiment.run())

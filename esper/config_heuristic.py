@@ -1,0 +1,28 @@
+"""Thresholds of the hand-written rule."""
+
+from __future__ import annotations
+
+from esper.config_types import Fraction, NonNegative, Positive, Section
+
+
+class HeuristicConfig(Section):
+    """Settings of the controller `heuristic`; shares are of the episode."""
+
+    size: Fraction = 0.8
+    """Blueprint that is planted first: its place among all, from the smallest, 0, to the largest, 1."""
+    trial_errors: NonNegative = 0.0
+    """A seed is blended when its trial is above this many of its standard errors."""
+    hopeless_errors: NonNegative = 3.0
+    """A seed that has been in TRAINING for as long as G2 requires is removed when its trial is below zero by more than
+    this many of its standard errors."""
+    patience: Fraction = 0.16
+    """Share after which it is decided about a seed in TRAINING or HOLDING that has shown no clear gain, and at least as
+    long as G2 requires. A seed in TRAINING is then removed; one in HOLDING is kept if it contributes at all."""
+    min_contribution: NonNegative = 0.5
+    """A seed is kept at once if it contributes more than this, pp, and more than contribution_errors."""
+    contribution_errors: NonNegative = 1.0
+    """The same in standard errors. A seed in HOLDING that costs more than as many is removed at once."""
+    latest: Fraction = 0.7
+    """Share of the episode in which seeds are planted: later ones have too little left to learn in."""
+    ramp: Positive = 1 / 30
+    """Share over which alpha rises, rounded to the nearest tempo."""

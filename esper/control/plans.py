@@ -1,0 +1,68 @@
+"""A bandit over plans: in each slot the blueprint that looks best by experience, planted as early as possible.
+
+A plan is one blueprint a slot, each the best by a draw from what the run has learned of their worths; the env makes the
+draw at the start of an episode and shows it in the observation. So this is Thompson sampling (Thompson 1933) over a
+linear model of gains: early rounds try everything, later ones play what has paid. In evaluation the env shows means,
+and the plan is the best one known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.control.controller import EnvView, PerEnvController
+from esper.lifecycle.stage import SeedStage
+from esper.spaces.action import TEMPOS, ActionSpec, Op
+from esper.spaces.observation import ObservationLayout
+
+TEMPO_SHARE = 1 / 30
+"""Epochs of a ramp, as a fraction of the horizon."""
+PATIENCE_SHARE = 1 / 3
+"""A seed that incubates for longer than this fraction of the horizon is given up."""
+LIFE = 7, 1 / 5
+"""Epochs from planting a seed to keeping it: at least these, and this fraction of the horizon."""
+BLEND = 4, 2 / 15
+"""The same from the start of blending: a seed that is blended and not kept is a loss."""
+
+
+class PlansController(PerEnvController):
+    """Carries seeds through as their gates pass, and plants the most promising seed whenever that is legal."""
+
+    EPISODE_STATE = ("given_up",)
+
+    def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
+        super().__init__(spec, layout, n_envs, run_seed)
+        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - TEMPO_SHARE * layout.horizon))
+        self.life, self.blend = (max(least, math.ceil(share * layout.horizon)) for least, share in (LIFE, BLEND))
+        self.given_up: list[list[str]] = [[] for _ in range(n_envs)]
+        """Slots whose seed did not get through incubation in this episode."""
+
+    def begin_episode(self, env: int) -> None:
+        self.given_up[env] = []
+
+    def choose(self, env: int, view: EnvView) -> NDArray[np.int64]:
+        for op in (Op.FOSSILIZE, Op.ADVANCE):
+            for slot in self.spec.slots:
+                late = view.stage(slot) is SeedStage.TRAINING and view.epochs_left < self.blend
+                if view.legal(op, slot) and view.slot(slot, "gate_passed") and not late:
+                    return self.spec.encode(op, slot)
+        for slot in self.spec.slots:
+            if view.legal(Op.PRUNE, slot) and self._stuck(view, slot):
+                self.given_up[env].append(slot)
+                return self.spec.encode(Op.PRUNE, slot)
+        options = [
+            (view.value(f"{slot}/{name}/worth"), slot, name)
+            for slot in self.spec.slots
+            for name in self.spec.blueprints
+            if slot not in self.given_up[env] and view.legal(Op.GERMINATE, slot, name)
+        ]
+        worth, slot, name = max(options, default=(0.0, "", ""))
+        if worth <= 0 or view.epochs_left < self.life:
+            return self.spec.encode(Op.WAIT)
+        return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
+
+    def _stuck(self, view: EnvView, slot: str) -> bool:
+        waited = view.slot(slot, "epochs_in_stage")
+        return view.stage(slot) is SeedStage.TRAINING and waited > PATIENCE_SHARE

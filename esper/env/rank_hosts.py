@@ -1,0 +1,194 @@
+"""The hosts of a rank other than the first: what rank 0's ``RankedBackend`` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from esper.attribution.paired import Paired
+from esper.config import RunConfig, TrainingConfig
+from esper.config_resolved import HostTrainingConfig
+from esper.data.task import DataOptions, Task
+from esper.data.tasks import load_task
+from esper.env.state import EnvState, table_of, write_table
+from esper.env.training_backend import TrainingBackend, make_trainings, max_seed_parameters
+from esper.hosts.sizes import at_width
+from esper.lifecycle.slots import Bools, Floats, Ints, Slots
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.spaces.action import ActionSpec
+from esper.telemetry.event import Event, MicroBatchHalved
+from esper.telemetry.span import Spans
+from esper.training.execution import workspaces
+from esper.training.execution.faults import is_expected
+from esper.training.execution.ranks import RunRanks
+from esper.training.execution.tiers import make_lanes, prepare_hosts
+from esper.training.governor import Panic
+from esper.training.host_state import host_state
+from esper.training.host_trainer import HostTrainer
+from esper.training.micro_batching import MicroBatchPolicy
+from esper.training.placement import copies_to_pin
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """What a rank needs to know to make its part of a group of hosts."""
+
+    config: HostTrainingConfig
+    spec: ActionSpec
+    indices: tuple[int, ...]
+    """Env indices of its hosts."""
+    governed: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Result of a call, and the splits of batches because memory ran out during it."""
+
+    result: Any
+    splits: tuple[MicroBatchHalved, ...] = ()
+
+
+class RankHosts:
+    """One group of hosts of this rank, with the state of their envs as rank 0 sent it last."""
+
+    def __init__(self, group: HostGroup, task: Task, run: RunConfig) -> None:
+        self.policy, self.splits = MicroBatchPolicy(group.config), list[Event]()
+        self.policy.on_split = self.splits.append
+        count, slots = len(group.indices), len(group.spec.slots)
+        self.hosts = _make_hosts(group, task, run, self.policy)
+        self.state, self.all = EnvState.fresh(count, slots=Slots.fresh(count, slots)), slice(0, count)
+
+    def answer(self, method: str, micro_batches: int, *arguments: Any) -> Reply:
+        self.policy.restore(micro_batches)
+        self.splits.clear()
+        result = getattr(self, method)(*arguments)
+        return Reply(result, tuple(split for split in self.splits if isinstance(split, MicroBatchHalved)))
+
+    def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
+        self.hosts.reset(starting, run_seed, episodes)
+
+    def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
+        return self.hosts.plant(where, blueprint, style)
+
+    def remove(self, where: Bools) -> None:
+        self.hosts.remove(where)
+
+    def epoch(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
+        """Trains, validates and governs; returns the state after validation, that after governing, and rollbacks."""
+        write_table(self.state, self.all, table)
+        self.hosts.train(active, self.state)
+        self.hosts.measure(active, self.state)
+        measured = table_of(self.state, self.all)
+        rollbacks = self.hosts.govern(active, self.state)
+        return measured, table_of(self.state, self.all), rollbacks
+
+    def measure(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
+        """Validates new hosts, which are not governed yet."""
+        write_table(self.state, self.all, table)
+        self.hosts.measure(active, self.state)
+        measured = table_of(self.state, self.all)
+        return measured, measured, {}
+
+    def take_first_snapshots(self, starting: Bools, table: Floats) -> None:
+        write_table(self.state, self.all, table)
+        self.hosts.take_first_snapshots(starting, self.state)
+
+    def test_accuracy(self) -> Floats:
+        return self.hosts.test_accuracy(self.state)
+
+    def shapley(self, row: int) -> dict[str, Paired]:
+        return self.hosts.shapley(row)
+
+    def host_state(self, row: int) -> Any:
+        return host_state(self.hosts.each[row].training)
+
+    def of_each(self, question: Callable[[TrainingBackend], list[Any]]) -> list[Any]:
+        return question(self.hosts)
+
+    def state_dict(self) -> Any:
+        return self.hosts.state_dict()
+
+    def load_state_dict(self, saved: Any, table: Floats) -> None:
+        write_table(self.state, self.all, table)
+        self.hosts.load_state_dict(saved, self.state)
+
+    def close(self) -> None:
+        self.hosts.close()
+
+
+def _make_hosts(group: HostGroup, task: Task, run: RunConfig, policy: MicroBatchPolicy) -> TrainingBackend:
+    """Makes the hosts of ``group`` on the lanes of ``run``, as rank 0 makes its own."""
+    config, blueprints, count = group.config, BLUEPRINTS.copy(), len(group.indices)
+    training = make_trainings([task] * count, [config] * count, group.indices)
+    lanes = make_lanes(run, task.device)
+    try:
+        prepare_hosts(run, training, lanes)
+        pinned = copies_to_pin(run, training, max_seed_parameters(training[0], group.spec, blueprints))
+        trainer = HostTrainer(task, training, lanes, policy)
+        return TrainingBackend(trainer, group.spec, blueprints, Spans(), pinned, group.governed)
+    except BaseException:
+        lanes.close()
+        raise
+
+
+class RankServer:
+    """Makes and keeps the groups of hosts of one rank.
+
+    Args:
+        task: what hosts are trained on; None: the task that rank 0 names, loaded once.
+    """
+
+    def __init__(self, ranks: RunRanks, task: Task | None = None) -> None:
+        self.ranks, self.groups = ranks, dict[int, RankHosts]()
+        self.given, self.tasks = task, dict[tuple[str, str], Task]()
+        """``tasks``: those in use, by name and device."""
+
+    def serve(self) -> None:
+        """Trains hosts for rank 0 until it dismisses this rank. Raises RankLost if rank 0 is gone."""
+        torch.set_num_threads(1)  # as rank 0: initial weights depend on it
+        try:
+            self.ranks.serve(self.handle, is_expected)
+        finally:
+            for group in self.groups.values():
+                group.close()
+
+    def handle(self, name: int, method: str, micro_batches: int, *arguments: Any) -> Reply:
+        """Executes a call for the group ``name``."""
+        if method == "load":
+            (config,) = arguments
+            self.tasks.pop(self._key(config), None)
+            self._task_of(config)
+        elif method == "widen":
+            config, width = arguments
+            task = self._task_of(config)
+            self.tasks[self._key(config)] = replace(task, build_host=at_width(task.build_host, width))
+        elif method == "apply":
+            config, function, given = arguments
+            task, own = self._task_of(config), config.model_copy(update={"run": self.ranks.own(config.run)})
+            return Reply(function(task, own, *given))
+        elif method == "make":
+            (group,) = arguments
+            task = self._task_of(group.config)
+            self.groups[name] = RankHosts(group, task, self.ranks.own(group.config.run))
+        elif method == "close":
+            self.groups.pop(name).close()
+        else:
+            return self.groups[name].answer(method, micro_batches, *arguments)
+        return Reply(None)
+
+    def _task_of(self, config: TrainingConfig) -> Task:
+        """Returns the task of a config on this rank's device."""
+        key = self._key(config)
+        if key not in self.tasks:
+            task = self.given or load_task(config.task.name, DataOptions.of(config.task))
+            place = torch.device(key[1])
+            if place.type == "cuda":
+                workspaces.bound()  # before anything uses cuBLAS
+            self.tasks[key] = task.to(place)
+        return self.tasks[key]
+
+    def _key(self, config: TrainingConfig) -> tuple[str, str]:
+        return config.task.name, self.ranks.own(config.run).device

@@ -1,0 +1,131 @@
+"""How experience grows with the episodes of an env, and what controllers see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.config import ExperienceConfig
+from esper.experience.worth import Experience
+from esper.lifecycle.slots import Bools, Floats, Ints, Slots
+from esper.spaces.action import ActionSpec
+
+Normals = Callable[[int, int], Floats]
+"""Returns the standard normal numbers [S·B] of an env (first argument) in an episode (second)."""
+
+WORTH, MEAN, ERROR, KEPT = range(4)
+"""Columns of :attr:`Gatherer.seen`."""
+
+
+class Gatherer:
+    """The experience of E envs: one, if all their hosts are of one task, or one for each simulated world.
+
+    Episodes are added as they end. What an env shows its controller is set when its episode starts, and does not change
+    until the next one.
+
+    Args:
+        spec: names of slots and blueprints.
+        n_envs: E.
+        config: the prior.
+        world_envs: number of envs in each world; None: all are in one.
+        world_episodes: number of episodes after which a world ends and its experience is forgotten; None: it never
+            ends. Worlds end in turn, so that some are young and others old at any time.
+    """
+
+    ARRAYS = ("seen", "scale", "episodes", "trials", "contributions")
+
+    def __init__(
+        self,
+        spec: ActionSpec,
+        n_envs: int,
+        config: ExperienceConfig,
+        world_envs: int | None = None,
+        world_episodes: int | None = None,
+    ) -> None:
+        self.world, self.world_episodes = np.arange(n_envs) // (world_envs or n_envs), world_episodes
+        self.experiences = [Experience(spec.slots, spec.blueprints, config) for _ in range(self.world[-1] + 1)]
+        shape = (n_envs, len(spec.slots), len(spec.blueprints))
+        self.seen = np.zeros((*shape, 4))
+        """The worths that each env shows, [E, S, B, 4]: one to act on, the mean, its error (pp), and how often such a
+        seed was kept."""
+        self.scale, self.episodes = np.ones(n_envs), np.zeros(n_envs)
+        """s of each env's experience, pp, and the number of its episodes, [E]."""
+        self.trials, self.contributions = np.full(shape, np.nan), np.full(shape, np.nan)
+        """The last trial and the last contribution of each seed in the running episode, pp [E, S, B]; NaN if none."""
+        self.learns = True
+        """Whether episodes are added, and worths to act on are drawn from the posterior (Thompson sampling). If not, as
+        in evaluation, they are its mean."""
+        self.given: Mapping[str, Any] | None = None
+        """Experience that a new run seed starts with; None: none."""
+
+    def age(self, episodes: Ints) -> Ints:
+        """Returns the number of episodes since the world of each env began, [E]."""
+        return episodes if self.world_episodes is None else (episodes + self.world) % self.world_episodes
+
+    def start(self, starting: Bools, episodes: Ints, normals: Normals) -> None:
+        """Starts ``episodes`` [E] in the envs of ``starting`` bool [E]."""
+        if self.world_episodes is not None:
+            for world in set(self.world[starting & (self.age(episodes) == 0)].tolist()):
+                self.experiences[world].clear()
+        self.trials[starting] = self.contributions[starting] = np.nan
+        for env in np.flatnonzero(starting).tolist():
+            experience = self.experiences[self.world[env]]
+            worths = experience.worths
+            self.scale[env], self.episodes[env] = worths.scale, experience.episodes
+            seen = self.seen[env]
+            seen[..., MEAN], seen[..., ERROR] = worths.mean, worths.error
+            seen[..., KEPT] = experience.kept.reshape(worths.mean.shape)
+            seen[..., WORTH] = worths.draw(normals(env, int(episodes[env]))) if self.learns else worths.mean
+
+    def watch(self, slots: Slots) -> None:
+        """Remembers the last measurements of the seeds in ``slots``."""
+        for last, measured in ((self.trials, slots.trial), (self.contributions, slots.contribution)):
+            env, slot = np.nonzero((slots.blueprint >= 0) & np.isfinite(measured))
+            last[env, slot, slots.blueprint[env, slot]] = measured[env, slot]
+
+    def end(self, ended: Bools, gains: Floats, slots: Slots) -> None:
+        """Adds the episodes of ``ended`` bool [E]; ``gains`` [E] are their final gains over no growth, pp.
+
+        An episode that ends with blended seeds that are not kept is left out: its host leans on them, so what the
+        committed network has lost with them says nothing about the seeds that were kept.
+        """
+        ended = ended & ~((slots.blended_alpha > 0) & ~slots.fossil).any(axis=1)
+        if not (self.learns and ended.any()):
+            return
+        kept = np.zeros(self.trials.shape, dtype=np.bool_)
+        env, slot = np.nonzero(slots.fossil)
+        kept[env, slot, slots.blueprint[env, slot]] = True
+        for world, experience in enumerate(self.experiences):
+            rows = ended & (self.world == world)
+            experience.add(gains[rows], kept[rows], self.trials[rows], self.contributions[rows])
+
+    def give(self, state: Mapping[str, Any] | None) -> bool:
+        """Starts from a saved experience, also after a new run seed, if it is of these slots and blueprints.
+
+        Returns whether it is; if not, nothing changes.
+        """
+        if state is None or not self.experiences[0].fits(state):
+            return False
+        self.given = state
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Returns to the experience given at first, or to none."""
+        for experience in self.experiences:
+            experience.clear()
+            if self.given is not None:
+                experience.load_state_dict(self.given)
+
+    def state_dict(self) -> dict[str, Any]:
+        arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in self.ARRAYS}
+        return {"experiences": [each.state_dict() for each in self.experiences], "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for experience, saved in zip(self.experiences, state["experiences"], strict=True):
+            experience.load_state_dict(saved)
+        for name in self.ARRAYS:
+            getattr(self, name)[:] = state["arrays"][name].numpy()

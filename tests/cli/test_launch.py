@@ -1,0 +1,211 @@
+"""`--processes N` and torchrun: the same run in several processes, also when one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.files import checkpoint
+from tests.cli.child import start
+from tests.cli.conftest import Esper
+from tests.run.run_helpers import learning, play, same_run, tiny
+
+TINY = ("run", "--config", "run.toml", "--out", "r")
+LONG = 400
+"""Rounds of a run that a test stops."""
+
+
+def config_file(folder: Path, rounds: int) -> None:
+    (folder / "run.toml").write_text(tiny(rounds=rounds, seed=7).to_toml())
+
+
+def ranks_below(launcher: int) -> dict[int, int]:
+    """Process ids of the launcher's ranks, by rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    found = {}
+    for child in map(int, children):
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        rank = [value for value in environment if value.startswith(b"RANK=")]
+        if rank:
+            found[int(rank[0][5:])] = child
+    return found
+
+
+def wait_for_round(folder: Path, number: int, child: subprocess.Popen[str]) -> None:
+    log = folder / "r" / "metrics.csv"
+    while child.poll() is None and (not log.exists() or len(log.read_text().splitlines()) <= number):
+        time.sleep(0.05)
+    assert child.poll() is None, child.communicate()
+
+
+def gone(ids: list[int]) -> bool:
+    """Whether these processes have ended, within some seconds."""
+    for _ in range(200):
+        if not any(Path(f"/proc/{one}").exists() for one in ids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--processes", "0"), "--processes is '0': give a number of processes, at least 1, or auto"),
+        (("--processes", "two"), "--processes is 'two'"),
+        (("--max-restarts", "1"), "--max-restarts is for --processes; torchrun has an option of this name itself"),
+        (("--rank-timeout", "0"), "0.0 is not in the range x>0"),
+        (("--processes", "2", "--set", "env.n_envs=none"), "env.n_envs"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_started(
+    options: tuple[str, ...], words: str, esper: Esper, tmp_path: Path
+) -> None:
+    done = esper("run", *options)
+    assert done.code == 2
+    assert words in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_within_torchrun_are_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    done = esper("run", "--processes", "2")
+    assert (done.code, "torchrun has started some already" in done.err) == (2, True)
+
+
+def test_a_restart_by_torchrun_that_would_hang_is_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"USE_AGENT_STORE": "True", "MAX_RESTARTS": "1"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    done = esper("run", "--out", "r")
+    assert (done.code, "needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in done.err) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["esper", "torchrun"])
+def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
+    play(tiny(rounds=2, seed=7), tmp_path / "alone")
+    config_file(tmp_path, 2)
+    if by == "esper":
+        child = start(*TINY, "--processes", "2", folder=tmp_path)
+        out, err = child.communicate(timeout=300)
+    else:
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "esper"]
+        child = subprocess.Popen([*run, *TINY], cwd=tmp_path, stdout=-1, stderr=-1, text=True)
+        out, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err
+    assert out.count("round 2/2") == 1  # rank 0 speaks
+    same_run(tmp_path / "alone", tmp_path / "r")
+
+
+@pytest.mark.slow
+def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
+    config_file(tmp_path, 1)
+    child = start(*TINY, "--processes", "3", folder=tmp_path)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 2
+    assert err == "Error: a round has 2 hosts (env.n_envs) for 3 ranks: use at most 2\n"
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run_with_one_message(rank: int, tmp_path: Path) -> None:
+    config_file(tmp_path, LONG)
+    child = start(*TINY, "--processes", "2", folder=tmp_path)
+    wait_for_round(tmp_path, 2, child)  # so the first one is saved
+    ranks = ranks_below(child.pid)
+    os.kill(ranks[rank], signal.SIGKILL)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 1
+    assert err == (
+        f"Error: rank {rank} was killed (SIGKILL, perhaps by the system because memory ran out)\n"
+        "Progress was saved. To continue: esper run --resume r\n"
+    )
+    assert gone(list(ranks.values()))
+    assert checkpoint.read(tmp_path / "r")["round"] >= 1
+    assert not [path for path in (tmp_path / "r").iterdir() if path.name.endswith(".tmp")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_ranks_at_the_end_of_the_step(number: signal.Signals, tmp_path: Path) -> None:
+    config_file(tmp_path, LONG)
+    child = start(*TINY, "--processes", "2", folder=tmp_path)
+    wait_for_round(tmp_path, 1, child)
+    ranks = ranks_below(child.pid)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    words = "stopping at the end of this step; a second signal stops at once"  # unless it was between two steps
+    assert [line for line in err.strip().splitlines() if line != words] == ["Interrupted."]
+    assert "esper run --resume r" in out
+    assert gone(list(ranks.values()))
+
+
+@pytest.mark.slow
+def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
+    config_file(tmp_path, LONG)
+    child = start(*TINY, "--processes", "2", folder=tmp_path)
+    wait_for_round(tmp_path, 2, child)  # so the first one is saved
+    ranks = ranks_below(child.pid)
+    child.kill()
+    child.communicate(timeout=60)
+    assert gone(list(ranks.values()))
+    assert checkpoint.read(tmp_path / "r")["round"] >= 1
+
+
+@pytest.mark.slow
+def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(tmp_path: Path) -> None:
+    dice, rounds = random.Random(3), 40
+    play(tiny(rounds=rounds, seed=7), tmp_path / "alone")
+    config_file(tmp_path, rounds)
+    child = start(*TINY, "--processes", "2", "--max-restarts", "3", folder=tmp_path)
+    for number in (1, 8, 16):
+        wait_for_round(tmp_path, number, child)
+        ranks: dict[int, int] = {}
+        while len(ranks) < 2:
+            ranks = ranks_below(child.pid)
+        os.kill(ranks[dice.randrange(2)], signal.SIGKILL)
+        assert gone(list(ranks.values()))
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err
+    assert re.findall("Error", err) == []
+    same_run(tmp_path / "alone", tmp_path / "r")
+
+
+@pytest.mark.slow
+def test_a_comparison_whose_rank_is_killed_is_that_of_one_process(tmp_path: Path) -> None:
+    """With one restart, while agents learn; the first attempt's training seeds are kept."""
+    (tmp_path / "base.toml").write_text(learning(rounds=1).to_toml())
+    arms = ("--arm", "ppo", "--arm", "random", "--pairs", "2", "--train-seeds", "2")
+    compare = ("compare", "--config", "base.toml", *arms)
+    alone = start(*compare, "--out", "alone", folder=tmp_path)
+    assert alone.wait(300) == 0
+    spread = ("--processes", "2", "--max-restarts", "1", "--out", "spread")
+    child = start(*compare, *spread, "--json", "found.json", folder=tmp_path)
+    while child.poll() is None and not (tmp_path / "spread" / "seed-8").exists():
+        time.sleep(0.05)
+    os.kill(ranks_below(child.pid)[1], signal.SIGKILL)
+    out, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err
+    assert "Waiting for other ranks" in out
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("alone/results.json", "found.json"))
+    del one["environment"], two["environment"]
+    assert one == two
+
+
+@pytest.mark.slow
+def test_several_processes_evaluate_as_one(tmp_path: Path) -> None:
+    play(learning(rounds=1), tmp_path / "r")
+    for name, spread in {"one": (), "two": ("--processes", "2")}.items():
+        child = start("eval", "r", "--pairs", "2", "--json", f"{name}.json", *spread, folder=tmp_path)
+        assert child.wait(300) == 0
+    assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()

@@ -1,0 +1,83 @@
+"""The bandit `plans`: it plants what is worth most, and carries seeds through."""
+
+import numpy as np
+import pytest
+
+from esper.config import TrainingConfig
+from esper.control.plans import PlansController
+from esper.env.planted import PlantedVectorEnv
+from esper.env.planted_law import Law
+from esper.lifecycle.stage import SeedStage as S
+from esper.rollout.rollout import play_round
+from tests.control.control_helpers import World
+
+
+def plans(world: World) -> PlansController:
+    controller = PlansController(world.spec, world.layout, 1)
+    controller.begin()
+    return controller
+
+
+def test_it_plants_the_best_blueprint_in_the_best_slot() -> None:
+    world = World()
+    world.worth[:] = np.array([[1.0, 3.0, -1.0, 0.5], [0.2, 0.1, 5.0, 0.0], [2.0, 1.0, 0.0, 0.0]])
+    controller = plans(world)
+    assert world.ask(controller) == ("GERMINATE", "r0c1", "depthwise")
+    world.put("r0c1", S.FOSSILIZED)
+    assert world.ask(controller) == ("GERMINATE", "r0c0", "conv_light")
+
+
+def test_it_plants_nothing_that_is_expected_to_harm() -> None:
+    world = World()
+    world.worth[:] = -0.1
+    assert world.ask(plans(world))[0] == "WAIT"
+
+
+@pytest.mark.parametrize(
+    ("stage", "op"),
+    [(S.GERMINATED, "ADVANCE"), (S.TRAINING, "ADVANCE"), (S.BLENDING, "ADVANCE"), (S.HOLDING, "FOSSILIZE")],
+)
+def test_it_carries_a_seed_through_when_its_gate_opens(stage: S, op: str) -> None:
+    world = World()
+    world.worth[:] = 1.0
+    controller = plans(world)
+    world.put("r0c1", stage, age=5, gate_passed=0.0)
+    assert world.ask(controller)[0] != op
+    world.put("r0c1", stage, age=5, gate_passed=1.0)
+    assert world.ask(controller)[:2] == (op, "r0c1")
+
+
+def test_a_seed_that_never_gets_through_incubation_makes_room_for_other_slots() -> None:
+    world = World()
+    world.worth[:] = np.array([[1.0] * 4, [3.0] * 4, [2.0] * 4])
+    controller = plans(world)
+    world.put("r0c1", S.TRAINING, age=60, epochs_in_stage=0.3)
+    assert world.ask(controller)[0] == "WAIT"
+    world.put("r0c1", S.TRAINING, age=60, epochs_in_stage=0.4)
+    assert world.ask(controller)[:2] == ("PRUNE", "r0c1")
+    world.put("r0c1", S.DORMANT)
+    assert world.ask(controller)[:2] == ("GERMINATE", "r1c0")  # and not again in the slot of the largest worth
+    controller.begin()
+    assert world.ask(controller)[:2] == ("GERMINATE", "r0c1")
+
+
+def test_what_it_gave_up_is_remembered_by_a_resumed_episode() -> None:
+    world = World()
+    world.worth[:] = 1.0
+    first, second = plans(world), plans(world)
+    world.put("r0c0", S.TRAINING, age=60, epochs_in_stage=0.9)
+    assert world.ask(first)[0] == "PRUNE"
+    second.load_memory_state(first.memory_state())
+    world.put("r0c0", S.DORMANT)
+    assert world.ask(second) == world.ask(first)
+    assert world.ask(second)[1] != "r0c0"
+
+
+def test_it_begins_nothing_that_cannot_be_kept_before_the_episode_ends() -> None:
+    """A short episode has room for two seeds in turn; a third one would be blended at its end, and be lost."""
+    law = Law(worth=((6.0,) * 4,) * 3)
+    env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 16, "episode_length": 12}}), law)
+    play_round(env, PlansController(env.action_spec, env.layout, 16))
+    seeds = env.state.slots
+    assert not ((seeds.blended_alpha > 0) & ~seeds.fossil).any()
+    assert (seeds.fossil.sum(axis=1) >= 1).mean() > 0.9

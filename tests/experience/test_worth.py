@@ -1,0 +1,153 @@
+"""What is inferred about worths from gains, trials and contributions."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import ConfigError, ExperienceConfig, TrainingConfig
+from esper.experience.worth import Experience, prior_correlations
+
+SLOTS, BLUEPRINTS = ("r0c0", "r0c1"), ("oak", "ivy", "elm")
+SHAPE = (2, 3)
+
+
+def experience(**values: float) -> Experience:
+    return Experience(SLOTS, BLUEPRINTS, ExperienceConfig(**values))
+
+
+def nothing(n: int) -> np.ndarray:
+    return np.full((n, *SHAPE), np.nan)
+
+
+def plans(n: int, draw: np.random.Generator) -> np.ndarray:
+    """One random blueprint in each slot, bool [n, S, B]."""
+    return np.eye(3, dtype=np.bool_)[draw.integers(0, 3, size=(n, 2))]
+
+
+def test_without_experience_the_worths_are_those_of_the_prior() -> None:
+    worths = experience(worth_std=2.0).worths
+    np.testing.assert_allclose(worths.mean, 0.0)
+    np.testing.assert_allclose(worths.error, worths.scale)
+    assert worths.scale == pytest.approx(2.0, rel=1e-6)
+    covariance = worths.root @ worths.root.T
+    np.testing.assert_allclose(covariance, 4.0 * prior_correlations(2, 3, ExperienceConfig()), atol=1e-6)
+
+
+def test_the_prior_is_a_correlation_matrix_with_the_shares_of_the_config() -> None:
+    config = ExperienceConfig(shared=0.2, by_blueprint=0.3, by_slot=0.1)
+    k = prior_correlations(2, 3, config)
+    np.testing.assert_allclose(np.diag(k), 1.0)
+    assert k[0, 3] == pytest.approx(0.5)  # the same blueprint in another slot
+    assert k[0, 1] == pytest.approx(0.3)  # another blueprint in the same slot
+    assert k[0, 4] == pytest.approx(0.2)
+    assert np.linalg.eigvalsh(k).min() > 0
+
+
+def test_shares_that_leave_nothing_to_each_blueprint_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"shared \+ by_blueprint \+ by_slot must be 0.95 or less"):
+        TrainingConfig.parse({"experience": {"shared": 0.5, "by_blueprint": 0.5, "by_slot": 0.1}})
+
+
+def test_many_episodes_reveal_the_worths_and_the_noise() -> None:
+    draw = np.random.default_rng(0)
+    true = np.array([[4.0, -2.0, 1.0], [0.0, 6.0, 3.0]])
+    kept = plans(600, draw)
+    found = experience()
+    found.add((kept * true).sum(axis=(1, 2)) + draw.normal(0.5, 1.5, 600), kept, nothing(600), nothing(600))
+    # Each plan has one seed a slot, so an offset of a whole slot is only known by the prior; differences are not.
+    for slot in range(2):
+        measured = found.worths.mean[slot] - found.worths.mean[slot].mean()
+        np.testing.assert_allclose(measured, true[slot] - true[slot].mean(), atol=0.35)
+    assert found.worths.noise == pytest.approx(1.5, abs=0.15)
+    assert found.episodes == 600
+    np.testing.assert_array_equal(found.kept.reshape(SHAPE), kept.sum(axis=0))
+
+
+def test_the_posterior_is_that_of_bayesian_regression() -> None:
+    """With the scales held at their priors by their weight, against the textbook formula."""
+    config = ExperienceConfig(worth_std=2.0, noise=1.5, strength=1e9)
+    draw = np.random.default_rng(1)
+    kept, gains = plans(12, draw), draw.normal(2.0, 2.0, 12)
+    found = Experience(SLOTS, BLUEPRINTS, config)
+    found.add(gains, kept, nothing(12), nothing(12))
+    x = np.concatenate((np.ones((12, 1)), kept.reshape(12, -1)), axis=1)
+    prior = np.zeros((7, 7))
+    prior[0, 0] = (2.0 / 3) ** 2
+    prior[1:, 1:] = 4.0 * prior_correlations(2, 3, config)
+    covariance = np.linalg.inv(np.linalg.inv(prior) + x.T @ x / 1.5**2)
+    mean = covariance @ x.T @ gains / 1.5**2
+    np.testing.assert_allclose(found.worths.mean.ravel(), mean[1:], atol=1e-5)
+    np.testing.assert_allclose(found.worths.error.ravel(), np.sqrt(np.diag(covariance)[1:]), atol=1e-5)
+
+
+def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
+    draw = np.random.default_rng(2)
+    true = np.array([[4.0, -4.0, 1.0], [0.0, 6.0, -3.0]])
+    kept = plans(60, draw)
+    gains = (kept * true).sum(axis=(1, 2)) + draw.normal(0, 3.0, 60)
+    alone, telling, idle = experience(), experience(), experience()
+    alone.add(gains, kept, nothing(60), nothing(60))
+    telling.add(gains, kept, np.where(kept, 0.5 * true + draw.normal(2, 0.3, kept.shape), np.nan), nothing(60))
+    idle.add(gains, kept, np.where(kept, draw.normal(0, 3.0, kept.shape), np.nan), nothing(60))
+
+    def miss(found: Experience) -> float:
+        centred = found.worths.mean - found.worths.mean.mean()
+        return float(np.abs(centred - (true - true.mean())).mean())
+
+    assert telling.worths.error.mean() < 0.8 * alone.worths.error.mean()
+    assert miss(telling) < miss(alone)
+    assert idle.worths.error.mean() > 0.85 * alone.worths.error.mean()
+
+
+def test_the_order_of_episodes_does_not_matter() -> None:
+    draw = np.random.default_rng(3)
+    kept, gains, trials = plans(9, draw), draw.normal(size=9), draw.normal(size=(9, *SHAPE))
+    once, twice = experience(), experience()
+    once.add(gains, kept, trials, nothing(9))
+    for rows in (slice(4, 9), slice(0, 4)):
+        twice.add(gains[rows], kept[rows], trials[rows], nothing(9)[rows])
+    np.testing.assert_allclose(once.worths.mean, twice.worths.mean, rtol=1e-9)
+
+
+def test_draws_have_the_mean_and_the_errors_of_the_posterior() -> None:
+    draw = np.random.default_rng(4)
+    found = experience()
+    kept = plans(30, draw)
+    found.add(kept[:, 0, 0] * 4.0 + draw.normal(0, 1, 30), kept, nothing(30), nothing(30))
+    draws = np.array([found.worths.draw(draw.standard_normal(6)) for _ in range(4000)])
+    np.testing.assert_allclose(draws.mean(axis=0), found.worths.mean, atol=0.15)
+    np.testing.assert_allclose(draws.std(axis=0), found.worths.error, rtol=0.06)
+
+
+def test_a_saved_experience_is_restored_and_one_of_other_hosts_is_refused() -> None:
+    draw = np.random.default_rng(5)
+    found, copy = experience(), experience()
+    kept = plans(5, draw)
+    found.add(draw.normal(size=5), kept, draw.normal(size=(5, *SHAPE)), nothing(5))
+    copy.load_state_dict(found.state_dict())
+    np.testing.assert_array_equal(copy.worths.mean, found.worths.mean)
+    other = Experience(SLOTS, ("oak", "ivy"), ExperienceConfig())
+    with pytest.raises(ValueError, match=r"blueprints oak, ivy, elm; this host has r0c0, r0c1 and oak, ivy$"):
+        other.load_state_dict(found.state_dict())
+    found.clear()
+    assert (found.episodes, found.worths.mean.any()) == (0, False)
+
+
+def test_one_collapsed_host_does_not_ruin_the_estimates() -> None:
+    draw = np.random.default_rng(6)
+    true = np.array([[3.0, -2.0, 1.0], [0.0, 4.0, 2.0]])
+    kept = plans(80, draw)
+    gains = (kept * true).sum(axis=(1, 2)) + draw.normal(0, 1.0, 80)
+    gains[7] = -80.0
+    found = experience()
+    found.add(gains, kept, nothing(80), nothing(80))
+    assert found.worths.mean.argmax(axis=1).tolist() == true.argmax(axis=1).tolist()
+    assert found.worths.mean.max() > 1.0
+
+
+def test_sums_that_belong_to_no_measurements_are_refused() -> None:
+    state = experience().state_dict()
+    with pytest.raises(ValueError, match="gains of the experience"):
+        experience().load_state_dict({**state, "gains": state["gains"] + float("nan")})
+    with pytest.raises(ValueError, match="sums that no measurements can have"):
+        experience().load_state_dict({**state, "gram": state["gram"] - 10.0 * torch.eye(7)})

@@ -1,0 +1,80 @@
+"""What learns in a run: the bandit by its experience, PPO by its updates, and the best agent is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import ConfigError
+from esper.evaluation.comparison import compare_controllers
+from esper.files import checkpoint
+from esper.run.agents import PPORun
+from esper.run.experiment import Experiment
+from esper.telemetry.event import RoundCompleted, WorthsEstimated
+from tests.run.run_helpers import Does, learning, of_kind, play
+
+
+def test_plans_learns_within_its_run_and_is_compared_with_all_others(tmp_path: Path) -> None:
+    config = learning("planted", n_envs=8, controller="plans", rounds=6, evaluation_pairs=8).with_values(
+        env={"episode_length": 20}
+    )
+    summary, recorder = play(config, tmp_path / "r")
+    assert [c.pair.name_b for c in summary.comparisons] == ["none", "random", "heuristic", "schedule"]
+    gains = [e.committed_accuracy - e.baseline_accuracy for e in of_kind(recorder, RoundCompleted)]
+    assert np.mean(gains[3:]) > gains[0] + 2
+    told = of_kind(recorder, WorthsEstimated)
+    assert [event.episodes for event in told] == [8, 16, 24, 32, 40, 48]
+    best = {slot: max(row, key=lambda name: row[name][0]) for slot, row in told[-1].worths.items()}
+    assert best == {"r0c0": "fern", "r0c1": "oak", "r0c2": "moss"}
+
+
+@pytest.mark.parametrize("controller", ["plans", "ppo"])
+def test_an_interrupted_learner_ends_as_if_it_had_never_stopped(controller: str, tmp_path: Path) -> None:
+    config = learning("planted", n_envs=4, controller=controller, rounds=3, ppo={"validate_every": 1})
+    whole, _ = play(config, tmp_path / "whole")
+
+    def stop(event: object) -> None:
+        experiment.stop()
+
+    sink = Does(lambda event: isinstance(event, RoundCompleted) and event.round == 2, lambda: stop(None))
+    experiment = Experiment(config, tmp_path / "cut", callbacks=[sink])
+    assert experiment.run().interrupted
+    resumed = Experiment.resume(tmp_path / "cut").run()
+    assert [c.pair.mean_a for c in resumed.comparisons] == [c.pair.mean_a for c in whole.comparisons]
+    one, two = (checkpoint.read(tmp_path / name) for name in ("whole", "cut"))
+    assert all(torch.equal(one["experience"][k], two["experience"][k]) for k in ("gram", "moment", "sums"))
+
+
+def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(tmp_path: Path) -> None:
+    config = learning("planted", n_envs=8, controller="random", rounds=2)
+    play(config, tmp_path / "r")  # whoever plays, the run gathers experience
+    arms = compare_controllers(config, [f"plans:{tmp_path / 'r'}", "none"], pairs=4)
+    assert arms[0].fossils.sum() >= 0
+    assert arms[0].controller == f"plans:{tmp_path / 'r'}"
+    with pytest.raises(ConfigError, match="name the run, as in plans:RUN_FOLDER"):
+        compare_controllers(config, ["plans", "none"], pairs=4)
+    other = config.with_values(env={"blueprints": ["moss", "oak"]})
+    with pytest.raises(ConfigError, match=r"knows .* and blueprints moss, fern, oak, ivy; this host has .*moss, oak$"):
+        compare_controllers(other, [f"plans:{tmp_path / 'r'}", "none"], pairs=4)
+
+
+def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Returns on the validation hosts are made up: the second agent of four is the best."""
+    returns = iter((0.1, 0.9, 0.3, 0.2))
+    weights: list[torch.Tensor] = []
+    real = PPORun.validation_return
+
+    def made_up(self: PPORun, between_steps: object) -> float:
+        real(self, lambda: None)
+        weights.append(self.ppo.network.op_head[0].weight.detach().clone())
+        return next(returns)
+
+    monkeypatch.setattr(PPORun, "validation_return", made_up)
+    play(learning("planted", n_envs=4, rounds=4, ppo={"validate_every": 1}), tmp_path / "r")
+    assert len(weights) == 4
+    kept = checkpoint.read(tmp_path / "r")["policy"]["network"]["op_head.0.weight"]
+    assert torch.equal(kept, weights[1])
+    assert not torch.equal(kept, weights[3])
