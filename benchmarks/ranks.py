@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,20 @@ def echo_seconds(ranks: RunRanks, size: int) -> float:
     return statistics.median(seconds)
 
 
-class Wire:
-    """Notes the bytes that were on the wire in each round."""
+class RoundNotes:
+    """Notes after each round: bytes on the wire, seconds of joint work, and seconds that a rank waited on average."""
 
     def __init__(self, ranks: RunRanks) -> None:
-        self.ranks, self.rounds = ranks, list[int]()
+        self.ranks, self.rounds = ranks, list[tuple[float, ...]]()
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
-            self.rounds.append(self.ranks.bytes)
+            self.rounds.append((self.ranks.bytes, self.ranks.seconds, sum(self.ranks.idle) / self.ranks.size))
+
+    def of_rounds(self) -> dict[str, list[float]]:
+        """Returns the values of each round but the first, which begins with loading and making."""
+        each = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(self.rounds)]
+        return dict(zip(("bytes", "joint", "idle"), map(list, zip(*each, strict=True)), strict=True))
 
     def close(self) -> None:
         pass
@@ -98,21 +104,21 @@ class Wire:
 
 def child(args: argparse.Namespace) -> None:
     """One rank of one run; leaves what it measured in the folder."""
-    from esper.run.experiment import Experiment
-
+    found: dict[str, Any] = {}
     with RunRanks.joined() as ranks:
         if ranks is not None and not ranks.first:
             Echoing(ranks).serve()
-            number, found = ranks.rank, {}
+            number = ranks.rank
         else:
-            number, wire = 0, None if ranks is None else Wire(ranks)
+            from esper.run.experiment import Experiment  # other ranks do without
+
+            number, notes = 0, None if ranks is None else RoundNotes(ranks)
             echoes = [] if ranks is None else [echo_seconds(ranks, size) for size in (SMALL, LARGE)]
             began = time.perf_counter()
-            Experiment(config_of(args), args.child / "run", [] if wire is None else [wire], ranks=ranks).run()
+            Experiment(config_of(args), args.child / "run", [] if notes is None else [notes], ranks=ranks).run()
             found = {"total": time.perf_counter() - began}
-            if ranks is not None and wire is not None:
-                found |= {"joint": ranks.seconds, "idle": sum(ranks.idle) / ranks.size, "echoes": echoes}
-                found["bytes"] = [after - before for before, after in zip(wire.rounds, wire.rounds[1:], strict=False)]
+            if notes is not None:
+                found |= notes.of_rounds() | {"echoes": echoes}
     shared = Path("/proc/self/smaps_rollup").read_text().splitlines()
     found["pss"] = sum(int(line.split()[1]) for line in shared if line.startswith("Pss:")) / 1024
     (args.child / f"rank{number}.json").write_text(json.dumps(found))
@@ -144,7 +150,7 @@ def play(args: argparse.Namespace, ranks: int, lanes: int) -> dict[str, float]:
         "run, s": first["total"],
         "round, s": median(lambda row: float(row["seconds"])),
         "own hosts, s": epochs / median(lambda row: float(row["epochs_per_second"])),
-        "waiting, %": 100 * first["idle"] / first["joint"] if "joint" in first else 0.0,
+        "waiting, %": 100 * sum(first["idle"]) / sum(first["joint"]) if "joint" in first else 0.0,
         "kB a round": statistics.median(first.get("bytes", [0])) / 1000,
         "memory, MiB": sum(rank["pss"] for rank in each),
         # of the model

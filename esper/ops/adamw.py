@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from esper.ops.optimizer import LightOptimizer
 
-class AdamW(torch.optim.AdamW):
+
+class AdamW(LightOptimizer, torch.optim.AdamW):
     """``torch.optim.AdamW`` (Loshchilov and Hutter 2019), fused, whose step also clips and skips on the device.
 
     Only parameters of two dimensions or more decay, not biases and the scales of normalisation layers. Parameters must

@@ -5,9 +5,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from esper.ops import _native
+from esper.ops.optimizer import LightOptimizer
 
 _native.not_differentiable("sgd_step_", in_place=True)
 
@@ -18,7 +19,7 @@ _FIXED = {"dampening": 0, "maximize": False, "differentiable": False}
 _IGNORED = {"foreach": None, "fused": None}
 
 
-class SGD(Optimizer):
+class SGD(LightOptimizer):
     """``torch.optim.SGD`` with dampening 0, whose step is one operator that reads changing values from device memory.
 
     The learning rate of each group is a 0-d float64 tensor on the device of its parameters, which learning rate
