@@ -106,7 +106,7 @@ def command(
         return
     check_json_file(None if ranks.restarted else json_file)  # an attempt that was ended has written what it had
     if folders and not merge:
-        raise ConfigError(f"{folders[0]} has no option before it; the folders of parts follow --merge")
+        raise ConfigError(f"unexpected argument {folders[0]}: folders are given after --merge")
     if resume is not None or merge:
         own = (pairs, train_seeds, rounds, control_of, part, config_file, *([resume, processes] if merge else [out]))
         given = (*(arm for arm in arms if not is_user_code(arm)), *own, *assignments)
@@ -148,7 +148,7 @@ def _compare(
     if ranks.processes is not None:
         config = arms[0].config if arms else TrainingConfig.parse(ComparisonFolder(folder).read()["arms"][0]["config"])
         try:
-            ranks.launch(config, ("--out", str(folder)) if arms else ())
+            ranks.launch(config, ("--out", str(folder)) if arms else (), folder if arms else None)
         except click.ClickException as error:
             again = resume_command(folder, arms) if arms else "the same command again"
             words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""

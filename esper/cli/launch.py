@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
     from esper.training.execution.ranks import RunRanks
 
 LAUNCHED = "ESPER_LAUNCHED"
-"""Environment variable of ranks that :meth:`RankOptions.launch` started, which reports those that are killed."""
+"""Environment variable: a folder of :meth:`RankOptions.launch`, in the ranks that it started.
+
+It reports those that are killed.
+"""
+REFUSED = "refused"
+"""File in that folder once invalid input was reported, which another attempt would only repeat."""
 SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable: seconds that torch's launcher waits for ranks that were asked to stop, until it kills them."""
 SHUTDOWN_SECONDS = "300"
@@ -76,6 +83,13 @@ class RankOptions:
             raise ConfigError(f"--processes is {processes!r}: give a number of processes, at least 1, or auto")
         if processes is not None and "RANK" in os.environ and LAUNCHED not in os.environ:
             raise ConfigError("--processes starts ranks, but torchrun has started some already: leave it out")
+        rank = os.environ.get("RANK", "0")
+        if not rank.isdecimal() or (int(rank) and "WORLD_SIZE" not in os.environ):
+            raise ConfigError(
+                f"the environment has RANK={rank} but not all that torchrun sets: use torchrun, or unset it"
+            )
+        if LAUNCHED in os.environ and (Path(os.environ[LAUNCHED]) / REFUSED).exists():
+            raise click.exceptions.Exit(2)
         count = None if processes is None or "RANK" in os.environ else 0 if processes == "auto" else int(processes)
         return cls(count, max_restarts or 0, timeout_minutes)
 
@@ -86,8 +100,14 @@ class RankOptions:
 
     @property
     def restarted(self) -> bool:
-        """True in a process that the launcher started again after a failure."""
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+        """True in a process that was started again after a failure, or may have been: a machine counts its own only."""
+        several = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
+        return _number("TORCHELASTIC_RESTART_COUNT") > 0 or (several and _number("TORCHELASTIC_MAX_RESTARTS") > 0)
+
+    def clear(self, folder: Path) -> None:
+        """Removes what an attempt that cannot be resumed has left in ``folder``, which :meth:`launch` found empty."""
+        if LAUNCHED in os.environ and self.restarted:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def serve(self) -> None:
         """Trains hosts for rank 0 until it is done. Signals are left to rank 0, which ends the run after the step."""
@@ -114,31 +134,41 @@ class RankOptions:
         from esper.training.execution.ranks import RunRanks
 
         shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if shares_store and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
+        if shares_store and _number("TORCHELASTIC_MAX_RESTARTS"):
+            if self.is_other:  # the first one reports it
+                raise click.exceptions.Exit(2)
             raise ConfigError(f"torchrun --max-restarts needs {OWN_STORE}=1 in the environment, or a restart hangs")
         with ExitStack() as stack:
             with signals_end():
                 ranks = stack.enter_context(RunRanks.joined(self.timeout_minutes))
             yield ranks
 
-    def launch(self, config: TrainingConfig, more: Sequence[str] = ()) -> None:
-        """Runs this command, with ``more`` arguments, in as many processes as it was told, and waits for them.
+    def launch(self, config: TrainingConfig, more: Sequence[str] = (), new: Path | None = None) -> None:
+        """Runs this command, with ``more`` arguments, in :attr:`processes` processes, and waits for them.
 
-        ``config`` says how many suit this machine.
+        Args:
+            config: what to play; the default number of processes depends on it.
+            new: the folder of something new, which must be empty.
 
         Raises:
-            click.ClickException: a rank was killed; the message names it and the signal.
+            ConfigError: ``new`` is not empty.
+            click.ClickException: a rank was killed, or ended by itself; the message names it, and the signal or code.
             click.exceptions.Exit: rank 0 has ended with an error or was interrupted, which it has reported.
         """
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        from esper.files.run_folder import require_empty
+
+        if new is not None:
+            require_empty(new)
         processes = self.processes or fitting(config)
         os.environ.setdefault(SHUTDOWN, SHUTDOWN_SECONDS)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine: nobody else can connect
         os.environ[OWN_STORE] = "1"
-        os.environ[LAUNCHED] = "1"
         with tempfile.TemporaryDirectory(prefix="esper-ranks-") as logs, quiet_launcher():
+            os.environ[LAUNCHED] = logs
             launch_config = LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
@@ -151,7 +181,7 @@ class RankOptions:
                 logs_specs=DefaultLogsSpecs(log_dir=logs),
             )
             try:
-                elastic_launch(launch_config, sys.executable)("-m", "esper", *sys.argv[1:], *more)
+                elastic_launch(launch_config, sys.executable)(*_same_esper(), *sys.argv[1:], *more)
             except SignalException:
                 raise click.exceptions.Exit(130) from None
             except ChildFailedError as error:
@@ -159,28 +189,34 @@ class RankOptions:
                 killed = {rank: code for rank, code in codes.items() if code < 0}
                 # The launcher ends what is left by SIGTERM, so others were first.
                 first = {rank: code for rank, code in killed.items() if code != -signal.SIGTERM} or killed
-                if first:
-                    raise click.ClickException(" and ".join(_killed(*one) for one in first.items())) from None
+                # Rank 0 has reported what it ended with; so have others with a code of 1 or 2.
+                ended = {
+                    rank: f"rank {rank} ended with exit code {code}"
+                    for rank, code in codes.items()
+                    if rank and code > 2
+                }
+                if first or ended:
+                    words = [*(_killed(*one) for one in first.items()), *ended.values()]
+                    raise click.ClickException(" and ".join(words)) from None
                 raise click.exceptions.Exit(next(iter(codes.values()))) from None
 
 
 def fitting(config: TrainingConfig) -> int:
     """Returns how many ranks suit this machine: one per GPU that the config names, else one per physical core.
 
-    There are at most as many as hosts.
+    There are at most as many as hosts. Raises ConfigError if a device cannot be used.
     """
-    import torch
-
     from esper import _runtime
     from esper.data.task import DataOptions, resolve
     from esper.data.tasks import load_task
-    from esper.training.execution.multi_gpu import chosen_devices
+    from esper.env import planted
+    from esper.files.system_info import check_devices
 
+    devices = check_devices(config.run.device)
+    if config.task.name == planted.NAME:
+        return 1  # simulated hosts are not spread
     hosts = resolve(config, load_task(config.task.name, DataOptions.of(config.task))).env.n_envs
-    names = chosen_devices(config.run.device).split(",")
-    on_cpu = torch.device(names[0]).type == "cpu"
-    places = _runtime.physical_cores() if on_cpu else len(names)
-    return min(places, hosts)
+    return min(_runtime.physical_cores() if devices[0].type == "cpu" else len(devices), hosts)
 
 
 @contextmanager
@@ -219,6 +255,25 @@ def leave_to_launcher(error: BaseException) -> None:
 
     if isinstance(error, RankLost) and not error.hangs and LAUNCHED in os.environ:
         raise click.exceptions.Exit(1) from None
+
+
+def _same_esper() -> list[str]:
+    """Returns the arguments of Python that run the Esper of this process.
+
+    A package called esper in the current folder, such as another checkout, must not run instead.
+    """
+    here = Path(__file__).resolve().parents[2] == Path.cwd()
+    return ["-m", "esper"] if here else ["-P", "-m", "esper"]
+
+
+def note_refusal() -> None:
+    """Notes for further attempts that invalid input was reported."""
+    if LAUNCHED in os.environ:
+        (Path(os.environ[LAUNCHED]) / REFUSED).touch()
+
+
+def _number(variable: str) -> int:
+    return int(os.environ.get(variable, 0))
 
 
 def _killed(rank: int, exitcode: int) -> str:

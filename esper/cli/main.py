@@ -74,6 +74,10 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ConfigError as error:
         click.echo(f"Error: {error}", err=True)
+        if "RANK" in os.environ:
+            from esper.cli.launch import note_refusal
+
+            note_refusal()
         sys.exit(2)
     except BrokenPipeError:
         # The reader is gone; closing stdout at exit must not raise the error again.

@@ -80,15 +80,17 @@ def command(
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
         task, controller = config.task.name, config.run.controller
         out = out or new_folder(task, short_name(controller))
-        if ranks.restarted and checkpoint_files(out):
+        if ranks.restarted and is_run_of(out, config):
             resume, controller = out, controller if is_user_code(controller) else None
+        elif ranks.restarted:
+            ranks.clear(out)
     folder = resume or out
     assert folder is not None
     if ranks.processes is not None:
         try:
             if resume is not None:
                 config = TrainingConfig.parse(read_toml(folder / "config.toml"))
-            ranks.launch(config, () if resume else ("--out", str(out)))
+            ranks.launch(config, () if resume else ("--out", str(out)), None if resume else out)
         except click.ClickException as error:
             words = how_to_go_on(folder, task or "", controller or "")
             raise click.ClickException(f"{error.message}\n{words}") from None
@@ -191,6 +193,19 @@ def checkpoint_files(folder: Path) -> list[Path]:
     from esper.files import checkpoint
 
     return checkpoint.files(folder)
+
+
+def is_run_of(folder: Path, config: TrainingConfig) -> bool:
+    """True if ``folder`` has a checkpoint, and a config with all values of ``config`` that are not open."""
+    if not checkpoint_files(folder):
+        return False
+
+    def holds(ours: Any, theirs: Any) -> bool:
+        if isinstance(ours, dict):
+            return all(holds(value, theirs[name]) for name, value in ours.items())
+        return ours in (None, "auto", theirs)
+
+    return holds(config.model_dump(), TrainingConfig.parse(read_toml(folder / "config.toml")).model_dump())
 
 
 def how_to_go_on(folder: Path, task: str, controller: str) -> str:

@@ -65,11 +65,11 @@ class OtherRanks:
         return [*own, *(result for _, result in self.finish())]
 
     def start(self, method: str, arguments: Arguments, active: Bools | None = None) -> None:
-        """Calls ``method`` of the other ranks, of those that have ``active`` hosts."""
+        """Calls ``method`` of the other ranks that have ``active`` hosts, after the end of the call before."""
         wanted = {rank: rows for rank, rows in self.shares.items() if active is None or active[rows].any()}
         count = self.policy.count
-        if wanted:
-            self.ranks.start({rank: (self.name, method, count, *arguments(rows)) for rank, rows in wanted.items()})
+        # Without any, too: else its caller would take the answers to the call before for its own.
+        self.ranks.start({rank: (self.name, method, count, *arguments(rows)) for rank, rows in wanted.items()})
 
     def finish(self) -> list[tuple[slice, Any]]:
         """Returns the results of the last call with their rows, in the order of hosts; none if no rank was called."""

@@ -16,8 +16,8 @@ from esper.files.atomic import write_atomic, write_json
 from esper.files.run_folder import require_empty, writable
 from esper.files.system_info import describe_environment
 
-MAY_DIFFER = re.compile(r"part\.|arms\.\d+\.config\.task\.data$")
-"""Settings that parts of one comparison need not share: data may lie in another folder on another machine."""
+MAY_DIFFER = re.compile(r"part\.|arms\.\d+\.config\.(task\.data|run\.(device|lanes))$")
+"""Settings that parts of one comparison need not share: where a machine has its data, and what it trains on."""
 
 
 def merge(folders: Sequence[Path], target: Path, controllers: Sequence[str] = ()) -> None:

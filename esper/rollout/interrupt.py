@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_SECONDS = 5.0
+"""Time within which two SIGTERMs are one: the end of a job signals all of its processes, and a launcher repeats it."""
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +25,22 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
     precedence over them.
 
     Args:
-        again: a second signal acts at once.
+        again: a second signal acts at once, unless it is a SIGTERM that repeats the first.
     """
     # Signals that are ignored or left to the system's default action (not callable) are not deferred.
     before = {int(number): signal.getsignal(number) for number in SIGNALS} if _on_main_thread() else {}
     held = {number: act for number, act in before.items() if callable(act)}
     came: list[int] = []
+    first = 0.0
 
     def wait(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if again and came == [signal.SIGTERM] == [number] and now - first < SAME_SECONDS:
+            return
         came.append(number)
         if again and len(came) == 1:
+            first = now
             logger.warning("stopping at the end of this step; a second signal stops at once")
         elif again:
             held[number](number, frame)

@@ -16,7 +16,7 @@ CHILD = (
 
 def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD, *arguments],
+        [sys.executable, "-P", "-c", CHILD, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

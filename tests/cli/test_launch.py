@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.cli.launch import fitting
+from esper.cli.run import is_run_of
+from esper.config import TrainingConfig
 from esper.files import checkpoint
 from tests.cli.child import start
 from tests.cli.conftest import Esper
@@ -64,6 +67,7 @@ def gone(ids: list[int]) -> bool:
         (("--max-restarts", "1"), "--max-restarts is for --processes; torchrun has an option of this name itself"),
         (("--rank-timeout", "0"), "0.0 is not in the range x>0"),
         (("--processes", "2", "--set", "env.n_envs=none"), "env.n_envs"),
+        (("--processes", "auto", "--device", "gpu"), "device 'gpu'"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_started(
@@ -79,6 +83,37 @@ def test_processes_within_torchrun_are_refused(esper: Esper, monkeypatch: pytest
     monkeypatch.setenv("RANK", "0")
     done = esper("run", "--processes", "2")
     assert (done.code, "torchrun has started some already" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("rank", ["1", "first"])
+def test_a_rank_that_torchrun_has_not_set_up_is_refused(
+    rank: str, esper: Esper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    done = esper("run")
+    assert (done.code, f"RANK={rank} but not all that torchrun sets" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "--arm", "none")])
+def test_a_folder_in_use_is_refused_before_a_restart_could_take_it_for_its_own(
+    command: tuple[str, ...], esper: Esper, tmp_path: Path
+) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "other").touch()
+    done = esper(*command, "--processes", "2", "--max-restarts", "1", "--out", "r")
+    assert (done.code, done.err) == (2, "Error: r is not empty; give --out a new or empty folder\n")
+
+
+def test_only_a_run_with_the_values_that_were_given_is_continued(tmp_path: Path) -> None:
+    config = tiny(rounds=1, seed=7)
+    assert not is_run_of(tmp_path / "r", config)
+    play(config, tmp_path / "r")
+    assert is_run_of(tmp_path / "r", config)
+    assert not is_run_of(tmp_path / "r", tiny(rounds=1, seed=8))
+
+
+def test_simulated_hosts_have_one_process() -> None:
+    assert fitting(TrainingConfig.parse({"task": {"name": "planted"}})) == 1
 
 
 def test_a_restart_by_torchrun_that_would_hang_is_refused(esper: Esper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +141,11 @@ def test_several_processes_play_the_run_of_one(by: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_in_spite_of_restarts_and_in_the_folder_of_another_esper(tmp_path: Path) -> None:
     config_file(tmp_path, 1)
-    child = start(*TINY, "--processes", "3", folder=tmp_path)
+    (tmp_path / "esper").mkdir()
+    (tmp_path / "esper" / "__init__.py").write_text("raise SystemExit('another checkout')\n")
+    child = start(*TINY, "--processes", "3", "--max-restarts", "2", folder=tmp_path)
     _, err = child.communicate(timeout=300)
     assert child.returncode == 2
     assert err == "Error: a round has 2 hosts (env.n_envs) for 3 ranks: use at most 2\n"
@@ -131,7 +168,6 @@ def test_a_killed_rank_ends_the_run_with_one_message(rank: int, tmp_path: Path) 
     )
     assert gone(list(ranks.values()))
     assert checkpoint.read(tmp_path / "r")["round"] >= 1
-    assert not [path for path in (tmp_path / "r").iterdir() if path.name.endswith(".tmp")]
 
 
 @pytest.mark.slow
@@ -178,6 +214,21 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_left_alone(tmp
     _, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert re.findall("Error", err) == []
+    same_run(tmp_path / "alone", tmp_path / "r")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    play(tiny(rounds=2, seed=7), tmp_path / "alone")
+    config_file(tmp_path, 2)
+    child = start(*TINY, "--processes", "2", "--max-restarts", "1", folder=tmp_path)
+    while child.poll() is None and not (tmp_path / "r" / "config.toml").exists():
+        time.sleep(0.01)
+    os.kill(ranks_below(child.pid)[1], signal.SIGKILL)
+    assert not checkpoint.files(tmp_path / "r")
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err
+    assert "Error" not in err
     same_run(tmp_path / "alone", tmp_path / "r")
 
 

@@ -97,3 +97,4 @@ def ranks_of(
                 other.kill()
             other.join(60)
             assert other.exitcode is not None, "a rank is still there"
+            assert other.exitcode == 0 or fault in (kill, hang), "a rank has failed"

@@ -38,6 +38,8 @@ CONFIGS = {
     "ppo": lambda: growing("ppo"),
     "plans": lambda: growing("plans"),
     "wild": lambda: growing("random", task={"learning_rate": 30.0}, env={"stop_on": ["divergence"]}),
+    # seeds that fade on another rank while nothing is planted
+    "fading": lambda: growing("random", run={"rounds": 1}, env={"n_envs": 2, "episode_length": 20}),
     "automatic": lambda: growing("random", env={"auto_advance": ["G1", "G2", "G3"], "recalibrate": True}),
 }
 
@@ -50,7 +52,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    slow_except([("small", 2)], [("small", 2), *((name, size) for name in list(CONFIGS)[1:] for size in (2, 4))]),
+    slow_except(
+        [("small", 2), ("fading", 2)], [("small", 2), *((name, size) for name in list(CONFIGS)[1:] for size in (2, 4))]
+    ),
 )
 def test_ranks_train_the_hosts_of_one_process(name: str, size: int, alone: Runs, tmp_path: Path) -> None:
     folder, summary = alone(name)

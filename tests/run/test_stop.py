@@ -301,6 +301,16 @@ def test_a_signal_at_the_very_end_finds_the_run_finished(make: Callable[..., Any
     same_run(tmp_path / "r", tmp_path / "whole")
 
 
+def test_a_sigterm_that_repeats_the_first_does_not_stop_at_once() -> None:
+    """The end of a job signals a rank and the launcher, which passes its signal on."""
+    reached = []
+    with termination_interrupts(), pytest.raises(KeyboardInterrupt), interrupts_wait(again=True):  # noqa: PT012
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        reached.append(True)
+    assert reached
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_every_signal_that_waited_acts(again: bool) -> None:
     """A program that only takes note of one is stopped by the other all the same."""

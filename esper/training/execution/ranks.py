@@ -27,6 +27,10 @@ from esper.config import ConfigError, RunConfig
 Floats = NDArray[np.float64]
 TIMEOUT_MINUTES = 30.0
 """Time that a rank may take to answer, unless the command says otherwise."""
+JOINING_MINUTES = 5.0
+"""Least time that a rank has to join the others."""
+PATIENCE = timedelta(days=1000)
+"""Time that a rank waits for its next call: rank 0 has work of its own. If rank 0 is gone, so is the connection."""
 END = "end"
 """Message after which the other ranks are done."""
 
@@ -86,16 +90,16 @@ class RunRanks:
         if size == 1:
             yield None
             return
-        timeout, own = timedelta(minutes=timeout_minutes), not dist.is_initialized()
+        own, joining = not dist.is_initialized(), timedelta(minutes=max(timeout_minutes, JOINING_MINUTES))
         if own:
-            dist.init_process_group("gloo", timeout=timeout)
+            dist.init_process_group("gloo", timeout=joining)
         ranks = cls(
             dist.get_rank(),
             size,
             int(os.environ.get("LOCAL_RANK", 0)),
             int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-            timeout,
-            None if own else dist.new_group(backend="gloo", timeout=timeout),
+            timedelta(minutes=timeout_minutes),
+            None if own else dist.new_group(backend="gloo", timeout=joining),
         )
         try:
             yield ranks
@@ -161,7 +165,7 @@ class RunRanks:
         with self.whole():
             while self.called:
                 rank, *others = self.called
-                succeeded, answer, busy[rank] = self._receive(rank)
+                succeeded, answer, busy[rank] = self._receive(rank, self.timeout)
                 self.called = tuple(others)
                 if succeeded:
                     answers[rank] = answer
@@ -179,7 +183,7 @@ class RunRanks:
         An error of ``handle`` is the answer; with its traceback unless it is ``expected``. Raises RankLost if rank 0 is
         gone.
         """
-        while (call := self._receive(0)) != END:
+        while (call := self._receive(0, PATIENCE)) != END:
             began = perf_counter()
             try:
                 answer = (True, handle(*call))
@@ -208,18 +212,23 @@ class RunRanks:
     def _send(self, message: Any, rank: int) -> None:
         content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
         with self._talking_to(rank):
-            dist.send(torch.tensor([len(content)]), rank, group=self.group)
-            dist.send(content, rank, group=self.group)
+            self._wait(dist.isend(torch.tensor([len(content)]), rank, group=self.group), self.timeout)
+            self._wait(dist.isend(content, rank, group=self.group), self.timeout)
         self.bytes += len(content)
 
-    def _receive(self, rank: int) -> Any:
+    def _receive(self, rank: int, timeout: timedelta) -> Any:
         size = torch.zeros(1, dtype=torch.int64)
         with self._talking_to(rank):
-            dist.recv(size, rank, group=self.group)
+            self._wait(dist.irecv(size, rank, group=self.group), timeout)
             content = torch.empty(int(size), dtype=torch.uint8)
-            dist.recv(content, rank, group=self.group)
+            self._wait(dist.irecv(content, rank, group=self.group), self.timeout)
         self.bytes += len(content)
         return pickle.loads(content.numpy().tobytes())
+
+    @staticmethod
+    def _wait(work: dist.Work | None, timeout: timedelta) -> None:
+        assert work is not None  # it is None only in a process outside the group
+        work.wait(timeout)
 
     @contextmanager
     def _talking_to(self, rank: int) -> Iterator[None]:
