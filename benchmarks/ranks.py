@@ -220,6 +220,7 @@ def main() -> None:
         head = ["# Ranks", "", f"{what}. docs/scaling.md explains the model.", ""]
         command = ["", f"    python benchmarks/ranks.py {' '.join(sys.argv[1:])}", "", "Made with:", ""]
         made = [f"    {line}" for line in summary_lines(paths=False)]
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text("\n".join([*head, *lines, *command, *made]) + "\n", encoding="utf-8")
 
 

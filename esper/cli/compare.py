@@ -68,10 +68,10 @@ NAME:controller=...,SECTION.KEY=VALUE,...; or NAME=FILE.toml."""
 @click.option(
     "--part",
     metavar="K/N",
-    help="Play every N-th round, from the K-th on; or training seed, if an arm learns. Such parts, also of machines "
-    "that cannot talk to each other, are merged with --merge.",
+    help="Play every N-th round, from the K-th on; or training seed, if an arm learns. --merge puts the parts, which "
+    "may come from different machines, together.",
 )
-@click.option("--merge", is_flag=True, help="Analyse the comparison of which the FOLDERS are the parts.")
+@click.option("--merge", is_flag=True, help="Analyse the comparison whose parts are FOLDERS.")
 @click.argument("folders", nargs=-1, type=PATH)
 @rank_options
 def command(

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,19 +186,10 @@ class RankOptions:
                 raise click.exceptions.Exit(130) from None
             except ChildFailedError as error:
                 codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
-                killed = {rank: code for rank, code in codes.items() if code < 0}
-                # The launcher ends what is left by SIGTERM, so others were first.
-                first = {rank: code for rank, code in killed.items() if code != -signal.SIGTERM} or killed
-                # Rank 0 has reported what it ended with; so have others with a code of 1 or 2.
-                ended = {
-                    rank: f"rank {rank} ended with exit code {code}"
-                    for rank, code in codes.items()
-                    if rank and code > 2
-                }
-                if first or ended:
-                    words = [*(_killed(*one) for one in first.items()), *ended.values()]
-                    raise click.ClickException(" and ".join(words)) from None
-                raise click.exceptions.Exit(next(iter(codes.values()))) from None
+                if words := how_ranks_ended(codes):
+                    raise click.ClickException(words) from None
+                ended = [code for code in codes.values() if code > 0]
+                raise click.exceptions.Exit(ended[0]) from None
 
 
 def fitting(config: TrainingConfig) -> int:
@@ -276,7 +267,18 @@ def _number(variable: str) -> int:
     return int(os.environ.get(variable, 0))
 
 
-def _killed(rank: int, exitcode: int) -> str:
-    name = signal.Signals(-exitcode).name
+def how_ranks_ended(codes: Mapping[int, int]) -> str:
+    """Describes how ranks ended, from their exit codes by rank; empty if they have reported it."""
+    # The launcher ends what is left by SIGTERM, so others were first.
+    first = [rank for rank, code in codes.items() if code not in (-signal.SIGTERM, 1, 2)]
+    if not first and max(codes.values()) > 0:
+        return ""
+    return " and ".join(_ended(rank, codes[rank]) for rank in first or codes)
+
+
+def _ended(rank: int, code: int) -> str:
+    if code > 0:
+        return f"rank {rank} ended with exit code {code}"
+    name = signal.Signals(-code).name
     memory = ", perhaps by the system because memory ran out" if name == "SIGKILL" else ""
     return f"rank {rank} was killed ({name}{memory})"

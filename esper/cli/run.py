@@ -80,10 +80,8 @@ def command(
         config = TrainingConfig.parse(build_tables(config_file, assignments, flags, said))
         task, controller = config.task.name, config.run.controller
         out = out or new_folder(task, short_name(controller))
-        if ranks.restarted and is_run_of(out, config):
+        if ranks.restarted and found_run(ranks, out, config):
             resume, controller = out, controller if is_user_code(controller) else None
-        elif ranks.restarted:
-            ranks.clear(out)
     folder = resume or out
     assert folder is not None
     if ranks.processes is not None:
@@ -193,6 +191,14 @@ def checkpoint_files(folder: Path) -> list[Path]:
     from esper.files import checkpoint
 
     return checkpoint.files(folder)
+
+
+def found_run(ranks: RankOptions, folder: Path, config: TrainingConfig) -> bool:
+    """Returns whether an earlier attempt of the command has left a run to resume; removes what else it has left."""
+    if is_run_of(folder, config):
+        return True
+    ranks.clear(folder)
+    return False
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:

@@ -201,7 +201,7 @@ def test_parts_are_played_and_merged(esper: Esper) -> None:
             ("--part", "1/2", "--json", "o.json", "--arm", "none", "--arm", "random"),
             "give it to --merge, not to --part",
         ),
-        (("p1", "p2"), "p1 has no option before it; the folders of parts follow --merge"),
+        (("p1", "p2"), "unexpected argument p1: folders are given after --merge"),
         (("--merge", "p1", "--pairs", "3"), "--merge FOLDER... continues the comparison with the settings it was"),
         (("--merge", "p1", "--processes", "2"), "only --out, --reference, --json and"),
         (("--merge", "p1", "--resume", "p2"), "only --out, --reference, --json and"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli.launch import fitting
+from esper.cli.launch import fitting, how_ranks_ended
 from esper.cli.run import is_run_of
 from esper.config import TrainingConfig
 from esper.files import checkpoint
@@ -110,6 +110,20 @@ def test_only_a_run_with_the_values_that_were_given_is_continued(tmp_path: Path)
     play(config, tmp_path / "r")
     assert is_run_of(tmp_path / "r", config)
     assert not is_run_of(tmp_path / "r", tiny(rounds=1, seed=8))
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ({0: 2, 1: 2}, ""),
+        ({0: 1, 1: -15}, ""),
+        ({0: -15, 1: -15}, "rank 0 was killed (SIGTERM) and rank 1 was killed (SIGTERM)"),
+        ({0: 1, 1: -11}, "rank 1 was killed (SIGSEGV)"),
+        ({0: 1, 1: 3}, "rank 1 ended with exit code 3"),
+    ],
+)
+def test_a_rank_that_has_not_said_why_it_ended_is_named(codes: dict[int, int], words: str) -> None:
+    assert how_ranks_ended(codes) == words
 
 
 def test_simulated_hosts_have_one_process() -> None:

@@ -212,23 +212,18 @@ class RunRanks:
     def _send(self, message: Any, rank: int) -> None:
         content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
         with self._talking_to(rank):
-            self._wait(dist.isend(torch.tensor([len(content)]), rank, group=self.group), self.timeout)
-            self._wait(dist.isend(content, rank, group=self.group), self.timeout)
+            _wait(dist.isend(torch.tensor([len(content)]), rank, group=self.group), self.timeout)
+            _wait(dist.isend(content, rank, group=self.group), self.timeout)
         self.bytes += len(content)
 
     def _receive(self, rank: int, timeout: timedelta) -> Any:
         size = torch.zeros(1, dtype=torch.int64)
         with self._talking_to(rank):
-            self._wait(dist.irecv(size, rank, group=self.group), timeout)
+            _wait(dist.irecv(size, rank, group=self.group), timeout)
             content = torch.empty(int(size), dtype=torch.uint8)
-            self._wait(dist.irecv(content, rank, group=self.group), self.timeout)
+            _wait(dist.irecv(content, rank, group=self.group), self.timeout)
         self.bytes += len(content)
         return pickle.loads(content.numpy().tobytes())
-
-    @staticmethod
-    def _wait(work: dist.Work | None, timeout: timedelta) -> None:
-        assert work is not None  # it is None only in a process outside the group
-        work.wait(timeout)
 
     @contextmanager
     def _talking_to(self, rank: int) -> Iterator[None]:
@@ -243,6 +238,11 @@ class RunRanks:
             silent, gone = f"did not answer for {minutes:g} minutes", "is gone: its connection was closed"
             self.lost = RankLost(rank, silent if hangs else gone, hangs)
             raise self.lost from error
+
+
+def _wait(work: dist.Work | None, timeout: timedelta) -> None:
+    assert work is not None  # it is None only in a process outside the group
+    work.wait(timeout)
 
 
 def joint_seconds(ranks: RunRanks | None) -> Floats:
