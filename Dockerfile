@@ -1,6 +1,6 @@
-# An image in which the README's commands work:
+# An image in which the README's commands work. Run folders stay in ./runs of the host:
 #
-#   docker build -t esper . && docker run --rm -it esper esper run
+#   docker build -t esper . && docker run --rm -it -v "$PWD/runs:/esper/runs" esper esper run
 FROM python:3.12-slim
 
 # Any g++ that Debian ships will do.

@@ -49,16 +49,16 @@ def rank_options(command: Command) -> Command:
             type=click.FloatRange(min=0, min_open=True),
             default=30.0,
             metavar="MINUTES",
-            help="A process that does not answer for so long ends the command.  [default: 30]",
+            help="Minutes to wait for the answer of a process before the command ends with an error.  [default: 30]",
         ),
         click.option(
             "--max-restarts",
             type=click.IntRange(min=0),
             metavar="N",
-            help="With --processes: how often to go on from the last checkpoint after a failure.  [default: 0]",
+            help="With --processes: max number of restarts from the last checkpoint after a failure.  [default: 0]",
         ),
         click.option(
-            "--processes", metavar="N|auto", help="Spread the hosts over N processes; auto: as many as cores."
+            "--processes", metavar="N|auto", help="Spread the hosts over N processes; auto: one per physical core, or per GPU."
         ),
     ):
         command = option(command)

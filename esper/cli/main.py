@@ -15,9 +15,9 @@ COMMANDS = {
     "demo": "See in two minutes what Esper does: a trained agent grows hosts beside the same hosts left alone.",
     "run": "Grow hosts with a controller, and compare them with the same hosts left alone.",
     "compare": "Compare controllers on the same hosts, pair by pair.",
-    "eval": "Evaluate a trained agent on held-out hosts, also of another task or width.",
+    "eval": "Evaluate a trained agent on held-out hosts, of its own or another task or width.",
     "report": "Write an HTML page about one or more runs, or about a comparison.",
-    "show": "Show the status of a run, also while it is in progress.",
+    "show": "Show the status of a run, finished or in progress.",
     "info": "Show versions, hardware and compiled modules; or the observation or the configuration.",
     "tasks": "List the tasks, blueprints and controllers.",
 }
@@ -26,7 +26,7 @@ EXIT_CODES = {
     "0": "done",
     "1": "an error while running; completed work is kept, and the message says how to resume",
     "2": "invalid input; nothing was started",
-    "130": "interrupted with Ctrl-C; completed work is kept, as after an error",
+    "130": "interrupted by Ctrl-C or SIGTERM; completed work is kept, as after an error",
 }
 
 
