@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-MODULES = {"scikit-learn": "sklearn", "huggingface-hub": "huggingface_hub"}
-BY_NAME = {"tensorboard", "wandb", "trackio", "torchvision"}
-"""Imported by a name in a table, or by torch."""
+MODULES = {"huggingface-hub": "huggingface_hub"}
+BY_NAME = {"tensorboard", "wandb", "trackio", "torchvision", "scikit-learn"}
+"""Imported by a name in a table or by torch, or a file of theirs is read."""
 
 
 def names(requirements: list[str]) -> set[str]:
