@@ -58,7 +58,9 @@ def rank_options(command: Command) -> Command:
             help="With --processes: max number of restarts from the last checkpoint after a failure.  [default: 0]",
         ),
         click.option(
-            "--processes", metavar="N|auto", help="Spread the hosts over N processes; auto: one per physical core, or per GPU."
+            "--processes",
+            metavar="N|auto",
+            help="Spread the hosts over N processes; auto: one per physical core, or per GPU.",
         ),
     ):
         command = option(command)

@@ -92,7 +92,8 @@ def check_resume(
     flags = {**flags, "task": None if task is not None and is_user_task(task) else task}
     if any(value is not None for value in (*given, *flags.values())):
         raise ConfigError(
-            f"{option} continues the {kind} with the settings it was started with; only {allowed}, and options of processes, can be given with it"
+            f"{option} continues the {kind} with the settings it was started with; only {allowed}, and options of "
+            "processes, can be given with it"
         )
 
 

@@ -154,7 +154,7 @@ def test_resume_takes_no_other_option(esper: Esper, other: tuple[str, str]) -> N
     assert found.code == 2
     assert found.err == (
         "Error: --resume FOLDER continues the run with the settings it was started with; only the same user-defined "
-        "--task and --controller can be given with it\n"
+        "--task and --controller, and options of processes, can be given with it\n"
     )
     assert list(Path().iterdir()) == []
 
