@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -11,6 +12,8 @@ MAX_WORKERS = 4  # each imports torch, which takes 0.6 GB
 # Networks of the tests are so small that the threads of one operator would mostly wait for one another, and workers
 # share the cores. torch reads this when it is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that starts pytest in the background has it ignore Ctrl-C, which tests send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
