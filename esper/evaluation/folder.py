@@ -174,12 +174,16 @@ def resume_command(folder: Path, arms: Sequence[Arm]) -> str:
 
 
 def _followed_digest(arm: Arm) -> str | None:
-    """Returns the SHA-256 of the schedule, policy or Python file that the arm's controller follows; None for others."""
+    """Returns the SHA-256 of the file that the arm's controller follows; None for others.
+
+    It is a schedule, a policy, the checkpoint of a run or a Python file.
+    """
     file = schedule_file(arm.controller, arm.config.task.name)
     if is_user_code(arm.controller):
         file = Path(arm.controller.rpartition(":")[0]).expanduser()
-    if arm.controller.partition(":")[0] in ("checkpoint", "pretrained"):
-        path = policy_path(arm.controller)
+    kind, _, other = arm.controller.partition(":")
+    if kind in ("checkpoint", "pretrained") or (kind == "plans" and other):
+        path = policy_path(other or kind)
         file = path / checkpoint.NAME if path.is_dir() else path
     if file is None:
         return None

@@ -44,11 +44,13 @@ class RunFolder:
     def follows(self, controller: str) -> str:
         """Returns the controller's name on resuming, with the path of the copy kept here.
 
-        The original schedule or policy may have changed or disappeared since.
+        The original schedule, policy or experience may have changed or disappeared since.
         """
-        kind, _, _ = controller.partition(":")
+        kind, _, other = controller.partition(":")
         if kind == "schedule":
             return f"schedule:{self.path / SCHEDULE}"
+        if kind == "plans" and other:
+            return f"plans:{self.path}"  # whose checkpoint has the experience, which grew from the other run's
         return f"checkpoint:{self.path}" if kind in ("checkpoint", "pretrained") else controller
 
     def sinks(self) -> list[Sink]:

@@ -63,8 +63,9 @@ class FixedAgent:
         self.env, self.config = env, maker.config
         controller = controller_for(follows, maker.config, env, maker.config.run.seed)
         self.policy = controller if isinstance(controller, Policy) else None
-        self.seed_offset = 0 if isinstance(controller, PerEnvController) else HELD_OUT
-        """Added to the run seed of the hosts, because a policy may have learned on those of the run's own seed."""
+        informed = env.gatherer.given is not None or not isinstance(controller, PerEnvController)
+        self.seed_offset = HELD_OUT if informed else 0
+        """Added to the run seed of the hosts: a policy or its experience may be of those of the run's own seed."""
         # The same run seed, env indices and episode numbers: the same initial weights and batches.
         alone = NoGrowth(env.action_spec, env.layout, env.num_envs)
         self.rollout, self.control = Rollout(env, controller), Rollout(maker.make(), alone)

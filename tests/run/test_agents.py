@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 
 from esper.config import ConfigError
 from esper.evaluation.comparison import compare_controllers
+from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
 from esper.run.agents import PPORun
 from esper.run.experiment import Experiment
 from esper.telemetry.event import RoundCompleted, WorthsEstimated
-from tests.run.run_helpers import Does, learning, of_kind, play
+from tests.run.run_helpers import Does, learning, of_kind, play, same_results
 
 
 def test_plans_learns_within_its_run_and_is_compared_with_all_others(tmp_path: Path) -> None:
@@ -49,16 +51,31 @@ def test_an_interrupted_learner_ends_as_if_it_had_never_stopped(controller: str,
 
 
 def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(tmp_path: Path) -> None:
-    config = learning("planted", n_envs=8, controller="random", rounds=2)
-    play(config, tmp_path / "r")  # whoever plays, the run gathers experience
-    arms = compare_controllers(config, [f"plans:{tmp_path / 'r'}", "none"], pairs=4)
-    assert arms[0].fossils.sum() >= 0
+    config = learning("planted", n_envs=8, controller="plans", rounds=3).with_values(env={"episode_length": 30})
+    play(config, tmp_path / "r")
+    arms = compare_controllers(config, [f"plans:{tmp_path / 'r'}", "none"], pairs=8)
+    assert (arms[0].accuracy > arms[1].accuracy).all()
     assert arms[0].controller == f"plans:{tmp_path / 'r'}"
     with pytest.raises(ConfigError, match="name the run, as in plans:RUN_FOLDER"):
         compare_controllers(config, ["plans", "none"], pairs=4)
     other = config.with_values(env={"blueprints": ["moss", "oak"]})
     with pytest.raises(ConfigError, match=r"knows .* and blueprints moss, fern, oak, ivy; this host has .*moss, oak$"):
         compare_controllers(other, [f"plans:{tmp_path / 'r'}", "none"], pairs=4)
+
+
+def test_plans_of_a_run_plays_other_hosts_and_resumes_without_that_run(tmp_path: Path) -> None:
+    first = learning("planted", n_envs=4, controller="plans", rounds=2)
+    play(first, tmp_path / "r")
+    config = first.with_values(run={"controller": f"plans:{tmp_path / 'r'}"})
+    informed = Experiment(config, tmp_path / "whole")
+    whole = informed.run()
+    assert informed.trainer.env.run_seed == first.run.seed + HELD_OUT
+    sink = Does(lambda event: isinstance(event, RoundCompleted) and event.round == 1, lambda: experiment.stop())
+    experiment = Experiment(config, tmp_path / "cut", callbacks=[sink])
+    assert experiment.run().interrupted
+    shutil.rmtree(tmp_path / "r")
+    resumed = Experiment.resume(tmp_path / "cut").run()
+    same_results(resumed, whole)
 
 
 def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
