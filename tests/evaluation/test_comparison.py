@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import ComparisonResult, ComparisonRun
 from esper.evaluation.runner import GrowingRunner
+from esper.run.experiment import Experiment
 from esper.telemetry.event import ArmPlayed
 from tests.selection import slow_except
 
@@ -192,6 +194,16 @@ def test_a_changed_schedule_prevents_resuming(tmp_path: Path) -> None:
     schedule.write_text(text)
     compare(tmp_path / "o", "none", f"schedule:{schedule}", pairs=2).run()
     schedule.write_text(text.replace("fern", "moss"))
+    with pytest.raises(ConfigError, match="has changed since the comparison began"):
+        ComparisonRun.resume(tmp_path / "o")
+
+
+def test_another_experience_prevents_resuming(tmp_path: Path) -> None:
+    config = TrainingConfig.parse(PLANTED).with_values(run={"controller": "random", "rounds": 1})
+    Experiment(config, tmp_path / "r").run()
+    compare(tmp_path / "o", "none", f"plans:{tmp_path / 'r'}", pairs=2).run()
+    shutil.rmtree(tmp_path / "r")
+    Experiment(config.with_values(run={"seed": 5}), tmp_path / "r").run()
     with pytest.raises(ConfigError, match="has changed since the comparison began"):
         ComparisonRun.resume(tmp_path / "o")
 
