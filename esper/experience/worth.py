@@ -10,11 +10,11 @@ so what one slot shows of a blueprint also says something about the others. Thre
     trial of a seed        y = α_t + λ_t w + ε                 ε ~ N(0, σ_t²)
     contribution           y = α_c + λ_c w + ε                 ε ~ N(0, σ_c²)
 
-The gain is accuracy over the no-growth baseline, whose own error is the offset o. A trial or contribution is the last
-one of a seed; it measures how much a host leans on the seed, so its scale λ, its offset α and its noise are unknown.
-Given these, the posterior of w is normal (Bayesian linear regression, Bishop 2006, 3.3). Given the posterior, they have
-closed forms, so both are found in turn (expectation maximisation, with weak priors on every unknown). A kind that
-predicts nothing gets λ ≈ 0 or a large σ, and then counts for nothing."""
+The gain is accuracy over the no-growth baseline, whose own error is the offset o; it is cut to ±``max_gain``. A trial
+or contribution is the last one of a seed; it measures how much a host leans on the seed, so its scale λ, its offset α
+and its noise are unknown. Given these, the posterior of w is normal (Bayesian linear regression, Bishop 2006, 3.3).
+Given the posterior, they have closed forms, so both are found in turn (expectation maximisation, with weak priors on
+every unknown). A kind that predicts nothing gets λ ≈ 0 or a large σ, and then counts for nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ITERATIONS = 12
 OFFSET_SHARE = 1 / 3
 """Prior standard deviation of o in units of s."""
 SLOPE, SLOPE_STD = 0.5, 0.5
-"""Prior of λ."""
+"""Prior of λ: mean and standard deviation. That of α is N(0, (5 s)²)."""
 
 
 @dataclass(frozen=True)

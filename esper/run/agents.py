@@ -45,8 +45,8 @@ from esper.telemetry.workload import GROWN, Phase, Workload
 
 Emit = Callable[[Event], None]
 VALIDATION = 3 * 2**30
-"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds, of practice and
-of the comparison."""
+"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds and of the
+comparison. Hosts of practice are simulated."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
