@@ -53,7 +53,7 @@ def test_a_resumed_run_names_it_again(esper: Esper, monkeypatch: pytest.MonkeyPa
     assert executed() == 1
     for arguments, message in [
         ((), f"name it: --controller {NAME}"),
-        (("--controller", "heuristic"), "only the same user-defined --task and --controller can be given"),
+        (("--controller", "heuristic"), "only the same user-defined --task and --controller, and options of processes"),
         (("--controller", "mine.py:other"), f"a run of the controller '{NAME}', not of 'mine.py:other'"),
     ]:
         refused = esper("run", "--resume", "out", *arguments)
