@@ -60,7 +60,8 @@ class Watch:
             self._alarm(event.env, event.episode, event.epoch, event.reason, event.value, event.threshold)
         elif isinstance(event, EpochCompleted):
             self.epochs += 1
-            governor = self.env.episodes[event.env].governor
+            governor = self.env.local.each[event.env].governance.governor
+            assert governor is not None
             if governor.anomaly_pending:  # one that has become a rollback is no longer pending
                 self.anomalies += 1
                 what = f"anomaly {governor.anomalies}"

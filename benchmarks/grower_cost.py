@@ -1,6 +1,6 @@
 """The cost of a Grower: an epoch of a plain loop on `digits` with 0, 1 and 3 seeds, in units of the bare loop's epoch.
 
-    python benchmarks/grower_cost.py --turns 40
+    python -m benchmarks.grower_cost --turns 40
 
 For each number of seeds, three loops train the same host in turns: the bare loop, the loop with a Grower, and a bare
 loop whose model has the same seeds as ordinary modules, which is the arithmetic without a Grower. Seeds are incubating

@@ -49,8 +49,10 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
                 TrainingConfig.parse(tables)
         case ["esper-bench", *arguments]:
             bench.make_context("esper-bench", list(arguments))
+        case ["python", "-m", module, *arguments]:
+            check_script(ROOT / f"{module.replace('.', '/')}.py", [str(ROOT)], arguments, monkeypatch)
         case ["python", script, *arguments]:
-            check_script(ROOT / script, arguments, monkeypatch)
+            check_script(ROOT / script, [str((ROOT / script).parent)], arguments, monkeypatch)
         case ["pytest", *arguments]:
             paths = [argument for argument in arguments if "/" in argument]
             assert paths
@@ -65,7 +67,8 @@ class Parsed(Exception):
     """The options of a script were accepted."""
 
 
-def check_script(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def check_script(script: Path, path: list[str], arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a script until its options are read; ``path`` is what Python finds modules in, beside what is installed."""
     parse = argparse.ArgumentParser.parse_args
 
     def stop(self: argparse.ArgumentParser, *rest: Any) -> None:
@@ -74,7 +77,10 @@ def check_script(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     monkeypatch.setattr(sys, "argv", [script.name, *arguments])
-    monkeypatch.syspath_prepend(str(script.parent))  # as `python SCRIPT` does
+    installed = [entry for entry in sys.path if entry and Path(entry) not in (ROOT, *ROOT.iterdir())]
+    monkeypatch.setattr(sys, "path", [*path, *installed])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(Parsed):
         runpy.run_path(str(script), run_name="__main__")
 
