@@ -65,14 +65,16 @@ def make(settings: dict[str, Any], mode: str) -> VectorEnv[Any, Any, Any]:
 
 def trained(flat: bool, seed: int, *lessons: Lesson) -> dict[str, float]:
     """Mean discounted returns in the last lesson's env, on a held-out seed: of chance, and of the agent before and
-    after all lessons."""
+    after all lessons; then with what the last lesson has shown of seeds, which a reset with a seed would forget."""
     exam = make(lessons[-1][0], "Disabled")
     assert isinstance(exam, PlantedVectorEnv)
 
     def school(settings: dict[str, Any]) -> VecNormalize:
-        env = make(settings, "SameStep")
+        nonlocal lesson
+        lesson = env = make(settings, "SameStep")
         return VecNormalize(SB3VecEnv(FlatActionVector(env) if flat else env), norm_reward=False)
 
+    lesson: VectorEnv[Any, Any, Any] = exam
     venv = school(lessons[0][0])
     model = MaskablePPO(
         "MlpPolicy",
@@ -97,6 +99,8 @@ def trained(flat: bool, seed: int, *lessons: Lesson) -> dict[str, float]:
         model.set_env(venv)
         model.learn(steps)
     player.norm = venv
+    assert isinstance(lesson, PlantedVectorEnv)
+    assert exam.gatherer.give(lesson.gatherer.experiences[0].state_dict())
     results["after"] = float(play_round(exam, player, HELD_OUT).returns.mean())
     results["illegal"] = float(exam.illegal_actions.mean())
     print(f"flat {flat}, seed {seed}: " + ", ".join(f"{name} {value:.3f}" for name, value in results.items()))
