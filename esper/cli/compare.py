@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, build_tables, check_json_file, check_resume, config_options, new_folder
 from esper.cli.run import is_expected
 from esper.config import ConfigError, TrainingConfig
@@ -132,6 +132,18 @@ def command(
     _compare(new, folder, read, ranks, json_file)
 
 
+def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
+    """True if ``folder`` has a comparison of these arms."""
+    from esper.evaluation.folder import SETTINGS, ComparisonFolder
+
+    if not (folder / SETTINGS).exists():
+        return False
+    theirs = ComparisonFolder(folder).settings([arm.controller for arm in arms]).arms
+    return [arm.name for arm in arms] == [arm.name for arm in theirs] and all(
+        is_same(ours.config, other.config) for ours, other in zip(arms, theirs, strict=True)
+    )
+
+
 def _compare(
     set_up: Callable[[ConsoleSink | LiveSink, Workload, RunRanks | None], ComparisonRun | LearningComparison],
     folder: Path,
@@ -154,7 +166,7 @@ def _compare(
             words = f"\nTo continue: {again}" if (folder / SETTINGS).exists() else ""
             raise click.ClickException(f"{error.message}{words}") from None
         return
-    if arms and ranks.restarted and (folder / SETTINGS).exists():
+    if arms and ranks.restarted and is_comparison_of(folder, arms):
         set_up = partial(_resumed, folder, arms[0].config.task.name, None, [arm.controller for arm in arms])
     work = Workload()
     sink = progress_sink(TerminalConsole(), work)

@@ -167,7 +167,7 @@ class RankOptions:
             require_empty(new)
         processes = self.processes or fitting(config)
         os.environ.setdefault(SHUTDOWN, SHUTDOWN_SECONDS)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine: nobody else can connect
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine
         os.environ[OWN_STORE] = "1"
         with tempfile.TemporaryDirectory(prefix="esper-ranks-") as logs, quiet_launcher():
             os.environ[LAUNCHED] = logs
@@ -248,6 +248,17 @@ def leave_to_launcher(error: BaseException) -> None:
 
     if isinstance(error, RankLost) and not error.hangs and LAUNCHED in os.environ:
         raise click.exceptions.Exit(1) from None
+
+
+def is_same(ours: TrainingConfig, theirs: TrainingConfig) -> bool:
+    """True if ``theirs`` has all values of ``ours`` that are not left open."""
+
+    def holds(ours: Any, theirs: Any) -> bool:
+        if isinstance(ours, dict):
+            return all(holds(value, theirs[name]) for name, value in ours.items())
+        return ours in (None, "auto", theirs)
+
+    return holds(ours.model_dump(), theirs.model_dump())
 
 
 def _same_esper() -> list[str]:

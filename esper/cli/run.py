@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esper.cli.launch import RankOptions, leave_to_launcher, rank_options, waiting_words
+from esper.cli.launch import RankOptions, is_same, leave_to_launcher, rank_options, waiting_words
 from esper.cli.options import PATH, build_tables, check_resume, config_options, new_folder
 from esper.config import ConfigError, TrainingConfig, read_toml
 from esper.data.user_code import is_user_code
@@ -202,16 +202,10 @@ def found_run(ranks: RankOptions, folder: Path, config: TrainingConfig) -> bool:
 
 
 def is_run_of(folder: Path, config: TrainingConfig) -> bool:
-    """True if ``folder`` has a checkpoint, and a config with all values of ``config`` that are not open."""
+    """True if ``folder`` has a checkpoint of a run with this config."""
     if not checkpoint_files(folder):
         return False
-
-    def holds(ours: Any, theirs: Any) -> bool:
-        if isinstance(ours, dict):
-            return all(holds(value, theirs[name]) for name, value in ours.items())
-        return ours in (None, "auto", theirs)
-
-    return holds(config.model_dump(), TrainingConfig.parse(read_toml(folder / "config.toml")).model_dump())
+    return is_same(config, TrainingConfig.parse(read_toml(folder / "config.toml")))
 
 
 def how_to_go_on(folder: Path, task: str, controller: str) -> str:

@@ -36,7 +36,8 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
     def wait(number: int, frame: FrameType | None) -> None:
         nonlocal first
         now = time.monotonic()
-        if again and came == [signal.SIGTERM] == [number] and now - first < SAME_SECONDS:
+        repeats = came == [signal.SIGTERM] and number == signal.SIGTERM and now - first < SAME_SECONDS
+        if again and repeats:
             return
         came.append(number)
         if again and len(came) == 1:

@@ -115,7 +115,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         """Plays all rounds and compares the controller with its baselines.
 
         Ctrl-C or SIGTERM stops the run at the end of the current step, and :meth:`resume` continues from there. A
-        second signal stops at once; the run then continues from its last checkpoint.
+        second signal stops at once, but for a SIGTERM soon after another one; the run then continues from its last
+        checkpoint.
 
         Raises:
             KeyboardInterrupt: the run was interrupted before its first round was complete; before a resumed run had

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from esper.cli.compare import is_comparison_of
 from esper.cli.launch import fitting, how_ranks_ended
 from esper.cli.run import is_run_of
 from esper.config import TrainingConfig
+from esper.evaluation.arms import read_arms
+from esper.evaluation.comparison import ComparisonRun
 from esper.files import checkpoint
 from tests.cli.child import start
 from tests.cli.conftest import Esper
@@ -110,6 +113,16 @@ def test_only_a_run_with_the_values_that_were_given_is_continued(tmp_path: Path)
     play(config, tmp_path / "r")
     assert is_run_of(tmp_path / "r", config)
     assert not is_run_of(tmp_path / "r", tiny(rounds=1, seed=8))
+
+
+def test_only_a_comparison_of_the_same_arms_is_continued(tmp_path: Path) -> None:
+    base = {"task": {"name": "planted"}, "env": {"n_envs": 2, "episode_length": 12}}
+    arms = read_arms(("none", "random"), base)
+    assert not is_comparison_of(tmp_path / "o", arms)
+    ComparisonRun(arms, 2, tmp_path / "o").run()
+    assert is_comparison_of(tmp_path / "o", arms)
+    assert not is_comparison_of(tmp_path / "o", read_arms(("none", "heuristic"), base))
+    assert not is_comparison_of(tmp_path / "o", read_arms(("none", "random"), {**base, "run": {"seed": 3}}))
 
 
 @pytest.mark.parametrize(

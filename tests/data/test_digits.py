@@ -54,6 +54,12 @@ def _sorted(rows: np.ndarray) -> np.ndarray:
     return rows[np.lexsort(rows.T)]
 
 
+def test_another_scikit_learn_without_the_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.data.digits.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"scikit-learn, which has no datasets/data/digits\.csv\.gz"):
+        load_task("digits")
+
+
 def test_inputs_are_normalised_by_the_training_split_alone() -> None:
     task = digits()
     assert float(task.train.x.mean()) == pytest.approx(0.0, abs=1e-5)
