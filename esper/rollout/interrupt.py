@@ -42,7 +42,8 @@ def interrupts_wait(again: bool = False) -> Iterator[None]:
         came.append(number)
         if again and len(came) == 1:
             first = now
-            logger.warning("stopping at the end of this step; a second signal stops at once")
+            if number == signal.SIGINT:  # a SIGTERM has no reader: a launcher sends it, also once another rank is lost
+                logger.warning("stopping at the end of this step; a second Ctrl-C stops at once")
         elif again:
             held[number](number, frame)
 

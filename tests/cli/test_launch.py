@@ -207,8 +207,10 @@ def test_a_signal_stops_all_ranks_at_the_end_of_the_step(number: signal.Signals,
     child.send_signal(number)
     out, err = child.communicate(timeout=120)
     assert child.returncode == 130
-    words = "stopping at the end of this step; a second signal stops at once"  # unless it was between two steps
-    assert [line for line in err.strip().splitlines() if line != words] == ["Interrupted."]
+    lines = err.strip().splitlines()
+    if number == signal.SIGINT and len(lines) == 2:  # else it came between two steps
+        assert lines.pop(0) == "stopping at the end of this step; a second Ctrl-C stops at once"
+    assert lines == ["Interrupted."]
     assert "esper run --resume r" in out
     assert gone(list(ranks.values()))
 

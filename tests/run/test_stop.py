@@ -156,7 +156,7 @@ def test_a_second_signal_stops_at_once_and_the_round_is_played_again(
 
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
-        assert "stopping at the end of this step; a second signal stops at once" in caplog.text
+        assert "stopping at the end of this step; a second Ctrl-C stops at once" in caplog.text
         signal.raise_signal(signal.SIGINT)
 
     with caplog.at_level(logging.WARNING):
