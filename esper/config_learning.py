@@ -16,9 +16,9 @@ class ExperienceConfig(Section):
     """Standard deviation of a seed's worth before anything is known, pp; the run estimates its own."""
     noise: Positive = 2.0
     """Standard deviation of an episode's gain, a trial or a contribution given the worths, pp; likewise."""
-    max_gain: Positive = 10.0
-    """Gains are clipped to plus and minus this, pp, so that one host that collapsed, or that leans on seeds which were
-    not kept, does not count for ten."""
+    max_loss: Positive = 10.0
+    """A host that ends further below the hosts left alone than this counts as this far below, pp, so that one that
+    collapsed does not count for ten."""
     strength: Positive = 4.0
     """Weight of these two guesses, in measurements."""
     shared: Fraction = 0.2

@@ -20,7 +20,8 @@ from esper.spaces.observation import ObservationLayout
 TEMPO_SHARE = 1 / 30
 """Epochs of a ramp, as a fraction of the horizon."""
 PATIENCE_SHARE = 1 / 3
-"""A seed that incubates for longer than this fraction of the horizon is given up."""
+"""A seed that waits for its gate for longer than this fraction of the horizon is given up, be it incubating or blended:
+a host that leans on a seed needs time to do without it."""
 LIFE = 7, 1 / 5
 """Epochs from planting a seed to keeping it: at least these, and this fraction of the horizon."""
 BLEND = 4, 2 / 15
@@ -37,7 +38,7 @@ class PlansController(PerEnvController):
         self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - TEMPO_SHARE * layout.horizon))
         self.life, self.blend = (max(least, math.ceil(share * layout.horizon)) for least, share in (LIFE, BLEND))
         self.given_up: list[list[str]] = [[] for _ in range(n_envs)]
-        """Slots whose seed did not get through incubation in this episode."""
+        """Slots whose seed was given up in this episode."""
 
     def begin_episode(self, env: int) -> None:
         self.given_up[env] = []
@@ -64,5 +65,5 @@ class PlansController(PerEnvController):
         return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
 
     def _stuck(self, view: EnvView, slot: str) -> bool:
-        waited = view.slot(slot, "epochs_in_stage")
-        return view.stage(slot) is SeedStage.TRAINING and waited > PATIENCE_SHARE
+        waits = view.stage(slot) in (SeedStage.TRAINING, SeedStage.HOLDING)
+        return waits and view.slot(slot, "epochs_in_stage") > PATIENCE_SHARE

@@ -274,12 +274,12 @@ def worth_normals(run_seed: int, size: int, env: int, episode: int) -> Floats:
 
 
 def gather(env: SlotVectorEnv, active: Bools) -> None:
-    """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that reached their end."""
+    """Adds what the epoch showed of seeds, and the episodes of ``active`` envs that have ended."""
     assert env.rules is not None
     state = env.state
     env.gatherer.watch(state.slots)
-    complete = active & state.done & (state.epoch >= env.horizon)
-    env.gatherer.end(complete, state.committed - env.rules.baseline_at(state.epoch), state.slots)
+    gains = state.committed - env.rules.baseline_at(state.epoch)
+    env.gatherer.end(active & state.done, np.where(state.epoch >= env.horizon, gains, np.nan), state.slots)
 
 
 def info_of(env: SlotVectorEnv, idle: Bools) -> Info:

@@ -81,20 +81,22 @@ class Gatherer:
             seen[..., WORTH] = worths.draw(normals(env, int(episodes[env]))) if self.learns else worths.mean
 
     def watch(self, slots: Slots) -> None:
-        """Remembers the last measurements of the seeds in ``slots``."""
-        for last, measured in ((self.trials, slots.trial), (self.contributions, slots.contribution)):
+        """Remembers the last measurements of the seeds in ``slots``; contributions while alpha stands still only."""
+        settled = np.where(slots.steady & ~slots.fading, slots.contribution, np.nan)
+        for last, measured in ((self.trials, slots.trial), (self.contributions, settled)):
             env, slot = np.nonzero((slots.blueprint >= 0) & np.isfinite(measured))
             last[env, slot, slots.blueprint[env, slot]] = measured[env, slot]
 
     def end(self, ended: Bools, gains: Floats, slots: Slots) -> None:
         """Adds the episodes of ``ended`` bool [E]; ``gains`` [E] are their final gains over no growth, pp.
 
-        An episode that ends with blended seeds that are not kept is left out: its host leans on them, so what the
-        committed network has lost with them says nothing about the seeds that were kept.
+        A NaN is the gain of an episode that was cut short: only what was measured of its seeds is added. The same is
+        done if there are blended seeds that are not kept: the host leans on them, so what the committed network has
+        lost with them says nothing about the seeds that were kept.
         """
-        ended = ended & ~((slots.blended_alpha > 0) & ~slots.fossil).any(axis=1)
         if not (self.learns and ended.any()):
             return
+        gains = np.where(((slots.blended_alpha > 0) & ~slots.fossil).any(axis=1), np.nan, gains)
         kept = np.zeros(self.trials.shape, dtype=np.bool_)
         env, slot = np.nonzero(slots.fossil)
         kept[env, slot, slots.blueprint[env, slot]] = True

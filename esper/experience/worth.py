@@ -10,11 +10,12 @@ so what one slot shows of a blueprint also says something about the others. Thre
     trial of a seed        y = α_t + λ_t w + ε                 ε ~ N(0, σ_t²)
     contribution           y = α_c + λ_c w + ε                 ε ~ N(0, σ_c²)
 
-The gain is accuracy over the no-growth baseline, whose own error is the offset o; it is cut to ±``max_gain``. A trial
-or contribution is the last one of a seed; it measures how much a host leans on the seed, so its scale λ, its offset α
-and its noise are unknown. Given these, the posterior of w is normal (Bayesian linear regression, Bishop 2006, 3.3).
-Given the posterior, they have closed forms, so both are found in turn (expectation maximisation, with weak priors on
-every unknown). A kind that predicts nothing gets λ ≈ 0 or a large σ, and then counts for nothing."""
+The gain is accuracy over the no-growth baseline, whose own error is the offset o; a loss counts as at most
+``max_loss``. A trial or contribution is the last one of a seed, a contribution while its alpha stood still; it measures
+how much a host leans on the seed, so its scale λ, its offset α and its noise are unknown. Given these, the posterior of
+w is normal (Bayesian linear regression, Bishop 2006, 3.3). Given the posterior, they have closed forms, so both are
+found in turn (expectation maximisation, with weak priors on every unknown). A kind that predicts nothing gets λ ≈ 0 or
+a large σ, and then counts for nothing."""
 
 from __future__ import annotations
 
@@ -90,25 +91,24 @@ class Experience:
         """Adds N episodes.
 
         Args:
-            gains: final committed accuracy minus the no-growth baseline's, pp [N].
+            gains: final committed accuracy minus the no-growth baseline's, pp [N]; NaN if it says nothing.
             kept: what was fossilized, [N, S, B].
             trials: the last trial of each seed, pp [N, S, B]; NaN if there is none.
             contributions: the last contribution, likewise.
         """
-        if not len(gains):
-            return
-        gains = np.clip(gains, -self.config.max_gain, self.config.max_gain)
+        for i, values in enumerate((trials, contributions)):
+            rows = values.reshape(len(gains), len(self.kept))
+            self.counts[i] += np.isfinite(rows).sum(axis=0)
+            self.sums[i] += np.where(np.isfinite(rows), rows, 0.0).sum(axis=0)
+            self.squares[i] += np.where(np.isfinite(rows), rows**2, 0.0).sum(axis=0)
+        known = np.isfinite(gains)
+        gains = np.maximum(gains[known], -self.config.max_loss)
         x = np.ones((len(gains), len(self.moment)))
-        x[:, 1:] = kept.reshape(len(gains), -1)
+        x[:, 1:] = kept[known].reshape(len(gains), len(self.kept))
         self.gains += np.array([len(gains), (gains**2).sum()])
         self.gram += x.T @ x
         self.moment += x.T @ gains
         self.kept += x[:, 1:].sum(axis=0)
-        for i, values in enumerate((trials, contributions)):
-            rows = values.reshape(len(gains), -1)
-            self.counts[i] += np.isfinite(rows).sum(axis=0)
-            self.sums[i] += np.where(np.isfinite(rows), rows, 0.0).sum(axis=0)
-            self.squares[i] += np.where(np.isfinite(rows), rows**2, 0.0).sum(axis=0)
         self._worths = None
 
     @property
@@ -138,8 +138,8 @@ class Experience:
             second = covariance + np.outer(mean, mean)  # E[θ θᵀ]
             residual = self.gains[1] - 2 * mean @ self.moment + (self.gram * second).sum()
             noise = (strength * prior_noise + residual) / (strength + self.gains[0])
-            drawn = (self._prior * second[1:, 1:]).sum()
-            scale = (strength * prior_scale + drawn) / (strength + size)
+            drawn = (self._prior * second[1:, 1:]).sum() + second[0, 0] / OFFSET_SHARE**2
+            scale = (strength * prior_scale + drawn) / (strength + size + 1)
             for i in range(2):
                 slopes[i], offsets[i], errors[i] = self._line(i, mean[1:], np.diag(second)[1:], errors[i])
         posterior, shape = covariance[1:, 1:], (len(self.slots), len(self.blueprints))

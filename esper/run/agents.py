@@ -44,9 +44,9 @@ from esper.telemetry.event import Event, PracticeRound
 from esper.telemetry.workload import GROWN, Phase, Workload
 
 Emit = Callable[[Event], None]
-VALIDATION = 3 * 2**30
-"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds and of the
-comparison. Hosts of practice are simulated."""
+VALIDATION = 7 * 2**29
+"""Added to a run's seed for the hosts by which the best agent is chosen; others than those of rounds, of the comparison
+and of practice."""
 COLUMNS = ("test", "alone", "parameters", "fossils")
 """Results of a controller that stays as it is, by their names in checkpoints."""
 
