@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "config_resolved": ("config", "config_types"),
     "telemetry.text": (),
-    "telemetry.event": ("telemetry.text",),
+    "telemetry.event": (),
     "telemetry.score": ("telemetry.text",),
     "telemetry.span": (),
     "telemetry.timer": (),

@@ -54,7 +54,10 @@ class Facts(BaseModel):
     config: dict[str, Any]
     """Config of the run that it learned in."""
     rounds: Annotated[int, Field(ge=0)]
-    """Number of rounds that it learned from."""
+    """Number of rounds that its run has played."""
+    best_round: int | None = None
+    """Number of rounds that the agent had learned from when it did best on validation hosts, as it is saved; None if it
+    was not validated."""
     command: str
     """Command that reproduces it."""
     packages: dict[str, str]
@@ -78,6 +81,8 @@ class SavedPolicy:
     """Config of its run; None for a checkpoint outside a run folder."""
     rounds: int
     """Number of rounds that its run has played."""
+    best_round: int | None = None
+    """The round after which it did best, as :attr:`Facts.best_round`."""
     folder: Path | None = None
     """Folder of its run; None if that is not at hand."""
     facts: Facts | None = None
@@ -91,7 +96,8 @@ class SavedPolicy:
         run = self.config.run
         if not run.learns:
             return f"played as {run.controller} on {self.config.task.name}"
-        return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds, seed {run.seed}"
+        best = f", best after round {self.best_round}" if self.best_round else ""
+        return f"learned on {self.config.task.name}, {self.rounds} of {run.rounds} rounds{best}, seed {run.seed}"
 
     def controller(self, env: SlotVectorEnv, run_seed: int, greedy: bool = True) -> Policy:
         """Returns the policy for the envs of ``env``.
@@ -161,7 +167,8 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
             "controllers that have no policy, for example with --arm heuristic --arm none"
         )
     policy = state["policy"] or {}
-    return SavedPolicy(name, policy, state["experience"], config, int(state["round"]), folder if is_run else None)
+    best = state["agent"].get("best_round") or None
+    return SavedPolicy(name, policy, state["experience"], config, int(state["round"]), best, folder if is_run else None)
 
 
 def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
@@ -190,6 +197,7 @@ def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[
         blueprints=list(policy.experience["blueprints"]),
         config=config.model_dump(mode="json"),
         rounds=policy.rounds,
+        best_round=policy.best_round,
         command=command_of(config),
         packages=packages,
         score=None if score is None else plain(dict(score)),
@@ -239,7 +247,7 @@ def _read(file: Path, name: str) -> SavedPolicy:
     }
     experience = {"slots": facts.slots, "blueprints": facts.blueprints, **parts.pop("experience")}
     state = {**parts, "config": config.ppo.model_dump(mode="json")}
-    return SavedPolicy(name, state, experience, config, facts.rounds, facts=facts)
+    return SavedPolicy(name, state, experience, config, facts.rounds, facts.best_round, facts=facts)
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], facts: Facts, config: TrainingConfig) -> None:

@@ -9,7 +9,7 @@ from esper.report.charts import Line, by_round, drawable, line_figure
 from esper.report.curves import by_epoch, episodes, shown_epochs
 from esper.report.html import figures, heading, note, section
 from esper.report.read import Run
-from esper.telemetry.event import EpochCompleted, Event, PolicyUpdated, PracticeRound, RoundCompleted
+from esper.telemetry.event import AgentValidated, EpochCompleted, Event, PolicyUpdated, PracticeRound, RoundCompleted
 
 UPDATES = {
     "entropy": ("Policy entropy", "entropy", "Sum over the heads that affect the action."),
@@ -97,6 +97,9 @@ def policy_section(runs: Sequence[Run]) -> str:
         about = f"{learning[0].name}. {words}" if len(runs) > len(learning) == 1 else words
         lines = _of_runs(runs, PolicyUpdated, field, label)
         parts.append(line_figure(title, about, lines, "round", label, 3))
+    words = "Of the most likely actions, on hosts that the agent does not learn from. The best agent is kept."
+    lines = _of_runs(runs, AgentValidated, "mean_return", "return")
+    parts.append(line_figure("Return on validation hosts", words, lines, "round", "discounted return", 3))
     return section("policy", "The agent", figures(*parts), *(figures(_heads(run), _practice(run)) for run in learning))
 
 

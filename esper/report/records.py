@@ -25,7 +25,8 @@ from pydantic import (
 )
 
 from esper.telemetry import event as events
-from esper.telemetry.event import SCHEMA_VERSION, Event
+from esper.telemetry.event import Event
+from esper.telemetry.record import SCHEMA_VERSION
 
 MAX_INTEGER = 2**53
 """Max integer: epochs, rounds and counts are never larger."""

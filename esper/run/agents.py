@@ -40,7 +40,7 @@ from esper.rollout.own_controller import OwnController
 from esper.rollout.policies import controller_for
 from esper.rollout.pretrain import pretrain
 from esper.rollout.rollout import Floats, Rollout
-from esper.telemetry.event import Event, PracticeRound
+from esper.telemetry.event import AgentValidated, Event, PracticeRound
 from esper.telemetry.workload import GROWN, Phase, Workload
 
 Emit = Callable[[Event], None]
@@ -130,9 +130,9 @@ class LearningAgent(ABC):
         """Practises before the first round and returns True, if that is needed and was not done before."""
         return False
 
-    def validate(self, number: int, between_steps: Callable[[], None]) -> bool:
-        """Measures the agent after round ``number`` and returns True, if that is due and was not done before."""
-        return False
+    def validate(self, number: int, between_steps: Callable[[], None]) -> AgentValidated | None:
+        """Measures the agent after round ``number``, if that is due and was not done before."""
+        return None
 
     def policy_state(self) -> State | None:
         """Returns the policy that checkpoints contain; None for a learner without one."""
@@ -228,8 +228,8 @@ class PPORun(LearningAgent):
         self.rounds_per_update = (config.ppo.episodes_per_update or env.num_envs) // env.num_envs
         self.best: dict[str, Any] | None = None
         """The policy that did best on the validation hosts so far."""
-        self.best_return, self.validated = -math.inf, 0
-        """Its mean return there, and the last round after which an agent was validated."""
+        self.best_return, self.best_round, self.validated = -math.inf, 0, 0
+        """Its mean return there, the round after which it was kept, and the last one after which one was validated."""
 
     def pretrain(self, emit: Emit) -> bool:
         """Practises on simulated hosts that resemble the real ones."""
@@ -254,7 +254,7 @@ class PPORun(LearningAgent):
         self.ppo.progress = number / rounds
         return stats
 
-    def validate(self, number: int, between_steps: Callable[[], None]) -> bool:
+    def validate(self, number: int, between_steps: Callable[[], None]) -> AgentValidated | None:
         """Plays the greedy agent on the validation hosts every ``ppo.validate_every`` rounds and after the last one.
 
         The hosts are the same each time, and neither those that it learns from nor those of the comparison. An agent
@@ -262,12 +262,13 @@ class PPORun(LearningAgent):
         """
         due = number % self.config.ppo.validate_every == 0 or number == self.config.run.rounds
         if not due or number <= self.validated:
-            return False
+            return None
         achieved = self.validation_return(between_steps)
         self.validated = number
         if achieved > self.best_return:
-            self.best_return, self.best = achieved, copy.deepcopy(self.ppo.policy_state())
-        return True
+            self.best_return, self.best_round = achieved, number
+            self.best = copy.deepcopy(self.ppo.policy_state())
+        return AgentValidated(number, achieved, self.best_round)
 
     def validation_return(self, between_steps: Callable[[], None]) -> float:
         """Returns the mean discounted return of the greedy agent on the validation hosts."""
@@ -300,6 +301,7 @@ class PPORun(LearningAgent):
             "buffer": self.ppo.buffer.state_dict(),
             "best": self.best,
             "best_return": self.best_return,
+            "best_round": self.best_round,
             "validated": self.validated,
         }
 
@@ -310,7 +312,8 @@ class PPORun(LearningAgent):
         if state["best"] is not None:  # fail now if it does not fit
             self.ppo.clone_policy(1, 0, greedy=True).load_policy_state(state["best"])
         self.pretrained, self.best = bool(state["pretrained"]), state["best"]
-        self.best_return, self.validated = float(state["best_return"]), int(state["validated"])
+        self.best_return, self.best_round = float(state["best_return"]), int(state["best_round"])
+        self.validated = int(state["validated"])
 
 
 LEARNERS: dict[str, type[LearningAgent]] = {"ppo": PPORun, "plans": PlansAgent}

@@ -123,9 +123,11 @@ class Trainer:
         self._validate()
 
     def _validate(self) -> None:
-        if isinstance(self.agent, LearningAgent) and self.agent.validate(self.done, self._between_steps):
-            self.work.validated(self.done)
-            self.checkpoints.save()
+        if isinstance(self.agent, LearningAgent) and (found := self.agent.validate(self.done, self._between_steps)):
+            with interrupts_wait():
+                self.telemetry.emit(found)
+                self.work.validated(self.done)
+                self.checkpoints.save()
 
     def evaluate(self) -> list[ArmResult]:
         return self.agent.evaluate(self.telemetry.emit, self._measured)

@@ -13,10 +13,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from esper.telemetry.text import plain
-
-SCHEMA_VERSION = 1
-
 
 def volatile() -> Any:
     """A dataclass field whose value may differ between two runs of the same seed."""
@@ -279,6 +275,18 @@ class PracticeRound(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AgentValidated(Event):
+    """The agent played its most likely actions on hosts that it does not learn from; the best agent so far is kept."""
+
+    round: int
+    """Number of rounds that it had learned from."""
+    mean_return: float
+    """Discounted."""
+    best_round: int
+    """The round of the best agent, which may be this one."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorthsEstimated(Event):
     """What ``episodes`` have shown of seeds after a round: how much one that is kept adds to the final score."""
 
@@ -387,14 +395,3 @@ class RunCompleted(Event):
     parameters: float
     fossils: float
     seconds: float = volatile()
-
-
-def record(event: Event) -> dict[str, Any]:
-    """Returns the event for JSON: "event" (its name), "schema", and its fields; non-finite floats as strings."""
-    return {"event": type(event).__name__, "schema": SCHEMA_VERSION, **plain(dataclasses.asdict(event))}
-
-
-def stable_record(event: Event) -> dict[str, Any]:
-    """Returns ``record`` without the volatile fields: equal for two runs of the same seed."""
-    volatile = {field.name for field in dataclasses.fields(event) if field.metadata.get("volatile")}
-    return {name: value for name, value in record(event).items() if name not in volatile}

@@ -56,6 +56,11 @@ def practice(event: events.PracticeRound) -> str:
     return f"practice on simulated hosts, round {event.round}/{event.rounds}: return {event.mean_return:+.3f}"
 
 
+def validated(event: events.AgentValidated) -> str:
+    best = "the best so far" if event.best_round == event.round else f"that of round {event.best_round} is kept"
+    return f"agent of round {event.round}: return {event.mean_return:+.3f} on validation hosts, {best}"
+
+
 def rates(event: events.RoundCompleted) -> str:
     """Formats the throughput of a round; simulated hosts have no images."""
     epochs = f"{event.epochs_per_second:,.1f} epochs/s"
@@ -170,6 +175,7 @@ def policy(view: RunView) -> Section:
         f"{update.minibatches} minibatches{stopped}, gradient norm {number(update.gradient_norm)}, learning rate "
         f"{update.learning_rate:.1e}, {update.env_steps:,} env steps",
         f"entropy by head: {heads}",
+        *([validated(found)] if (found := view.last(events.AgentValidated)) else []),
     ]
 
 

@@ -26,7 +26,8 @@ from esper.hosts.graft import graft
 from esper.hosts.host import Host
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
-from esper.telemetry.event import Event, GovernorRollback, StageChanged, stable_record
+from esper.telemetry.event import Event, GovernorRollback, StageChanged
+from esper.telemetry.record import stable_record
 from esper.training.host_state import host_state
 from tests.core_helpers import DAMAGE, EASY_GATES, flat_baseline
 from tests.run.run_helpers import assert_same_bits, flat

@@ -13,7 +13,8 @@ from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import HEADS
-from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted, stable_record
+from esper.telemetry.event import BaselineMeasured, EpisodeCompleted, EpochCompleted
+from esper.telemetry.record import stable_record
 from tests.core_helpers import Rig, digits, flat_baseline, rig, same_bits, tensors_of, tiny_config, wait_actions
 
 S = SeedStage

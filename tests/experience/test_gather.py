@@ -80,7 +80,7 @@ def test_a_new_run_seed_forgets_all_but_what_was_given() -> None:
     assert other.gatherer.experiences[0].episodes == 0
 
 
-def test_only_whole_episodes_are_added() -> None:
+def test_only_whole_episodes_have_a_gain() -> None:
     config = {
         "env": {"n_envs": 4, "episode_length": 20, "stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 99}
     }
@@ -120,13 +120,30 @@ def test_a_resumed_env_shows_and_learns_the_same() -> None:
     assert env.gatherer.seen[..., ERROR].min() > 0
 
 
-def test_an_episode_that_ends_with_a_blended_seed_that_is_not_kept_is_left_out() -> None:
-    """What the committed network lost with that seed says nothing about those that were kept."""
+def test_the_gain_of_a_host_that_leans_on_a_seed_that_is_not_kept_is_left_out() -> None:
+    """What the committed network lost with that seed says nothing about those that were kept; trials do."""
     env = hosts(n_envs=4)
     env.reset(seed=0)
     slots, ended, gains = env.state.slots, np.ones(4, dtype=np.bool_), np.ones(4)
     slots.blueprint[:], slots.stage[:], slots.alpha[:] = 1, S.FOSSILIZED, 1.0
     slots.stage[1, 2], slots.stage[2, 2], slots.stage[3, 2] = S.HOLDING, S.BLENDING, S.TRAINING
     slots.alpha[3, 2] = 0.0
+    slots.trial[:] = 0.5
+    env.gatherer.watch(slots)
     env.gatherer.end(ended, gains, slots)
-    assert env.gatherer.experiences[0].episodes == 2  # the first, and the last, whose third seed is isolated
+    experience = env.gatherer.experiences[0]
+    assert experience.episodes == 2  # the first, and the last, whose third seed is isolated
+    assert experience.counts[0].sum() == slots.trial.size  # of all
+
+
+def test_a_contribution_counts_while_alpha_stands_still() -> None:
+    """A seed that fades contributes less and less: its last measurement says nothing about its worth."""
+    env = hosts(n_envs=3)
+    env.reset(seed=0)
+    slots = env.state.slots
+    slots.blueprint[:], slots.stage[:], slots.alpha[:], slots.contribution[:] = 1, S.HOLDING, 1.0, 4.0
+    env.gatherer.watch(slots)
+    slots.contribution[:] = 0.25
+    slots.fading[0], slots.alpha_steps[1] = True, 3
+    env.gatherer.watch(slots)
+    np.testing.assert_array_equal(env.gatherer.contributions[:, 0, 1], [4.0, 4.0, 0.25])

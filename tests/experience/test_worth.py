@@ -99,6 +99,82 @@ def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
     assert idle.worths.error.mean() > 0.85 * alone.worths.error.mean()
 
 
+def dense_reference(
+    gains: np.ndarray, kept: np.ndarray, leanings: tuple[np.ndarray, np.ndarray], config: ExperienceConfig
+) -> tuple[np.ndarray, float, float]:
+    """Expectation maximisation with one row for each measurement; returns E[w], s and σ_g after twelve rounds.
+
+    θ = (o, w) ~ N(0, s² P⁻¹) with P = diag(9, K⁻¹); a leaning y of seed j has mean α + λ w_j.
+    """
+    size = kept[0].size
+    shape = np.zeros((1 + size, 1 + size))
+    shape[0, 0], shape[1:, 1:] = 9.0, np.linalg.inv(prior_correlations(2, 3, config))
+    x = np.concatenate((np.ones((len(gains), 1)), kept.reshape(len(gains), -1)), axis=1)
+    rows = [
+        [(j, y) for host in kind.reshape(-1, size) for j, y in enumerate(host) if np.isfinite(y)] for kind in leanings
+    ]
+    guess = config.noise**2
+    scale, noise = config.worth_std**2, guess
+    lines = [(0.5, 0.0, guess)] * 2
+    for _ in range(12):
+        precision, right = shape / scale + x.T @ x / noise, x.T @ gains / noise
+        for (slope, offset, error), kind in zip(lines, rows, strict=True):
+            for j, y in kind:
+                precision[1 + j, 1 + j] += slope**2 / error
+                right[1 + j] += slope * (y - offset) / error
+        covariance = np.linalg.inv(precision)
+        mean = covariance @ right
+        misses = (gains - x @ mean) ** 2 + np.einsum("ni,ij,nj->n", x, covariance, x)
+        noise = (config.strength * guess + misses.sum()) / (config.strength + len(gains))
+        spread = np.trace(shape @ covariance) + mean @ shape @ mean
+        scale = (config.strength * config.worth_std**2 + spread) / (config.strength + size + 1)
+        for i, kind in enumerate(rows):
+            error = lines[i][2]
+            normal, target = np.diag((1 / (25 * config.worth_std**2), 4.0)), np.array([0.0, 2.0])
+            for j, y in kind:
+                w, var = mean[1 + j], covariance[1 + j, 1 + j]
+                normal += np.array([[1.0, w], [w, w**2 + var]]) / error
+                target += np.array([y, w * y]) / error
+            offset, slope = np.linalg.solve(normal, target)
+            squares = [(y - offset - slope * mean[1 + j]) ** 2 + slope**2 * covariance[1 + j, 1 + j] for j, y in kind]
+            lines[i] = slope, offset, (config.strength * guess + sum(squares)) / (config.strength + len(kind))
+    return mean[1:].reshape(SHAPE), float(np.sqrt(scale)), float(np.sqrt(noise))
+
+
+def test_the_estimates_are_those_of_expectation_maximisation_over_all_measurements() -> None:
+    draw = np.random.default_rng(7)
+    true = np.array([[4.0, -4.0, 1.0], [0.0, 6.0, -3.0]])
+    kept = plans(20, draw)
+    gains = (kept * true).sum(axis=(1, 2)) + draw.normal(1.0, 1.0, 20)
+    trials = np.where(draw.random(kept.shape) < 0.5, 0.5 * true + draw.normal(2, 1.0, kept.shape), np.nan)
+    contributions = np.where(kept, 0.8 * true + draw.normal(9, 2.0, kept.shape), np.nan)
+    found, config = experience(), ExperienceConfig()
+    found.add(gains, kept, trials, contributions)
+    mean, scale, noise = dense_reference(gains, kept, (trials, contributions), config)
+    np.testing.assert_allclose(found.worths.mean, mean, rtol=1e-8)
+    assert (found.worths.scale, found.worths.noise) == (pytest.approx(scale), pytest.approx(noise))
+
+
+def test_a_gain_that_says_nothing_leaves_the_measurements_of_its_seeds() -> None:
+    draw = np.random.default_rng(8)
+    kept, trials = plans(4, draw), draw.normal(size=(4, *SHAPE))
+    gains = np.array([1.0, np.nan, -2.0, np.nan])
+    found, known = experience(), experience()
+    found.add(gains, kept, trials, trials + 1.0)
+    known.add(gains[::2], kept[::2], trials[::2], trials[::2] + 1.0)
+    for name in ("gains", "gram", "moment", "kept"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(known, name))
+    np.testing.assert_array_equal(found.counts, np.full((2, 6), 4.0))
+    np.testing.assert_allclose(found.sums[0], trials.sum(axis=0).ravel())
+
+
+def test_a_large_gain_counts_in_full_and_a_large_loss_does_not() -> None:
+    kept = plans(2, np.random.default_rng(9))
+    found = experience(max_loss=10.0)
+    found.add(np.array([18.0, -40.0]), kept, nothing(2), nothing(2))
+    assert found.moment[0] == 18.0 - 10.0
+
+
 def test_the_order_of_episodes_does_not_matter() -> None:
     draw = np.random.default_rng(3)
     kept, gains, trials = plans(9, draw), draw.normal(size=9), draw.normal(size=(9, *SHAPE))

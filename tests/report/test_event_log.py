@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from esper.report.event_log import EventLog
-from esper.telemetry.event import SeedCut, record
+from esper.telemetry.event import SeedCut
+from esper.telemetry.record import record
 from esper.telemetry.sinks.jsonl import JsonlSink, being_written
 from tests.telemetry.sample_events import cut
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.report.records import EVENT_CLASSES, UnknownEvent, event_of
-from esper.telemetry.event import EpochCompleted, Event, record
+from esper.telemetry.event import EpochCompleted, Event
+from esper.telemetry.record import record
 from tests.telemetry.test_event import KINDS, sample
 
 

@@ -14,7 +14,8 @@ from esper.report.page import report_html
 from esper.report.read import open_run
 from esper.report.terminal import short_form
 from esper.telemetry.analytics import ALL
-from esper.telemetry.event import AnomalyDetected, record
+from esper.telemetry.event import AnomalyDetected
+from esper.telemetry.record import record
 
 WRONG = [
     AnomalyDetected(1, "entropy_collapsed", "op", 0.001, 0.003, "head op hardly explores", "raise <entropy>"),

@@ -18,8 +18,9 @@ from esper.files import checkpoint
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
 from esper.telemetry import event as events
-from esper.telemetry.event import EpochCompleted, Event, RoundCompleted, stable_record
+from esper.telemetry.event import EpochCompleted, Event, RoundCompleted
 from esper.telemetry.hub import Sink
+from esper.telemetry.record import stable_record
 from esper.training.host_training import HostTraining
 from tests.telemetry.sample_events import read_events
 

@@ -12,7 +12,6 @@ import pytest
 
 from esper.telemetry import event as events
 from esper.telemetry.event import (
-    SCHEMA_VERSION,
     Comparison,
     EpisodeCompleted,
     EpochCompleted,
@@ -23,9 +22,8 @@ from esper.telemetry.event import (
     MicroBatchHalved,
     RoundCompleted,
     RunCompleted,
-    record,
-    stable_record,
 )
+from esper.telemetry.record import SCHEMA_VERSION, record, stable_record
 
 Kind = TypeVar("Kind", bound=Event)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.event import (
-    Event,
-    record,
-)
+from esper.telemetry.event import Event
+from esper.telemetry.record import record
 from esper.telemetry.sinks.jsonl import JsonlSink
 from tests.telemetry.sample_events import completed, cut, read_events
 

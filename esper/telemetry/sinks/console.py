@@ -8,7 +8,7 @@ from esper.telemetry import event as events
 from esper.telemetry.event import Event
 from esper.telemetry.run_view import RunView
 from esper.telemetry.sink import Sink
-from esper.telemetry.status import accuracies, incident, practice
+from esper.telemetry.status import accuracies, incident, practice, validated
 from esper.telemetry.text import count, duration
 from esper.telemetry.workload import Workload
 
@@ -93,6 +93,8 @@ def lines(event: Event, view: RunView, eta: str) -> list[str]:
                 f"  learned: KL {event.approx_kl:.3f}  clipped {event.clip_fraction:.0%}  entropy {event.entropy:.2f}  "
                 f"explained variance {event.explained_variance:.2f}  {event.env_steps:,} env steps"
             ]
+        case events.AgentValidated():
+            return [f"  {validated(event)}"]
         case events.AnomalyDetected():
             return [f"  warning, round {event.round}: {event.found}; try: {event.advice}"]
         case events.ArmPlayed():

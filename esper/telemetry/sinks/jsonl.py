@@ -7,7 +7,8 @@ import fcntl
 import json
 from pathlib import Path
 
-from esper.telemetry.event import Event, record
+from esper.telemetry.event import Event
+from esper.telemetry.record import record
 from esper.telemetry.sink import FileSink
 
 

@@ -16,7 +16,8 @@ from esper.control.random import RandomController
 from esper.env.make import EnvMaker, make_env
 from esper.env.vector_env import GrowthVectorEnv
 from esper.files.system_info import check_devices
-from esper.telemetry.event import Event, stable_record
+from esper.telemetry.event import Event
+from esper.telemetry.record import stable_record
 from esper.training.execution.lanes import Cancelled, DeviceFailed, LaneError
 from esper.training.execution.multi_gpu import MultiGpuLanes, device_index
 from esper.training.execution.ranks import RunRanks
