@@ -109,6 +109,8 @@ class PPOConfig(Section):
     practice_reliance: NonNegative = 15.0
     """Practice: drop of the accuracy when a mature seed is switched off, in addition to what it contributes, pp;
     typical of a host whose normalisation was trained with its seeds."""
+    practice_overlap: Fraction = 0.5
+    """Practice: by how much what two seeds are relied on for overlaps, at most, in either direction; as a fraction."""
     validate_every: Count = 5
     """Rounds between validations of the greedy agent, on hosts that it does not learn from; there is one after the last
     round, too. The agent with the best mean return there is compared and shipped."""

@@ -48,6 +48,7 @@ def _base(state: EnvState, seen: RewardState, rules: Rules) -> dict[str, Floats]
         "validation_accuracy": state.accuracy / 100,
         "best_accuracy": state.best_accuracy / 100,
         "epochs_since_best": state.epochs_since_best / horizon,
+        "gates_passed": slots.gate_passed.mean(axis=1),
         "last_op_succeeded": state.succeeded,
         "rolled_back": state.rolled_back,
         "host_parameters": np.log1p(rules.host_parameters) / 10,

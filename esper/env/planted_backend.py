@@ -37,7 +37,17 @@ class PlantedBackend(Backend):
     A host's noise depends on (run seed, env, episode) only, so that adding hosts changes nothing for the others.
     """
 
-    STATE = ("worth", "experience", "trained_alpha", "scar", "noise", "seed_time", "reliance", "paired_noise")
+    STATE = (
+        "worth",
+        "experience",
+        "trained_alpha",
+        "scar",
+        "noise",
+        "seed_time",
+        "reliance",
+        "paired_noise",
+        "overlap",
+    )
     """Names of the arrays that change."""
 
     def __init__(self, law: Law, n_envs: int, horizon: int, counterfactual_every: int) -> None:
@@ -46,8 +56,8 @@ class PlantedBackend(Backend):
         self.worth = np.tile(np.array(law.worth), (n_envs, 1, 1))
         """Worths of seeds, [E, S, B], pp."""
         self.share = np.array(law.share)
-        self.seed_time, self.reliance, self.paired_noise = (
-            np.full((n_envs, 1), value) for value in (law.seed_time, law.reliance, law.paired_noise)
+        self.seed_time, self.reliance, self.paired_noise, self.overlap = (
+            np.full((n_envs, 1), value) for value in (law.seed_time, law.reliance, law.paired_noise, 0.0)
         )
         """The unknowns of each env's world, [E, 1]."""
         self.experience = np.zeros((n_envs, len(law.slots)))
@@ -83,6 +93,7 @@ class PlantedBackend(Backend):
         self.noise[env, :, 1:] *= paired
         self.paired_noise[env] = law.paired_noise * paired
         self.reliance[env], self.seed_time[env] = law.reliance * reliance, law.seed_time * seed_time
+        self.overlap[env] = law.overlap * draw.uniform(-1, 1)
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
         return np.array(self.law.parameters)[blueprint] + self.law.gate_parameters * STYLE_IS_GATED[style], {}
@@ -155,15 +166,25 @@ class PlantedBackend(Backend):
         on_trial = slots.incubation_target * maturity
         alone = self.law.host_accuracy(epoch, self.horizon) - self.scar
         leaning = self.reliance * realised
+        shared = self._shared(leaning)
         kept, unkept = np.where(slots.fossil, realised, 0.0), np.where(slots.fossil, 0.0, leaning)
         return Accuracies(
             accuracy=np.clip(alone + self._effect(worth, realised), 0.0, 100.0),
-            committed=np.clip(alone + self._effect(worth, kept) - unkept.sum(axis=1), 0.0, 100.0),
-            all_off=np.clip(alone - leaning.sum(axis=1), 0.0, 100.0),
+            committed=np.clip(alone + self._effect(worth, kept) - self._lost(unkept), 0.0, 100.0),
+            all_off=np.clip(alone - self._lost(leaning), 0.0, 100.0),
             contribution=worth * realised + interaction + leaning,
-            interaction=interaction,
+            interaction=interaction + shared,
             trial=worth * on_trial + helpful * on_trial * pull,
         )
+
+    def _shared(self, leaning: Floats) -> Floats:
+        """Returns the part of each seed's ``leaning`` [E, S] that overlaps with that of the other seeds, [E, S], pp."""
+        pairs = np.minimum(leaning[:, :, None], leaning[:, None, :])
+        return np.asarray(self.overlap * (pairs.sum(axis=2) - leaning))
+
+    def _lost(self, leaning: Floats) -> Floats:
+        """Returns the accuracy that is lost by switching off seeds that are leaned on by ``leaning`` [E, S]; [E], pp."""
+        return np.asarray(leaning.sum(axis=1) - self._shared(leaning).sum(axis=1) / 2)
 
     def _effect(self, worth: Floats, realised: Floats) -> Floats:
         """Returns the accuracy that all seeds add together, [E], pp."""

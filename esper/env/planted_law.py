@@ -10,7 +10,8 @@
   because the seed is immature, and falling_shock · Δ² · m if it falls, because the host relies on the seed. So blending
   too early, pruning a mature seed, and doing either in one jump cost accuracy. The loss heals by healing · p per epoch.
 - Reliance. A host relies on its blended seeds: if one is switched off, because its contribution is measured or because
-  it was not kept, accuracy falls by reliance · αm in addition to what the seed adds.
+  it was not kept, accuracy falls by r = reliance · αm in addition to what the seed adds. Two that are switched off
+  together cost r + r' − o · min(r, r'), with an overlap o of each world between −overlap and overlap.
 - Noise. Measured accuracies have one error per epoch, with standard deviation ``noise``, which is the same for all
   configurations of a host; contributions and trials have their own errors, with standard deviation ``paired_noise``.
 """
@@ -66,6 +67,7 @@ class Law:
     falling_shock: float = 5.0
     healing: float = 0.08
     reliance: float = 0.0
+    overlap: float = 0.0
     noise: float = 0.3
     paired_noise: float = 0.3
     spread: float = 0.3

@@ -58,6 +58,7 @@ def practice_env(env: SlotVectorEnv, config: TrainingConfig, horizon: int | None
         noise=ppo.practice_noise,
         paired_noise=ppo.practice_paired_noise,
         reliance=ppo.practice_reliance,
+        overlap=ppo.practice_overlap,
         healing=ppo.practice_healing,
         spread=baseline.final_loss_std * 90 / CHANCE,  # in the unit of the real hosts' losses
     )

@@ -59,6 +59,7 @@ BASE: tuple[Feature, ...] = (
     Feature("epochs_since_best", C, "epochs since the best / horizon"),
     *(Feature(f"count_{stage.name.lower()}", C, f"slots in {stage.name} / slots") for stage in STAGES),
     *(Feature(f"last_op_{op.name.lower()}", FLAG, f"the last action was {op.name}") for op in Op),
+    Feature("gates_passed", C, "slots whose next gate is passed / slots"),
     Feature("last_op_succeeded", FLAG, "the last action was executed, not refused"),
     Feature("rolled_back", FLAG, "the governor rolled back in the last epoch"),
     Feature("host_parameters", C, "ln(1 + parameters of the host) / 10"),

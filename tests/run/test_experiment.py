@@ -25,15 +25,14 @@ from esper.files.system_info import describe_environment
 from esper.run.experiment import Experiment
 from esper.run.summary import RunSummary
 from esper.telemetry.event import (
-    SCHEMA_VERSION,
     BaselineMeasured,
     EpochCompleted,
     Event,
     RoundCompleted,
     RunCompleted,
     RunStarted,
-    record,
 )
+from esper.telemetry.record import SCHEMA_VERSION, record
 from esper.training.rng import seeded
 from esper.training.step import train_epoch
 from tests.run.run_helpers import Does, Recorder, metrics, play, round_ends, stop, tiny, within_round
