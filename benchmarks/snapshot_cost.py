@@ -45,14 +45,14 @@ def measure(name: str, task: Task) -> str:
     config = resolve(TrainingConfig.parse({"env": {"n_envs": 1, "baseline_episodes": 1}, "run": {"lanes": 1}}), task)
     env = GrowthVectorEnv(task, config)
     env.reset(seed=0)
-    (training,), (host,) = env.training, env.hosts.each
+    (training,), (host,) = env.training, env.backend.each
     for site in training.sites:
         blueprint = env.blueprints.get(training.host.topology, "conv_light")
-        training.germinate(site, blueprint, STYLES["LINEAR_ADD"])
+        training.plant(site, blueprint, STYLES["LINEAR_ADD"])
         training.assign(site, Role.FOSSIL, 1.0, 1.0, learning=True)
 
     def epoch() -> None:
-        env.hosts.trainer.epoch([training])
+        env.backend.trainer.epoch([training])
         host.validate()
 
     whole = smallest(epoch, 5)

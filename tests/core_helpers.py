@@ -19,7 +19,7 @@ from esper.config import TrainingConfig
 from esper.data.task import Task, resolve
 from esper.data.tasks import load_task
 from esper.env.baseline import Baseline
-from esper.env.governed_host import GovernedHost
+from esper.env.env_host import EnvHost
 from esper.env.slot_env import SlotVectorEnv
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.cnn import CNNHost
@@ -149,8 +149,8 @@ class Rig:
     def do(self, op: str, slot: str | None = None, blueprint: str | None = None, env: int = 0, **heads: Any) -> None:
         self.step({env: self.action(op, slot, blueprint, **heads)})
 
-    def host(self, index: int = 0) -> GovernedHost:
-        return self.env.hosts.each[index]
+    def host(self, index: int = 0) -> EnvHost:
+        return self.env.backend.each[index]
 
     def training(self, index: int = 0) -> HostTraining:
         return self.env.training[index]
@@ -223,7 +223,7 @@ def plant(
 ) -> Site:
     """A seed with the role that it has at ``stage``; blended at full ``target`` from BLENDING on."""
     site = training.site_by_name[name]
-    training.germinate(site, registry.get(training.host.topology, blueprint), STYLES[style])
+    training.plant(site, registry.get(training.host.topology, blueprint), STYLES[style])
     site.assign(ROLES[stage], target if ROLES[stage] in (Role.BLENDED, Role.FOSSIL) else 0.0, target)
     return site
 

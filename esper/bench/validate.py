@@ -26,7 +26,7 @@ def blend(training: HostTraining) -> None:
     """Puts seeds in BLENDING into all ``BLENDED`` slots, halfway to full alpha."""
     for name in BLENDED:
         site = training.site_by_name[name]
-        training.germinate(site, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"])
+        training.plant(site, BLUEPRINTS.get("cnn", BLUEPRINT), STYLES["LINEAR_ADD"])
         site.assign(Role.BLENDED, alpha=0.5)
 
 

@@ -41,7 +41,7 @@ class TrainingTime:
             yield
         self._queued = perf_counter() - began
 
-    def settle(self) -> None:
+    def move_gpu_seconds(self) -> None:
         """Moves the seconds that GPUs trained on after the block, at most those of "validate" since the block began.
 
         It reads the timestamps, which waits for nothing once the results of validation have been transferred.

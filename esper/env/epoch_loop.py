@@ -29,6 +29,7 @@ class EpochLoop:
     """Advances E hosts with S slots by one epoch at a time.
 
     Args:
+        backend: the hosts.
         horizons: number of epochs in an episode, by env.
         slots: number of slots of a host.
         reporter: receives what happens, for events; None for no events.
@@ -37,14 +38,14 @@ class EpochLoop:
 
     def __init__(
         self,
-        hosts: Backend,
+        backend: Backend,
         config: TrainingConfig,
         horizons: Sequence[int],
         slots: int,
         reporter: Reporter | None,
         spans: Spans,
     ) -> None:
-        self.hosts, self.config, self.reporter, self.spans = hosts, config.env, reporter, spans
+        self.backend, self.config, self.reporter, self.spans = backend, config.env, reporter, spans
         self.max_rollbacks = config.governor.max_rollbacks
         self.horizons = np.array(horizons)
         durations = [Durations.of(config, horizon) for horizon in horizons]
@@ -56,23 +57,26 @@ class EpochLoop:
 
     def step(self, actions: Actions) -> None:
         """Runs one epoch of every env whose episode has not ended, with legal ``actions`` int64 [E, 8]."""
-        self.act(actions)
+        self.begin_epoch(actions)
         with self.spans("train"):
-            self.hosts.train(~self.state.done, self.state)
-        self.conclude()
+            self.backend.train(~self.state.done, self.state)
+        self.finish_epoch()
 
-    def act(self, actions: Actions) -> None:
-        """Begins an epoch: applies legal ``actions`` int64 [E, 8]. Training follows."""
+    def begin_epoch(self, actions: Actions) -> None:
+        """Begins an epoch: applies legal ``actions`` int64 [E, 8]. Training follows.
+
+        The two halves are separate because ``esper.Grower`` leaves the training between them to the user's loop.
+        """
         with self.spans("decide"):
             self._apply(actions, ~self.state.done)
 
-    def conclude(self) -> None:
+    def finish_epoch(self) -> None:
         """Ends an epoch after training: validates, governs, and advances all clocks."""
         state, active = self.state, ~self.state.done
         state.epoch += active
         self._shift_history(active)
         with self.spans("validate"):
-            self.hosts.measure(active, state)
+            self.backend.measure(active, state)
         with self.spans("govern"):
             removed = self._govern(active)
         with self.spans("decide"):
@@ -94,14 +98,14 @@ class EpochLoop:
         state.clear(starting, keep=("episode",))
         state.slots.clear(starting)
         state.write(starting, episode=state.episode + 1, done=False)
-        self.hosts.reset(starting, run_seed, state.episode)
+        self.backend.reset(starting, run_seed, state.episode)
         with self.spans("validate"):
-            self.hosts.measure(starting, state)
-        self.hosts.take_first_snapshots(starting, state)
+            self.backend.measure(starting, state)
+        self.backend.take_first_snapshots(starting, state)
         state.write(here, loss_ago=state.loss[:, None], accuracy_ago=state.accuracy[:, None])
         state.write(starting, best_accuracy=state.accuracy)
         self.best_by_epoch[starting, 0] = state.accuracy[starting]
-        self._gates().evaluate()
+        self._gates().update()
 
     def _apply(self, actions: Actions, active: Bools) -> None:
         """Applies the actions; an ADVANCE or FOSSILIZE that its gate refuses changes nothing."""
@@ -112,7 +116,7 @@ class EpochLoop:
         gates = self.reporter.explain(state, self._gates(), actions, active) if self.reporter else {}
         before = Occupancy.of(slots)
         germinates = chosen & (op == Op.GERMINATE)
-        sizes, failures = self.hosts.plant(germinates, blueprint, style)
+        sizes, failures = self.backend.plant(germinates, blueprint, style)
         refused[list(failures)] |= germinates[list(failures)]
         does = {kind: chosen & (op == kind) & ~refused for kind in Op}
         transitions.germinate(slots, does[Op.GERMINATE], blueprint, style, _TEMPOS[tempo], _TARGETS[target], sizes)
@@ -120,7 +124,7 @@ class EpochLoop:
         transitions.fossilize(slots, does[Op.FOSSILIZE])
         transitions.set_alpha_target(slots, does[Op.SET_ALPHA_TARGET], _TARGETS[target], _SPEEDS[speed], curve)
         transitions.prune(slots, does[Op.PRUNE], _SPEEDS[speed], curve)
-        self.hosts.remove(before.removed(slots))
+        self.backend.remove(before.removed(slots))
         state.write(active, last_op=op[:, 0], succeeded=~refused.any(axis=1), rolled_back=False)
         if self.reporter is not None:
             self.reporter.acted(state, actions, active, gates, failures, before)
@@ -135,9 +139,12 @@ class EpochLoop:
         )
 
     def _govern(self, active: Bools) -> Bools:
-        """Has hosts rolled back and broken seeds cut; returns the slots [E, S] whose seeds are gone."""
+        """Has hosts rolled back and broken seeds cut; returns the slots [E, S] whose seeds are gone.
+
+        The backend has removed their modules itself: a rollback restores a host as a whole.
+        """
         before = Occupancy.of(self.state.slots)
-        rollbacks = self.hosts.govern(active, self.state)
+        rollbacks = self.backend.govern(active, self.state)
         if self.reporter is not None:
             self.reporter.governed(self.state, before, rollbacks)
         return before.removed(self.state.slots)
@@ -153,8 +160,8 @@ class EpochLoop:
         ticked = Occupancy.of(slots)
         if self.config.auto_advance:
             opened = open_automatic_gates(self._gates(), self.config, self.durations, active)
-        self.hosts.remove(before.removed(slots))
-        self._gates().evaluate()
+        self.backend.remove(before.removed(slots))
+        self._gates().update()
         if self.reporter is not None:
             self.reporter.ticked(state, opened, before, ticked)
 

@@ -1,4 +1,7 @@
-"""The governor on the arrays of a vector env: when a host is rolled back, and what that does to its lifecycle."""
+"""What the governor's decisions change in the arrays of an env: rollbacks, cut seeds, snapshots.
+
+The same code governs the hosts of a vector env and the model of an ``esper.Grower``.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Governance:
         self.row, self.host, self.sites, self.remove = row, host, sites, remove
         self.results, self.governor = results, governor
 
-    def start(self, state: EnvState) -> None:
+    def take_first_snapshot(self, state: EnvState) -> None:
         """Takes the first snapshot, after the first validation."""
         if self.governor is not None:
             self.governor.start_from(float(state.loss[self.row]))

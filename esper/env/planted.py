@@ -51,11 +51,11 @@ class PlantedVectorEnv(SlotVectorEnv):
         law = law.only(choose(config.env.blueprints, law.blueprints, "simulated hosts"))
         n_envs, horizon = config.env.n_envs, config.env.episode_length
         self.law = law
-        self.hosts: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
+        self.backend: PlantedBackend = PlantedBackend(law, n_envs, horizon, config.env.counterfactual_every)
         spec, spans = ActionSpec(law.slots, law.blueprints), Spans(marks=config.run.mark_phases)
         largest = np.tile(np.array(law.parameters) + law.gate_parameters, (len(law.slots), 1))
         kinds = np.array(law.kinds) if law.kinds else np.zeros((len(law.blueprints), len(KINDS)))
-        super().__init__(config, spec, self.hosts, spans, largest, kinds, autoreset_mode)
+        super().__init__(config, spec, self.backend, spans, largest, kinds, autoreset_mode)
         self.gatherer = Gatherer(spec, n_envs, config.experience, law.world_envs, law.world_episodes)
         self.baseline = self._no_growth()
 

@@ -183,7 +183,7 @@ class PlantedBackend(Backend):
         return np.asarray(self.overlap * (pairs.sum(axis=2) - leaning))
 
     def _lost(self, leaning: Floats) -> Floats:
-        """Returns the accuracy that is lost by switching off seeds that are leaned on by ``leaning`` [E, S]; [E], pp."""
+        """Returns the accuracy lost by switching off seeds that are leaned on by ``leaning`` [E, S]; [E], pp."""
         return np.asarray(leaning.sum(axis=1) - self._shared(leaning).sum(axis=1) / 2)
 
     def _effect(self, worth: Floats, realised: Floats) -> Floats:

@@ -13,8 +13,9 @@ from esper.config import RunConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
+from esper.env.choices import max_seed_parameters
 from esper.env.state import EnvState, table_of, write_table
-from esper.env.training_backend import TrainingBackend, make_trainings, max_seed_parameters
+from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.hosts.sizes import at_width
 from esper.lifecycle.slots import Bools, Floats, Ints, Slots
 from esper.seeds.blueprints import BLUEPRINTS
@@ -58,7 +59,7 @@ class RankHosts:
         self.policy, self.splits = MicroBatchPolicy(group.config), list[Event]()
         self.policy.on_split = self.splits.append
         count, slots = len(group.indices), len(group.spec.slots)
-        self.hosts = _make_hosts(group, task, run, self.policy)
+        self.backend = _make_hosts(group, task, run, self.policy)
         self.state, self.all = EnvState.fresh(count, slots=Slots.fresh(count, slots)), slice(0, count)
 
     def answer(self, method: str, micro_batches: int, *arguments: Any) -> Reply:
@@ -68,55 +69,55 @@ class RankHosts:
         return Reply(result, tuple(split for split in self.splits if isinstance(split, MicroBatchHalved)))
 
     def reset(self, starting: Bools, run_seed: int, episodes: Ints) -> None:
-        self.hosts.reset(starting, run_seed, episodes)
+        self.backend.reset(starting, run_seed, episodes)
 
     def plant(self, where: Bools, blueprint: Ints, style: Ints) -> tuple[Ints, dict[int, str]]:
-        return self.hosts.plant(where, blueprint, style)
+        return self.backend.plant(where, blueprint, style)
 
     def remove(self, where: Bools) -> None:
-        self.hosts.remove(where)
+        self.backend.remove(where)
 
     def epoch(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
         """Trains, validates and governs; returns the state after validation, that after governing, and rollbacks."""
         write_table(self.state, self.all, table)
-        self.hosts.train(active, self.state)
-        self.hosts.measure(active, self.state)
+        self.backend.train(active, self.state)
+        self.backend.measure(active, self.state)
         measured = table_of(self.state, self.all)
-        rollbacks = self.hosts.govern(active, self.state)
+        rollbacks = self.backend.govern(active, self.state)
         return measured, table_of(self.state, self.all), rollbacks
 
     def measure(self, active: Bools, table: Floats) -> tuple[Floats, Floats, dict[int, tuple[Panic, int]]]:
         """Validates new hosts, which are not governed yet."""
         write_table(self.state, self.all, table)
-        self.hosts.measure(active, self.state)
+        self.backend.measure(active, self.state)
         measured = table_of(self.state, self.all)
         return measured, measured, {}
 
     def take_first_snapshots(self, starting: Bools, table: Floats) -> None:
         write_table(self.state, self.all, table)
-        self.hosts.take_first_snapshots(starting, self.state)
+        self.backend.take_first_snapshots(starting, self.state)
 
     def test_accuracy(self) -> Floats:
-        return self.hosts.test_accuracy(self.state)
+        return self.backend.test_accuracy(self.state)
 
     def shapley(self, row: int) -> dict[str, Paired]:
-        return self.hosts.shapley(row)
+        return self.backend.shapley(row)
 
     def host_state(self, row: int) -> Any:
-        return host_state(self.hosts.each[row].training)
+        return host_state(self.backend.each[row].training)
 
     def of_each(self, question: Callable[[TrainingBackend], list[Any]]) -> list[Any]:
-        return question(self.hosts)
+        return question(self.backend)
 
     def state_dict(self) -> Any:
-        return self.hosts.state_dict()
+        return self.backend.state_dict()
 
     def load_state_dict(self, saved: Any, table: Floats) -> None:
         write_table(self.state, self.all, table)
-        self.hosts.load_state_dict(saved, self.state)
+        self.backend.load_state_dict(saved, self.state)
 
     def close(self) -> None:
-        self.hosts.close()
+        self.backend.close()
 
 
 def _make_hosts(group: HostGroup, task: Task, run: RunConfig, policy: MicroBatchPolicy) -> TrainingBackend:

@@ -18,7 +18,7 @@ from esper.config import ConfigError
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend
-from esper.env.governed_host import assign
+from esper.env.env_host import assign_roles
 from esper.env.rank_hosts import HostGroup, Reply
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
@@ -177,7 +177,7 @@ class RankedBackend(Backend):
         ((_, saved),) = self.others.finish()
         (training,) = make_trainings([task], [config], [env])
         load_host_state(training, saved, self.local.blueprints)
-        assign(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
+        assign_roles(training, [training.site_by_name[name] for name in self.local.spec.slots], state.slots, env)
         return training
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:

@@ -81,7 +81,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self,
         config: ResolvedConfig,
         spec: ActionSpec,
-        hosts: Backend,
+        backend: Backend,
         spans: Spans,
         largest: Ints,
         kinds: Floats,
@@ -89,14 +89,14 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         reporter: Reporter | None = None,
     ) -> None:
         self.metadata = {**self.metadata, "autoreset_mode": accepted_mode(autoreset_mode)}
-        self.config, self.action_spec, self.hosts, self.spans = config, spec, hosts, spans
+        self.config, self.action_spec, self.backend, self.spans = config, spec, backend, spans
         self.largest, self.kinds = largest, kinds
         self.num_envs, self.horizon = config.env.n_envs, config.env.episode_length
-        self.loop = EpochLoop(hosts, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
+        self.loop = EpochLoop(backend, config, [self.horizon] * self.num_envs, len(spec.slots), reporter, spans)
         self.state = self.loop.state
         self.done = self.state.done
         """True for envs whose episode has ended and not been reset, [E]."""
-        self.host_parameters = hosts.host_parameters
+        self.host_parameters = backend.host_parameters
         """Number of parameters of the host without seeds."""
         self.layout = ObservationLayout(spec.slots, spec.blueprints, self.horizon)
         self.single_observation_space = gymnasium.spaces.Box(-LIMIT, LIMIT, (self.layout.size,), np.float32)
@@ -144,13 +144,13 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
 
         No reward, gate or governor uses the test data.
         """
-        return self.hosts.test_accuracy(self.state)
+        return self.backend.test_accuracy(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to resume between two steps: dicts and lists of copied tensors and plain values."""
         tables = changing_arrays(self).items()
         copies = {name: {key: copied(values) for key, values in table.items()} for name, table in tables}
-        hosts, experience = self.hosts.state_dict(), self.gatherer.state_dict()
+        hosts, experience = self.backend.state_dict(), self.gatherer.state_dict()
         return {"run_seed": self.run_seed, "arrays": copies, "hosts": hosts, "experience": experience}
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
@@ -163,7 +163,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         for name, arrays in changing_arrays(self).items():
             for key, values in arrays.items():
                 values[...] = state["arrays"][name][key].numpy()
-        self.hosts.load_state_dict(state["hosts"], self.state)
+        self.backend.load_state_dict(state["hosts"], self.state)
         self.gatherer.load_state_dict(state["experience"])
         return self._observe(), info_of(self, self.done)
 
@@ -255,7 +255,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         return rewards
 
     def close_extras(self, **_kwargs: Any) -> None:
-        self.hosts.close()
+        self.backend.close()
 
 
 def start_episodes(env: SlotVectorEnv, starting: Bools) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
 from esper.env.backend import Backend
 from esper.env.device_time import TrainingTime
-from esper.env.governed_host import GovernedHost
+from esper.env.env_host import EnvHost, assign_roles
 from esper.env.state import EnvState
 from esper.lifecycle.ramps import STYLES as BLEND_STYLES
 from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.seeds.blend import gate_parameters
 from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import GerminationFailed
 from esper.spaces.action import STYLES, ActionSpec
@@ -55,41 +53,6 @@ def make_trainings(
     return [HostTraining(*each) for each in zip(indices, tasks, configs, totals, strict=True)]
 
 
-def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
-    """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
-
-    The gated style is the largest, so a blueprint that is affordable is so in any style. ``channels`` is by slot.
-    """
-    recipes = [blueprints.get(topology, name) for name in spec.blueprints]
-    widths = [channels[name] for name in spec.slots]
-    return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in widths])
-
-
-def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
-    """Returns what each blueprint is built of, [B, 3], see ``esper.spaces.observation.KINDS``.
-
-    It is read from a body for ``channels`` channels: whoever knows a blueprint by this needs not know its name.
-    """
-    rows = []
-    with seeded(0):
-        for name in spec.blueprints:
-            shapes = [tuple(p.shape) for p in blueprints.get(topology, name).build(channels).parameters()]
-            sizes = np.array([math.prod(shape) for shape in shapes])
-            spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
-            vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
-            total = max(int(sizes.sum()), 1)
-            rows.append(((~vector).sum() / 4, sizes[spatial].sum() / total, sizes[vector & ~spatial].sum() / total))
-    return np.array(rows, dtype=np.float64)
-
-
-def max_seed_parameters(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> int:
-    """Returns the most parameters that seeds of a host may have at a time."""
-    host = training.host
-    sizes = largest_sizes(host.topology, {site.name: site.channels for site in host.sites}, spec, blueprints)
-    budget = training.config.env.parameter_budget * training.host_parameters
-    return int(min(sizes.max(axis=1, initial=0).sum(), budget))
-
-
 class TrainingBackend(Backend):
     """E hosts of one task, trained together.
 
@@ -115,9 +78,9 @@ class TrainingBackend(Backend):
         for row, training in enumerate(trainer.hosts):
             classes = training.task.classes if training.task.loss == "cross_entropy" else None
             governor = Governor(training.config.governor, training.durations, classes, pinned)
-            self.each.append(GovernedHost(training, governor, spec.slots, row))
+            self.each.append(EnvHost(training, governor, spec.slots, row))
         self.training_time = TrainingTime(spans, dict.fromkeys(training.device for training in trainer.hosts))
-        self.look: Callable[[GovernedHost], Any] | None = None
+        self.look: Callable[[EnvHost], Any] | None = None
         """Called after each validation of a host, before anything changes; what it returns is kept in ``seen``."""
         self.seen: list[list[Any]] = [[] for _ in self.each]
         """By host, of its current episode: first of the untrained host, then of its epochs."""
@@ -135,26 +98,26 @@ class TrainingBackend(Backend):
             name = self.spec.blueprints[int(blueprint[row, 0])]
             recipe = self.blueprints.get(host.training.host.topology, name)
             try:
-                host.training.germinate(host.sites[s], recipe, BLEND_STYLES[STYLES[int(style[row, 0])]])
-                sizes[row] = host.sites[s].parameters
+                host.training.plant(host.slot_sites[s], recipe, BLEND_STYLES[STYLES[int(style[row, 0])]])
+                sizes[row] = host.slot_sites[s].parameters
             except GerminationFailed as failure:
                 failures[row] = str(failure)
         return sizes, failures
 
     def remove(self, where: Bools) -> None:
         for row, s in np.argwhere(where).tolist():
-            self.each[row].training.remove(self.each[row].sites[s])
+            self.each[row].training.remove(self.each[row].slot_sites[s])
 
     def train(self, active: Bools, state: EnvState) -> None:
         hosts = self._of(active)
         for host in hosts:
-            host.assign(state.slots)
+            assign_roles(host.training, host.slot_sites, state.slots, host.row)
         with self.training_time.queueing():
             self.trainer.epoch([host.training for host in hosts])
 
     def measure(self, active: Bools, state: EnvState) -> None:
-        hosts, blocks = self._of(active), defaultdict[int, list[GovernedHost]](list)
-        self.trainer.repeatable(GovernedHost.validate, hosts)
+        hosts, blocks = self._of(active), defaultdict[int, list[EnvHost]](list)
+        self.trainer.repeatable(EnvHost.validate, hosts)
         for host in hosts:
             blocks[id(host.training.totals.accumulators)].append(host)
         for of_one_device in blocks.values():
@@ -168,7 +131,7 @@ class TrainingBackend(Backend):
             host.take_first_snapshot(state)
 
     def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
-        self.training_time.settle()
+        self.training_time.move_gpu_seconds()
         outcomes = {host.row: host.govern(state) for host in self._of(active)} if self.governed else {}
         return {env: (rolled[0], rolled[1].epoch) for env, rolled in outcomes.items() if rolled is not None}
 
@@ -179,12 +142,12 @@ class TrainingBackend(Backend):
     def test_accuracy(self, state: EnvState) -> Floats:
         accuracy = np.zeros(len(self.each))
 
-        def measure(host: GovernedHost) -> None:
+        def test(host: EnvHost) -> None:
             training = host.training
             result = evaluate(training, training.task.test, [committed_configuration(training)])
             accuracy[host.row] = float(result.accuracy[0])
 
-        self.trainer.repeatable(measure, self.each)
+        self.trainer.repeatable(test, self.each)
         return accuracy
 
     def of_each(self, question: Callable[[Any], list[Any]]) -> list[Any]:
@@ -198,7 +161,7 @@ class TrainingBackend(Backend):
         for host, mine in zip(self.each, saved, strict=True):
             load_host_state(host.training, mine["training"], self.blueprints)
             host.governor.load_state_dict(mine["governor"], host.training.device)
-            host.assign(state.slots)
+            assign_roles(host.training, host.slot_sites, state.slots, host.row)
 
     def close(self) -> None:
         try:
@@ -206,7 +169,7 @@ class TrainingBackend(Backend):
         finally:  # a GPU that failed
             self.trainer.close()
 
-    def _of(self, active: Bools) -> list[GovernedHost]:
+    def _of(self, active: Bools) -> list[EnvHost]:
         return [host for host, chosen in zip(self.each, active, strict=True) if chosen]
 
 
@@ -215,7 +178,7 @@ def copies_held(hosts: TrainingBackend) -> list[Counter[str]]:
     return [host.governor.held() for host in hosts.each]
 
 
-def _transfer(hosts: list[GovernedHost], state: EnvState) -> None:
+def _transfer(hosts: list[EnvHost], state: EnvState) -> None:
     """Transfers the epoch of hosts on one device and reads it: once all totals, once all flags and statistics."""
     totals = hosts[0].training.totals.accumulators.read()
     packed = torch.cat([host.packed for host in hosts]).cpu()

@@ -14,11 +14,12 @@ from esper.config_resolved import HostTrainingConfig
 from esper.data.host_checks import check_hosts
 from esper.data.task import Task, resolve
 from esper.env.baseline import Baseline
+from esper.env.choices import kinds_of, largest_sizes, max_seed_parameters
 from esper.env.no_growth import measure_baseline
 from esper.env.ranked_backend import RankedBackend
 from esper.env.reporting import Reporter
 from esper.env.slot_env import SlotVectorEnv
-from esper.env.training_backend import TrainingBackend, kinds_of, largest_sizes, make_trainings, max_seed_parameters
+from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Floats
 from esper.ops import _native
 from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry, choose
@@ -105,11 +106,11 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.reporter = Reporter(self._tell, spec, config.env, n_envs) if emit is not ignore else None
         self.local = TrainingBackend(trainer, spec, self.blueprints, spans, pinned)
         """The hosts of this process."""
-        self.hosts: TrainingBackend | RankedBackend = self.local
+        self.backend: TrainingBackend | RankedBackend = self.local
         if ranks is not None:
-            self.hosts = RankedBackend(ranks, self.local, config, range(n_envs))
+            self.backend = RankedBackend(ranks, self.local, config, range(n_envs))
         kinds = kinds_of(host.topology, max(channels.values()), spec, self.blueprints)
-        super().__init__(config, spec, self.hosts, spans, largest, kinds, autoreset_mode, self.reporter)
+        super().__init__(config, spec, self.backend, spans, largest, kinds, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
         self._not_captured: set[str] = set()
         """Reasons why steps are not captured, as far as they were reported."""
@@ -118,8 +119,8 @@ class GrowthVectorEnv(SlotVectorEnv):
 
     def host(self, env: int) -> HostTraining:
         """Returns the host of an env in training; if another rank has it, a copy to read."""
-        if isinstance(self.hosts, RankedBackend) and env >= len(self.training):
-            return self.hosts.copy_of(env, self.task, self.config, self.state)
+        if isinstance(self.backend, RankedBackend) and env >= len(self.training):
+            return self.backend.copy_of(env, self.task, self.config, self.state)
         return self.training[env]
 
     def _no_growth(self) -> Baseline:
@@ -148,7 +149,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         for env in envs:
             terms = {name: float(term[env]) for name, term in self.reward_terms.items()}
             with self.spans("telemetry"):
-                shapley = self.hosts.shapley
+                shapley = self.backend.shapley
                 self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, shapley)
 
     def _tell(self, event: Event) -> None:

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import SAMPLE, Split, Task
-from esper.env.governed_host import GovernedHost
+from esper.env.env_host import EnvHost
 from esper.env.training_backend import TrainingBackend
 from esper.lifecycle.ramps import BlendStyle
 from esper.seeds.blueprints import BlueprintRegistry
@@ -53,7 +53,7 @@ class EpochKind:
     """Configurations validated after it; distinct alphas are kept distinct, but their values are normalised."""
 
     @classmethod
-    def of(cls, host: GovernedHost) -> EpochKind:
+    def of(cls, host: EnvHost) -> EpochKind:
         """Returns the kind of the epoch that was just validated; call it before the host changes again."""
         columns = zip(*host.counterfactual.configurations, strict=True)  # the alphas of one site each
         configurations = zip(*(_branching(alphas) for alphas in columns), strict=True)
@@ -151,7 +151,7 @@ class ComputeMeter:
         env.reset(0, 0)
         for site, occupant in zip(env.sites, kind.occupants, strict=True):
             if occupant is not None:
-                env.germinate(site, self.blueprints.get(env.host.topology, occupant.blueprint), occupant.style)
+                env.plant(site, self.blueprints.get(env.host.topology, occupant.blueprint), occupant.style)
                 role = Role.INCUBATING if occupant.role == INCUBATING else Role.BLENDED
                 site.assign(role, alpha=0.5, target=1.0, learning=occupant.role != FROZEN)
         return env

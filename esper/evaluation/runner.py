@@ -153,7 +153,7 @@ class GrowingRunner(ArmRunner):
         self.meter: ComputeMeter | None = None
         if count_flops and isinstance(self.env, GrowthVectorEnv):
             self.meter = ComputeMeter(self.env.task, self.env.config, self.env.blueprints)
-            self.env.hosts.of_each(watch)
+            self.env.backend.of_each(watch)
 
     def count(self, count: Callable[[int], None]) -> None:
         self.env.count_epochs = count
@@ -174,7 +174,7 @@ class GrowingRunner(ArmRunner):
         played, accuracy = play_round(env, self.controller), env.test_accuracy()
         flops = [math.nan] * env.num_envs
         if self.meter is not None:
-            flops = [self.meter.flops(episode) for episode in env.hosts.of_each(episodes)]
+            flops = [self.meter.flops(episode) for episode in env.backend.of_each(episodes)]
         return [
             HostResult(
                 accuracy=float(accuracy[i]),

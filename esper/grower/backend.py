@@ -142,7 +142,7 @@ class LoopBackend(Backend):
                 module.training = mode
 
     def take_first_snapshots(self, starting: Bools, state: EnvState) -> None:
-        self.governance.start(state)
+        self.governance.take_first_snapshot(state)
 
     def govern(self, active: Bools, state: EnvState) -> dict[int, tuple[Panic, int]]:
         if not active[0]:

@@ -11,10 +11,10 @@ import torch
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller, log_prob_of
 from esper.env.baseline import Baseline
+from esper.env.choices import kinds_of, largest_sizes
 from esper.env.info import Info
 from esper.env.reporting import Reporter
 from esper.env.slot_env import Float32s, SlotVectorEnv, accepted_actions, info_of
-from esper.env.training_backend import kinds_of, largest_sizes
 from esper.grower.backend import LoopBackend
 from esper.telemetry.span import Spans
 
@@ -48,10 +48,11 @@ class LoopEnv(SlotVectorEnv):
         largest = largest_sizes(backend.hooks.topology, channels, backend.spec, backend.blueprints)
         widest = max(channels.values())
         kinds = kinds_of(backend.hooks.topology, widest, backend.spec, backend.blueprints)
+        self.backend: LoopBackend = backend
         super().__init__(config, backend.spec, backend, Spans(marks=False), largest, kinds, reporter=reporter)
         self.gatherer.learns = False  # one episode
         self.reporter = reporter
-        self.backend, self.known = backend, baseline
+        self.known = baseline
         self.alone = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
         self.prepare()
@@ -69,13 +70,13 @@ class LoopEnv(SlotVectorEnv):
         """Executes the action that ``controller`` chooses; the next epoch is trained with what it plants."""
         actions = controller.act(observation, self.mask.heads(self.action_spec))
         self.reporter.log_prob = log_prob_of(controller, self.num_envs)
-        self.loop.act(accepted_actions(self, actions))
+        self.loop.begin_epoch(accepted_actions(self, actions))
         self.backend.train(~self.done, self.state)
 
     def conclude(self) -> Float32s:
         """Validates the model after an epoch; returns the observation [1, size]."""
         idle = self.done.copy()
-        self.loop.conclude()
+        self.loop.finish_epoch()
         self._remember()
         return self._result(idle)[0]
 

@@ -81,7 +81,7 @@ class Gates:
         self.slots = slots
         self.conditions = _conditions(slots, anomaly_pending, config, durations)
 
-    def evaluate(self) -> None:
+    def update(self) -> None:
         """Sets ``gate_score`` and ``gate_passed`` of the slots."""
         slots = self.slots
         score = np.zeros(slots.stage.shape)
@@ -181,7 +181,7 @@ def open_automatic_gates(
     Seeds that fail an automatic G2 for too long are removed. Returns the gates that opened, by env and slot.
     """
     slots, automatic = gates.slots, [stage for stage in ADVANCES if GATES[stage] in config.auto_advance]
-    gates.evaluate()
+    gates.update()
     due = active[:, None] & np.isin(slots.stage, automatic) & (slots.epochs_in_stage > 0)
     stuck = (slots.stage == SeedStage.TRAINING) & (slots.epochs_in_stage >= durations.max_training_epochs)
     passed = due & slots.gate_passed

@@ -4,7 +4,8 @@ a is the validation accuracy with everything on, c the committed accuracy (fossi
 T the horizon. Potential terms pay γΦ(s') − Φ(s), which preserves optimal policies. Losses are validation losses in
 standard deviations of the baseline's final loss (``Baseline.in_stds``); every term rewards a lower loss.
 
-Values are arrays [E], or scalars for one env; a term has the shape of its inputs.
+Values are arrays [E], or scalars for one env; a term has the shape of its inputs. ``MODES`` of
+:mod:`esper.rewards.modes` says which terms a mode pays.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class RunTelemetry:
         env, stats, config = envs[0], played.stats, self.config
         epochs = int(stats.epochs.sum())
         samples = epochs * config.trained_samples
-        copies = [host for env in envs for host in env.hosts.of_each(copies_held)]  # of hosts left alone, too
+        copies = [host for env in envs for host in env.backend.of_each(copies_held)]  # of hosts left alone, too
         before = played.phases_before
         self.emit(
             RoundCompleted(

@@ -151,7 +151,7 @@ def load_host_state(training: HostTraining, state: State, blueprints: BlueprintR
     for site in training.sites:
         if site.name in state["seeds"]:
             blueprint, style = state["seeds"][site.name]
-            training.germinate(site, blueprints.get(training.host.topology, blueprint), STYLES[style])
+            training.plant(site, blueprints.get(training.host.topology, blueprint), STYLES[style])
     for name in state["shadows"]:
         training.shadow_of(training.site_by_name[name])
     live = {name for name, _ in all_tensors(training)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from esper.data.task import Task
-from esper.training.execution.lanes import Env, Lanes
+from esper.training.execution.lanes import Lanes, Placed
 from esper.training.host_state import State, host_state, pinned_copy, restore_host_state
 from esper.training.host_training import HostTraining
 from esper.training.micro_batching import MicroBatchPolicy
@@ -70,17 +70,17 @@ class HostTrainer:
                 self._train(active)
         self._first_epoch = False
 
-    def repeatable(self, work: Callable[[Env], None], envs: Sequence[Env]) -> None:
+    def repeatable(self, work: Callable[[Placed], None], hosts: Sequence[Placed]) -> None:
         """Runs ``work`` that changes no host, such as a validation, for every env; once more if memory runs out.
 
         Raises the errors of :meth:`epoch`.
         """
         self._apply_policy()
         with self.policy.splitting(repeatable=True):
-            self.lanes.run(work, envs)
+            self.lanes.run(work, hosts)
         if self._apply_policy():
             with self.policy.splitting(repeatable=False):
-                self.lanes.run(work, envs)
+                self.lanes.run(work, hosts)
 
     def _apply_policy(self) -> bool:
         """Gives hosts the policy's sizes and drops work that was captured with others; returns True if any changed."""

@@ -119,7 +119,7 @@ class HostTraining:
         self.shadow_dropout.clear()
         self.global_seeds.clear()
 
-    def germinate(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
+    def plant(self, site: Site, blueprint: Blueprint, style: BlendStyle) -> None:
         """Plants a seed after probing it on a few samples; it is absent from passes until the site gets another role.
 
         Raises GerminationFailed without changing the site, and ValueError for a site that has a seed.

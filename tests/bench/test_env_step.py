@@ -28,5 +28,5 @@ def test_the_parts_of_a_step_add_up() -> None:
                 parts = {name: shares[-1] for name, shares in steps.shares.items()}
                 assert sum(parts.values()) == pytest.approx(everything)
                 assert min(parts.values()) > 0
-            assert env.hosts.each[0].epoch == 2
+            assert env.backend.each[0].epoch == 2
     assert len(events) >= 10

@@ -134,8 +134,8 @@ def test_an_env_keeps_to_the_limit() -> None:
         with torch.no_grad():
             next(env.training[0].host.parameters()).fill_(float("nan"))
         env.step(wait_actions(2))
-        assert [host.governor.rollbacks for host in env.hosts.each] == [1, 0]
+        assert [host.governor.rollbacks for host in env.backend.each] == [1, 0]
         same_bits(tensors_of(env.training[0]), good)
-        assert all(set(held) == {"pinned"} for held in env.hosts.of_each(copies_held))
+        assert all(set(held) == {"pinned"} for held in env.backend.of_each(copies_held))
     finally:
         env.close()

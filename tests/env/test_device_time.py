@@ -64,7 +64,7 @@ def steps(clock: Clock, spans: Spans, devices: list[torch.device], queue: float,
             clock.now += queue
         with spans("validate"):
             clock.now += wait
-        time.settle()
+        time.move_gpu_seconds()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_waiting_phase_within_training_is_part_of_the_time_to_queue(clock: Clo
             clock.now += 3.0
     with spans("validate"):
         clock.now += 5.0
-    time.settle()
+    time.move_gpu_seconds()
     assert spans.seconds == {"train": 3.0, "stage": 3.0, "validate": 3.0}
 
 
@@ -138,7 +138,7 @@ def on_a_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         return work
 
     with rig(n_envs=2) as world:
-        world.env.hosts.training_time = TrainingTime(world.env.spans, [FIRST])
+        world.env.backend.training_time = TrainingTime(world.env.spans, [FIRST])
         monkeypatch.setattr(HostTrainer, "epoch", takes(1.0, "train", HostTrainer.epoch))
         monkeypatch.setattr(training_backend, "_transfer", takes(8.0, "transfer", training_backend._transfer))
         yield world

@@ -250,7 +250,7 @@ def test_neighbours_of_positive_worth_help_each_other() -> None:
     law = replace(QUIET, synergy=2.0)
     env = planted(1, law=law)
     env.reset(seed=0)
-    seeds, hosts = env.state.slots, env.hosts
+    seeds, hosts = env.state.slots, env.backend
     seeds.stage[0] = [SeedStage.FOSSILIZED] * 3
     seeds.blueprint[0] = [1, 2, 2]  # 8, 9 and −5 pp
     seeds.alpha[0] = [1.0, 0.5, 1.0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.env.governed_host import GovernedHost
+from esper.env.env_host import EnvHost
 from esper.lifecycle.stage import SeedStage
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer
@@ -113,7 +113,7 @@ def test_a_step_brings_everything_over_in_two_transfers(n_envs: int, monkeypatch
         for _ in range(2):
             reads = reads_of_a_step(world)
             assert reads.reads == []
-            numbers = sum(len(episode.packed) for episode in world.env.hosts.each)
+            numbers = sum(len(episode.packed) for episode in world.env.backend.each)
             totals = world.training(0).totals.accumulators
             bytes_of_all = totals.block.nbytes + totals.correct.nbytes
             assert reads.transfers == [(bytes_of_all,), (numbers,)]
@@ -134,32 +134,32 @@ def test_what_is_read_does_not_depend_on_who_listens(monkeypatch: pytest.MonkeyP
 def test_training_and_validation_wait_for_nothing(n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even within an operator."""
     with busy(n_envs, monkeypatch) as world, Syncs() as syncs:
-        world.env.hosts.trainer.epoch(world.env.training)
-        for episode in world.env.hosts.each:
+        world.env.backend.trainer.epoch(world.env.training)
+        for episode in world.env.backend.each:
             episode.validate()
         assert syncs.found == []
 
 
 def test_a_read_an_env_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail: the loss of every env's epoch, looked at where it lies."""
-    epoch, validate = HostTrainer.epoch, GovernedHost.validate
+    epoch, validate = HostTrainer.epoch, EnvHost.validate
 
     def curious_training(trainer: HostTrainer, active: Sequence[HostTraining]) -> None:
         epoch(trainer, active)
         assert all(training.totals.training[0].item() >= 0 for training in active)
 
-    def curious_validation(episode: GovernedHost) -> None:
+    def curious_validation(episode: EnvHost) -> None:
         validate(episode)
         assert episode.packed.clone().cpu() is not None
 
     with busy(2, monkeypatch) as world:
         monkeypatch.setattr(HostTrainer, "epoch", curious_training)
-        monkeypatch.setattr(GovernedHost, "validate", curious_validation)
+        monkeypatch.setattr(EnvHost, "validate", curious_validation)
         reads = reads_of_a_step(world)
         assert reads.reads == ["item"] * 2
         assert len(reads.transfers) == 2 + 2
         with Syncs() as syncs:
-            world.env.hosts.trainer.epoch(world.env.training)
+            world.env.backend.trainer.epoch(world.env.training)
         assert syncs.found == ["aten::_local_scalar_dense"] * 2
 
 

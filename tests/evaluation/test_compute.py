@@ -155,10 +155,10 @@ def test_what_is_counted_is_what_was_computed(task: str, env: dict[str, Any]) ->
     hosts.lanes.close()
     lanes = CountingLanes()
     hosts.lanes = lanes  # type: ignore[assignment]
-    hosts.hosts.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
-    hosts.hosts.of_each(watch)
+    hosts.backend.trainer = HostTrainer(hosts.task, hosts.training, lanes)  # type: ignore[arg-type]
+    hosts.backend.of_each(watch)
     play_round(hosts, RandomController(hosts.action_spec, hosts.layout, 2), 3)
     assert lanes.flops > 0
-    each = hosts.hosts.of_each(episodes)
+    each = hosts.backend.of_each(episodes)
     assert sum(map(meter.flops, each)) == pytest.approx(lanes.flops, rel=1e-9)
     assert len(set(each[0][1:])) > 2  # more than one kind of epoch

@@ -97,7 +97,7 @@ def test_worlds_end_in_turn_and_their_experience_with_them(lasts: int) -> None:
     alone = controller("none", env)
     for episode in range(5):
         play_round(env, alone)
-        worth = env.hosts.worth
+        worth = env.backend.worth
         for world in range(3):
             age = (episode + world) % lasts
             assert env.gatherer.experiences[world].episodes == 2 * (min(age, episode) + 1)

@@ -39,7 +39,7 @@ def answer(slots: Slots, config: GateConfig, pending: bool = False) -> GateResul
     """The next gate of the only seed, explained; judging gives the same."""
     gates = Gates(slots, np.array([pending]), config, DURATIONS)
     result = gates.explain((0, 0))
-    gates.evaluate()
+    gates.update()
     assert slots.gate_score == result.score
     assert slots.gate_passed == result.passed == (result.score == 1.0)
     assert 0 <= result.score <= 1
@@ -91,7 +91,7 @@ def test_g1_wants_a_germinated_seed(config: GateConfig) -> None:
 def test_a_stage_without_a_gate_has_no_score_and_no_explanation(stage: SeedStage) -> None:
     slots = made(stage=stage, gate_score=1.0, gate_passed=True)
     gates = Gates(slots, np.array([False]), PERMISSIVE, DURATIONS)
-    gates.evaluate()
+    gates.update()
     assert slots.gate_score == 0
     assert not slots.gate_passed
     with pytest.raises(KeyError):
@@ -215,12 +215,12 @@ def test_seeds_are_judged_side_by_side_as_they_are_alone(config: GateConfig) -> 
     slots.contribution_error[...] = np.array([[0.5], [np.nan], [0.5], [0.5]])
     slots.gradient_health[2] = np.nan
     pending = np.array([False, False, False, True])
-    Gates(slots, pending, config, DURATIONS).evaluate()
+    Gates(slots, pending, config, DURATIONS).update()
     for env, place in np.ndindex(*stages.shape):
         alone = Slots.fresh(1, 1)
         for name, values in slots.arrays().items():
             alone.arrays()[name][...] = values[env, place]
-        Gates(alone, pending[[env]], config, DURATIONS).evaluate()
+        Gates(alone, pending[[env]], config, DURATIONS).update()
         assert alone.gate_score == slots.gate_score[env, place]
         assert alone.gate_passed == slots.gate_passed[env, place]
     holding = stages[0].tolist().index(S.HOLDING)

@@ -99,7 +99,7 @@ def test_hosts_of_each_length_have_draws_of_their_own(
 
     def played(simulated: PlantedVectorEnv, agent: PPOAgent, **rest: Any) -> EpisodeStats:
         found = play_round(simulated, agent, **rest)
-        worths.setdefault(simulated.horizon, []).append(simulated.hosts.worth.copy())
+        worths.setdefault(simulated.horizon, []).append(simulated.backend.worth.copy())
         return found
 
     monkeypatch.setattr(practice, "play_round", played)
@@ -119,7 +119,7 @@ def test_every_simulated_host_has_worths_of_its_own() -> None:
         env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": n_envs}}), law)
         for number in range(episodes):
             env.reset(seed=None if number else seed)
-        return env.hosts.worth.copy()
+        return env.backend.worth.copy()
 
     first = worths(4, 0, 1)
     assert len(np.unique(first.reshape(4, -1), axis=0)) == 4
@@ -134,7 +134,7 @@ def test_every_simulated_host_has_worths_of_its_own() -> None:
 def test_without_a_spread_all_hosts_have_the_worths_of_the_law() -> None:
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 3}}))
     env.reset(seed=0)
-    np.testing.assert_array_equal(env.hosts.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
+    np.testing.assert_array_equal(env.backend.worth, np.tile(np.array(env.law.worth), (3, 1, 1)))
 
 
 def test_a_host_leans_on_what_is_blended_until_it_is_kept() -> None:

@@ -228,7 +228,7 @@ def _act(env: HostTraining, site: Site, dice: random.Random, registry: Blueprint
     alpha, target = site.alpha, site.target
     match site.role:
         case Role.ABSENT if site.seed is None and roll < 0.5:
-            env.germinate(site, registry.get(env.host.topology, blueprint), STYLES[style])
+            env.plant(site, registry.get(env.host.topology, blueprint), STYLES[style])
         case Role.ABSENT if site.seed is not None and roll < 0.8:
             env.assign(site, Role.INCUBATING, 0.0, 0.5 + 0.5 * roll, learning=True)
         case Role.INCUBATING if roll < 0.2:

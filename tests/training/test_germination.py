@@ -78,7 +78,7 @@ def check_untouched(build: Callable[[int], nn.Module], expected: type[Exception]
     before, tensors, rng = state_of(training, slot), tensors_of(training), torch.get_rng_state()
     order = training.order.get_state()
     with pytest.raises(expected):
-        training.germinate(slot, blueprint(build), STYLES["LINEAR_ADD"])
+        training.plant(slot, blueprint(build), STYLES["LINEAR_ADD"])
     assert state_of(training, slot) == before
     same_bits(tensors, tensors_of(training))
     assert torch.equal(torch.get_rng_state(), rng)
@@ -104,7 +104,7 @@ def test_a_body_that_is_no_seed_at_all_leaves_everything_as_it_was(name: str) ->
 def test_the_failure_names_blueprint_and_slot(name: str) -> None:
     training = make_training()
     with pytest.raises(GerminationFailed, match="own in r0c1"):
-        training.germinate(training.site_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"])
+        training.plant(training.site_by_name["r0c1"], blueprint(REFUSED[name]), STYLES["LINEAR_ADD"])
 
 
 def test_an_occupied_slot_is_refused() -> None:
@@ -135,7 +135,7 @@ def test_a_failed_germination_does_not_shift_the_seeds_that_follow() -> None:
         training = make_training()
         if fails:
             with pytest.raises(GerminationFailed):
-                training.germinate(training.site_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"])
+                training.plant(training.site_by_name["r1c1"], blueprint(failing_factory), STYLES["LINEAR_ADD"])
         seed = plant(training, "r0c0").seed
         assert seed is not None
         weights.append(torch.cat([p.detach().flatten() for p in seed.parameters()]))
@@ -181,7 +181,7 @@ class Unused(nn.Module):
 
 def test_a_users_seed_with_an_unused_parameter_incubates() -> None:
     training = make_training()
-    training.germinate(
+    training.plant(
         training.site_by_name["r0c0"], blueprint(Unused, lambda channels: channels + 3), STYLES["LINEAR_ADD"]
     )
     training.site_by_name["r0c0"].assign(Role.INCUBATING, target=1.0)

@@ -90,7 +90,7 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
     for count in (1, parts):
         env = training_of(task, task={**CONSTANT, "micro_batches": count})
         slot = env.site_by_name["r0c0"]
-        env.germinate(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
+        env.plant(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
         slot.assign(Role.INCUBATING, target=1.0)
         groups = begin_epoch(env)
         train_step(env, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]

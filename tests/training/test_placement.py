@@ -92,7 +92,7 @@ def test_on_a_cpu_the_limit_has_no_effect() -> None:
     with rig(run={"max_device_copies_mib": 1e-6}) as world:
         assert world.env.pinned == ()
         world.step()
-        assert all(set(held) == {"cpu"} for held in world.env.hosts.of_each(copies_held))
+        assert all(set(held) == {"cpu"} for held in world.env.backend.of_each(copies_held))
     assert copies_to_pin(RunConfig(max_device_copies_mib=1e-6), [make_training()]) == ()
 
 
@@ -227,7 +227,7 @@ def test_an_env_puts_its_copies_where_its_placement_says(monkeypatch: pytest.Mon
     monkeypatch.setattr("esper.env.vector_env.copies_to_pin", lambda *_arguments: (OLDER,))
     with rig(n_envs=2, run={"max_device_copies_mib": 1.0}) as world:
         assert world.env.pinned == (OLDER,)
-        for host in world.env.hosts.each:
+        for host in world.env.backend.each:
             assert [snapshot.copies.pinned for snapshot in host.governor._generations] == [False, True]
 
 
@@ -254,7 +254,7 @@ def test_what_is_held_is_counted_by_host() -> None:
         host = world.training().host
         momentum = sum(parameter.nbytes for parameter in host.parameters())
         one = sum(tensor.nbytes for tensor in host.state_dict().values()) + momentum
-        assert [dict(held) for held in world.env.hosts.of_each(copies_held)] == [{"cpu": 2 * one}] * 2
+        assert [dict(held) for held in world.env.backend.of_each(copies_held)] == [{"cpu": 2 * one}] * 2
 
 
 def test_copies_keep_the_layout_of_what_they_are_of() -> None:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.data.task import PAD, Task
-from esper.env.governed_host import GovernedHost
+from esper.env.env_host import EnvHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S
@@ -271,7 +271,7 @@ def test_alphas_of_counterfactuals_are_made_on_the_lane_that_reads_them() -> Non
         hosts = [world.host(index) for index in range(2)]
         on_the_lane: list[list[str]] = []
 
-        def validate(host: GovernedHost) -> None:
+        def validate(host: EnvHost) -> None:
             with Writes() as writes:
                 host.validate()
             on_the_lane.append(writes.operators)

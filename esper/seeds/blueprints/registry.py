@@ -14,14 +14,17 @@ Factory = Callable[[int], nn.Module]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A recipe for seeds: ``build(channels)`` makes a body that preserves the shape of its input."""
+    """A recipe for seeds: ``build(channels)`` makes a body that maps features to a change of them, of the same shape.
+
+    ``esper.seeds.blend.Seed`` adds the blend operator to it, and ``Site.plant`` refuses a body that does not keep this.
+    """
 
     topology: str
     name: str
     description: str
     build: Factory
     parameters: Callable[[int], int]
-    """Returns the exact number of parameters of ``build(channels)``."""
+    """Returns the exact number of parameters of ``build(channels)``; a gated seed has ``gate_parameters`` more."""
 
 
 class BlueprintRegistry:

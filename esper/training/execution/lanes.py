@@ -20,11 +20,11 @@ class HasPlace(Protocol):
     def batch(self) -> int: ...
 
 
-Env = TypeVar("Env", bound=HasPlace)
+Placed = TypeVar("Placed", bound=HasPlace)
 
 
 class Lanes(Protocol):
-    """Lanes do work for many envs at the same time; an env that fails does not stop the others."""
+    """Lanes do work for many hosts at the same time; an env that fails does not stop the others."""
 
     captures: bool
     """True if repeated work is captured as CUDA graphs."""
@@ -33,7 +33,7 @@ class Lanes(Protocol):
     def cancelled(self) -> bool:
         """True if the current work was cancelled."""
 
-    def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
+    def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
         """Runs ``work`` for every env.
 
         Raises:
@@ -80,7 +80,7 @@ class LaneError(RuntimeError):
         super().__init__(f"env {env.index}, epoch {env.epoch}, batch {env.batch}: {type(cause).__name__}: {cause}")
         self.env, self.epoch, self.batch = env.index, env.epoch, env.batch
         self.causes: tuple[Exception, ...] = (cause,)
-        """The errors of all envs that failed, starting with this one."""
+        """The errors of all hosts that failed, starting with this one."""
         self.__cause__ = cause
 
 

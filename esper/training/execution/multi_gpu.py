@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from esper.training.execution.lanes import Cancelled, Env, LaneError, Lanes, merged
+from esper.training.execution.lanes import Cancelled, LaneError, Lanes, Placed, merged
 from esper.training.host_training import HostTraining
 
 AUTO = "auto"
@@ -47,8 +47,8 @@ class MultiGpuLanes(Lanes):
         self.captures = all(lanes.captures for lanes in self.devices)
         self._closed = False
 
-    def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
-        self._side_by_side({i: partial(self.devices[i].run, work, share) for i, share in self._shares(envs).items()})
+    def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
+        self._side_by_side({i: partial(self.devices[i].run, work, share) for i, share in self._shares(hosts).items()})
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
         self._side_by_side({i: partial(self.devices[i].train, share) for i, share in self._shares(hosts).items()})
@@ -83,9 +83,9 @@ class MultiGpuLanes(Lanes):
             for thread in self._threads:
                 thread.shutdown()
 
-    def _shares(self, envs: Iterable[Env]) -> dict[int, list[Env]]:
-        shares: dict[int, list[Env]] = {}  # envs by number of the device
-        for env in envs:
+    def _shares(self, hosts: Iterable[Placed]) -> dict[int, list[Placed]]:
+        shares: dict[int, list[Placed]] = {}  # hosts by number of the device
+        for env in hosts:
             shares.setdefault(device_index(env.index, len(self.devices)), []).append(env)
         return shares
 

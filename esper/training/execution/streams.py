@@ -17,7 +17,7 @@ import torch
 from esper._runtime import StopFlag
 from esper.training.execution.gpu import Captured, Gpu
 from esper.training.execution.graph_cache import HostGraphs, step_signature
-from esper.training.execution.lanes import Cancelled, DeviceFailed, Env, HasPlace, LaneError, Lanes, merged
+from esper.training.execution.lanes import Cancelled, DeviceFailed, HasPlace, LaneError, Lanes, Placed, merged
 from esper.training.host_training import HostTraining, do
 from esper.training.step import begin_epoch, train_step
 
@@ -26,7 +26,7 @@ WARM_UP = 3
 
 
 class StreamLanes(Lanes):
-    """One lane per env. Work is queued on the GPU, which executes that of all envs at the same time.
+    """One lane per env. Work is queued on the GPU, which executes that of all hosts at the same time.
 
     Args:
         gpu: the device.
@@ -44,17 +44,17 @@ class StreamLanes(Lanes):
         self._failures: list[LaneError] = []  # of the current work
         self._streams: dict[int, torch.cuda.Stream] = {}
 
-    def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
-        envs = list(envs)
+    def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
+        hosts = list(hosts)
 
         def queue() -> None:
-            for env in envs:
+            for env in hosts:
                 if self._stop.is_set:
                     self._cut_short = True
                 else:
                     self._guarded(env, partial(work, env))
 
-        self._forked(envs, queue)
+        self._forked(hosts, queue)
 
     def train(self, hosts: Sequence[HostTraining]) -> None:
         self._forked(hosts, lambda: self._epoch([_Epoch(training, self._graphs_of(training)) for training in hosts]))
@@ -95,15 +95,15 @@ class StreamLanes(Lanes):
         self.gpu.reuse(self._streams.values())
         self._streams.clear()
 
-    def _forked(self, envs: Sequence[HasPlace], queue: Callable[[], object]) -> None:
+    def _forked(self, hosts: Sequence[HasPlace], queue: Callable[[], object]) -> None:
         """Calls ``queue`` so that its work starts after everything queued before, and later work waits for it."""
         self._stop.clear()
         self._failures, self._cut_short = [], False
         try:
-            streams = [self._stream(env.index) for env in envs]
+            streams = [self._stream(env.index) for env in hosts]
             self.gpu.fork(streams)
         except RuntimeError as fault:
-            raise _device_failed("began", envs, fault) from fault
+            raise _device_failed("began", hosts, fault) from fault
         error: BaseException | None = None
         try:
             queue()
@@ -113,7 +113,7 @@ class StreamLanes(Lanes):
         try:
             self.gpu.join(streams)
         except RuntimeError as fault:
-            failed = _device_failed("ended", envs, fault)
+            failed = _device_failed("ended", hosts, fault)
             if error is None:
                 raise failed from fault
             error.add_note(f"After that, {failed}")
@@ -150,7 +150,7 @@ class StreamLanes(Lanes):
                 epoch.training.epoch += 1
 
     def _step_in_turns(self, epochs: list[_Epoch], limit: int | None = None) -> None:
-        """Does at most ``limit`` steps of each epoch, in turns, so that the GPU has work of all envs."""
+        """Does at most ``limit`` steps of each epoch, in turns, so that the GPU has work of all hosts."""
         done = 0
         while epochs and done != limit and not self._stop.is_set:
             epochs = [epoch for epoch in epochs if epoch.left and not epoch.failed]
@@ -187,8 +187,8 @@ def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], st
     return errors
 
 
-def _device_failed(verb: str, envs: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
-    names = ", ".join(str(env.index) for env in envs)
+def _device_failed(verb: str, hosts: Sequence[HasPlace], error: RuntimeError) -> DeviceFailed:
+    names = ", ".join(str(env.index) for env in hosts)
     return DeviceFailed(f"the GPU failed as work {verb} for env {names}: {type(error).__name__}: {error}")
 
 

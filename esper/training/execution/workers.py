@@ -9,7 +9,7 @@ from math import inf
 import torch
 
 from esper import _runtime
-from esper.training.execution.lanes import Cancelled, Env, LaneError, Lanes, merged
+from esper.training.execution.lanes import Cancelled, LaneError, Lanes, Placed, merged
 from esper.training.host_training import HostTraining
 from esper.training.step import train_epoch
 
@@ -31,13 +31,13 @@ class WorkerLanes(Lanes):
         self._pool = _runtime.WorkerPool(self.count, _one_intra_op_thread, pin=self.count == cores, name="lane")
         self._seconds: dict[int, float] = {}  # of the last work, by env.index
 
-    def run(self, work: Callable[[Env], None], envs: Iterable[Env]) -> None:
-        envs = tuple(envs)
-        tasks = [partial(work, env) for env in envs]
-        outcomes = self._pool.run(tasks, [self._seconds.get(env.index, inf) for env in envs])
+    def run(self, work: Callable[[Placed], None], hosts: Iterable[Placed]) -> None:
+        hosts = tuple(hosts)
+        tasks = [partial(work, env) for env in hosts]
+        outcomes = self._pool.run(tasks, [self._seconds.get(env.index, inf) for env in hosts])
         errors: list[LaneError] = []
         cancelled: list[int] = []
-        for env, (error, seconds) in zip(envs, outcomes, strict=True):
+        for env, (error, seconds) in zip(hosts, outcomes, strict=True):
             if isinstance(error, Cancelled | _runtime.Cancelled):
                 cancelled.append(env.index)
             elif isinstance(error, Exception):

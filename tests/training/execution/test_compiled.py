@@ -282,7 +282,7 @@ def test_every_size_of_a_run_is_compiled_also_that_of_smaller_parts(batch: int, 
             env.reset(seed=0)
             env.step(wait)
             if 2 * parts <= batch:
-                env.hosts.trainer.policy.restore(2 * parts)
+                env.backend.trainer.policy.restore(2 * parts)
                 env.step(wait)
                 assert env.training[0].micro_batches == 2 * parts
 

@@ -251,7 +251,7 @@ def test_an_env_whose_gpu_has_failed_ends_its_workers_all_the_same(monkeypatch: 
         raise RuntimeError("a sticky fault")
 
     monkeypatch.setattr(env.lanes, "close", fail)
-    monkeypatch.setattr(env.hosts.trainer, "close", lambda: closed.append("trainer"))
+    monkeypatch.setattr(env.backend.trainer, "close", lambda: closed.append("trainer"))
     with pytest.raises(RuntimeError, match="a sticky fault"):
         env.close()
     assert closed == ["trainer"]

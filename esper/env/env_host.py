@@ -1,4 +1,4 @@
-"""One host in training, governed: what is measured of it after an epoch, and what the governor then does to it."""
+"""One host of a :class:`esper.env.training_backend.TrainingBackend`: its validation, results, and governor."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ from esper.training.snapshot import Snapshot
 from esper.training.validate import Evaluation, evaluate
 
 
-class GovernedHost:
-    """The host of row ``row`` in the arrays of a vector env; ``slots`` are the names of its slots in these arrays."""
+class EnvHost:
+    """The host of row ``row`` in the arrays of a vector env; ``slots`` are the names of its slots in these arrays.
+
+    :meth:`validate` runs on a lane, :meth:`read` and :meth:`govern` on the main thread.
+    """
 
     def __init__(self, training: HostTraining, governor: Governor, slots: tuple[str, ...], row: int) -> None:
         self.training, self.governor, self.row = training, governor, row
         self.index = training.index
-        self.sites = [training.site_by_name[name] for name in slots]
-        """Sites in the order of the arrays' slots."""
+        self.slot_sites = [training.site_by_name[name] for name in slots]
+        """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
         self.counterfactual = CounterfactualHelper()
         self.not_finite = 0.0
         """Number of non-finite values in losses, scores, host and fossils."""
         self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
         restorable = RestorableHost(training)
-        self.governance = Governance(row, restorable, self.sites, training.remove, self.counterfactual, governor)
+        self.governance = Governance(row, restorable, self.slot_sites, training.remove, self.counterfactual, governor)
 
     # Lanes report errors by index, epoch and batch.
     @property
@@ -49,10 +52,6 @@ class GovernedHost:
     @property
     def batch(self) -> int:
         return self.training.batch
-
-    def assign(self, slots: Slots) -> None:
-        """Gives each site the role, the alphas and the learning flag that follow from the lifecycle."""
-        assign(self.training, self.sites, slots, self.row)
 
     def validate(self) -> None:
         """Evaluates all configurations; results stay on the device, in the host's totals and in ``packed``.
@@ -70,13 +69,13 @@ class GovernedHost:
         buffers = [buffer for name, buffer in training.host.named_buffers() if name in training.finite_buffers]
         values = grad_stats([*weights, buffers])
         true = torch.ones((), device=training.device)
-        finite = torch.stack([site.finite if site.finite is not None else true for site in self.sites])
+        finite = torch.stack([site.finite if site.finite is not None else true for site in self.slot_sites])
         not_finite = (values.nan + values.inf).sum().view(1)
         self.packed = torch.cat((not_finite, finite.double(), training.collector.packed()))
 
     def read(self, packed: Tensor, totals: EpochMetrics, state: EnvState) -> None:
         """Writes the transferred epoch into ``state``; ``packed`` float64 and the host's ``totals`` are on the CPU."""
-        row, training, results, head = self.row, self.training, self.counterfactual, 1 + len(self.sites)
+        row, training, results, head = self.row, self.training, self.counterfactual, 1 + len(self.slot_sites)
         loss_sum, right, count, _, bad_losses = totals.training.tolist()
         found = Evaluation(totals.stats(len(results.configurations)), totals.correct(len(results.configurations)))
         scores = found.correct.double().numpy() * (training.task.points / 100)  # 1 is 100 pp
@@ -92,7 +91,7 @@ class GovernedHost:
         summaries = training.collector.summaries(packed[head:])
         committed = {HOST, *(site.name for site in training.fossils())}
         self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)
-        names = [site.name for site in self.sites]
+        names = [site.name for site in self.slot_sites]
         record_seeds(state.slots, row, names, results, summaries, training.config.env.gates)
 
     def take_first_snapshot(self, state: EnvState) -> None:
@@ -106,15 +105,16 @@ class GovernedHost:
                 f"env {self.index}: the host is not finite before any training (validation loss {loss:g}); check its "
                 "initial weights and the validation data"
             )
-        self.governance.start(state)
+        self.governance.take_first_snapshot(state)
 
     def govern(self, state: EnvState) -> tuple[Panic, Snapshot] | None:
         """Does what :meth:`Governance.govern` describes, after :meth:`read`."""
-        return self.governance.govern(state, float(state.train_loss[self.governance.row]), self.not_finite, self.finite)
+        return self.governance.govern(state, float(state.train_loss[self.row]), self.not_finite, self.finite)
 
 
-def assign(training: HostTraining, sites: Sequence[Site], slots: Slots, row: int) -> None:
-    """Gives each of ``sites``, in the order of the arrays' slots, what follows from the lifecycle in ``row``."""
+def assign_roles(training: HostTraining, sites: Sequence[Site], slots: Slots, row: int) -> None:
+    """Gives each of ``sites``, in the order of the arrays' slots, the role, alphas and learning flag that follow from
+    the lifecycle in ``row``."""
     fields = (slots.stage, slots.alpha, slots.incubation_target, slots.learning)
     for site, stage, alpha, target, learning in zip(sites, *(values[row].tolist() for values in fields), strict=True):
         if site.seed is not None:

@@ -1,0 +1,44 @@
+"""What is known of blueprints before they are planted."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from esper.config import ConfigError
+from esper.env.choices import kinds_of, largest_sizes
+from esper.seeds.blend import gate_parameters
+from esper.seeds.blueprints import BLUEPRINTS, BlueprintRegistry
+from esper.spaces.action import ActionSpec
+
+SPEC = ActionSpec(("r0c0", "r0c1"), ("norm", "conv_light", "attention"))
+
+
+def test_a_size_is_that_of_the_gated_style_which_is_the_largest() -> None:
+    sizes = largest_sizes("cnn", {"r0c0": 8, "r0c1": 16}, SPEC, BLUEPRINTS)
+    for s, channels in enumerate((8, 16)):
+        for b, name in enumerate(SPEC.blueprints):
+            body = BLUEPRINTS.get("cnn", name).build(channels)
+            assert sizes[s, b] == sum(p.numel() for p in body.parameters()) + gate_parameters(channels)
+
+
+def test_kinds_tell_layers_and_the_parts_of_parameters_that_look_around_or_scale() -> None:
+    norm, conv, _ = kinds_of("cnn", 8, SPEC, BLUEPRINTS).tolist()
+    assert (norm[0], norm[1], norm[2]) == (0.0, 0.0, 1.0)  # no layer, only scales and shifts
+    assert conv[0] > 0
+    assert conv[1] > 0.8  # mostly weights of a 3×3 convolution
+
+
+def test_kinds_are_the_same_each_time_and_draw_nothing_global() -> None:
+    np.testing.assert_array_equal(kinds_of("cnn", 8, SPEC, BLUEPRINTS), kinds_of("cnn", 8, SPEC, BLUEPRINTS))
+
+
+def test_a_blueprint_that_cannot_be_built_is_an_error_that_names_it() -> None:
+    registry = BlueprintRegistry()
+
+    @registry.register("cnn", "odd", parameters=lambda channels: channels)
+    def odd(channels: int) -> nn.Module:
+        raise ValueError(f"{channels} is even")
+
+    wanted = r"^blueprint odd cannot be built for 8 channels: ValueError: 8 is even; repair it, or leave it out of env"
+    with pytest.raises(ConfigError, match=wanted):
+        kinds_of("cnn", 8, ActionSpec(("r0c0",), ("odd",)), registry)
