@@ -185,7 +185,10 @@ def _inline(text: str, name: str, rest: str) -> _Draft:
 def _check_effects(text: str, draft: _Draft) -> None:
     """Raises ConfigError if the arm sets a value of WITHOUT_EFFECT itself."""
     learns = RunConfig(controller=draft.controller).learns
-    for known, why in list(WITHOUT_EFFECT.items())[: 1 if learns else None]:
+    without_effect = dict(list(WITHOUT_EFFECT.items())[: 1 if learns else None])
+    if learns and draft.controller != "ppo":
+        without_effect["ppo"] = f"{draft.controller} does not learn by it"
+    for known, why in without_effect.items():
         section, _, key = known.partition(".")
         own = _section(draft.tables, section)
         if found := next((name for name in own if name == key or not key), None):

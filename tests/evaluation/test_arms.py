@@ -149,6 +149,7 @@ def test_a_control_inherits_the_values_of_its_arm() -> None:
         (("none", "a:controller=random,run.rounds=1"), "run.rounds has no effect here: --pairs"),
         (("none", "a:controller=random,ppo.width=1"), "ppo.width has no effect here: this arm does not learn"),
         (("none", "a:controller=ppo,run.evaluation_pairs=1"), "run.evaluation_pairs has no effect here: --pairs"),
+        (("none", "a:controller=plans,ppo.width=1"), "ppo.width has no effect here: plans does not learn by it"),
         (("none", "ppo:rewards.mode=sparse"), "unknown key rewards"),
         (("none", "a:controller=random,env.x=1"), "arm 'a': unknown key env.x"),
         (("none", "a:controller=random", "a:controller=none"), "two arms have the same name"),
