@@ -13,9 +13,10 @@ from esper.config import ConfigError
 from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
+from esper.files.policy import find_policy
 from esper.run.agents import PPORun
 from esper.run.experiment import Experiment
-from esper.telemetry.event import RoundCompleted, WorthsEstimated
+from esper.telemetry.event import AgentValidated, RoundCompleted, WorthsEstimated
 from tests.run.run_helpers import Does, learning, of_kind, play, same_results
 
 
@@ -90,8 +91,11 @@ def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, mon
         return next(returns)
 
     monkeypatch.setattr(PPORun, "validation_return", made_up)
-    play(learning("planted", n_envs=4, rounds=4, ppo={"validate_every": 1}), tmp_path / "r")
+    _, seen = play(learning("planted", n_envs=4, rounds=4, ppo={"validate_every": 1}), tmp_path / "r")
     assert len(weights) == 4
     kept = checkpoint.read(tmp_path / "r")["policy"]["network"]["op_head.0.weight"]
     assert torch.equal(kept, weights[1])
     assert not torch.equal(kept, weights[3])
+    told = [(event.round, event.mean_return, event.best_round) for event in of_kind(seen, AgentValidated)]
+    assert told == [(1, 0.1, 1), (2, 0.9, 2), (3, 0.3, 2), (4, 0.2, 2)]
+    assert find_policy(str(tmp_path / "r")).origin == "learned on planted, 4 of 4 rounds, best after round 2, seed 7"

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from esper.telemetry.event import (
     ActionTaken,
+    AgentValidated,
     AnomalyDetected,
     ArmPlayed,
     Event,
@@ -186,6 +187,12 @@ def test_practice_has_a_few_lines() -> None:
     lines = printed(*(PracticeRound(number, 20, 0.5) for number in range(1, 21)))
     assert lines[-1] == "practice on simulated hosts, round 20/20: return +0.500"
     assert 2 <= len(lines) <= 5
+
+
+def test_a_validation_says_which_agent_is_kept() -> None:
+    better, worse = printed(AgentValidated(5, 1.25, 5)), printed(AgentValidated(10, 1.0, 5))
+    assert better == ["  agent of round 5: return +1.250 on validation hosts, the best so far"]
+    assert worse == ["  agent of round 10: return +1.000 on validation hosts, that of round 5 is kept"]
 
 
 def test_an_anomaly_is_a_warning_with_advice() -> None:
