@@ -180,7 +180,7 @@ def test_all_names_of_a_run_mean_the_same(form: str, simulated: Path, tmp_path: 
     }[form]
     found, wanted = find_policy(name), find_policy(str(simulated))
     assert (found.config, found.rounds, found.origin) == (wanted.config, 2, wanted.origin)
-    assert found.origin == "learned on planted, 2 of 2 rounds, seed 7"
+    assert found.origin == "learned on planted, 2 of 2 rounds, best after round 2, seed 7"
     arms = [evaluate_controller(source, changes={"run": {"evaluation_pairs": 4}}).arms for source in (found, wanted)]
     for one, other in zip(*arms, strict=True):
         np.testing.assert_array_equal(one.accuracy, other.accuracy)
