@@ -44,7 +44,7 @@ def test_it_prints_both_ways_to_act_beside_hosts_left_alone(esper: Esper, run: P
     lines = found.out.splitlines()
     assert sum(line.startswith("comparing, round ") for line in lines) == 3 * 3  # arms, rounds of at most 4 hosts
     told = json.loads(Path("o.json").read_text())
-    first = lines.index(f"{run} (learned on planted, 2 of 2 rounds, seed 7)")
+    first = lines.index(f"{run} (learned on planted, 2 of 2 rounds, best after round 2, seed 7)")
     headline = "Test accuracy of 10 held-out hosts (planted, seed 7), and the paired difference to the same "
     assert lines[first + 1] == f"{headline}hosts left alone, with its 95 % interval:"
     alone, greedy, stochastic = lines[first + 3 : first + 6]

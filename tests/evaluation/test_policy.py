@@ -262,7 +262,7 @@ def test_the_json_contains_all_results(evaluated: PolicyEvaluation, tmp_path: Pa
     write_json(tmp_path / "a.json", evaluated.plain())
     found = json.loads((tmp_path / "a.json").read_text())
     assert (found["task"], found["width"], found["seed"], found["pairs"]) == ("digits", None, 7, 3)
-    assert found["origin"] == "learned on digits, 1 of 1 rounds, seed 7"
+    assert found["origin"] == "learned on digits, 1 of 1 rounds, best after round 1, seed 7"
     for arm in evaluated.arms:
         values = found["arms"][arm.controller]
         assert values["accuracy"] == arm.accuracy.tolist()
