@@ -77,6 +77,9 @@ class PPOConfig(Section):
     """Initial weight of a seed's worth, in standard deviations, in its logit; times the prior's strength."""
     prior_full_alpha: Finite = 3.0
     """Initial logit of a target alpha of 1, which alone can be kept, times the prior's strength; of others: 0."""
+    practised_rate: Positive = 0.2
+    """Learning rate of an agent that has practised, as a multiple of learning_rate. The noisy returns of a few real
+    hosts are soon learned, at the price of what many simulated ones have taught."""
     practice_steps: Annotated[int, Field(ge=0, strict=True)] = 80_000
     """Number of env steps that an agent practises on simulated hosts before it trains on real ones; 0: none. The
     planted task, whose hosts are simulated themselves, has no practice."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.config import ConfigError
+from esper.config import ConfigError, PPOConfig
 from esper.config_resolved import ResolvedConfig
 from esper.control.controller import Controller, NoGrowth, PerEnvController
 from esper.control.plans import PlansController
@@ -218,10 +218,9 @@ class PPORun(LearningAgent):
         config = maker.config
         _check_learning(config)
         super().__init__(maker, env)
-        # The planted task needs no practice, being simulated itself. After practice, little is left to explore.
+        # The planted task needs no practice, being simulated itself.
         self.pretrained = maker.task is None or config.ppo.practice_steps == 0
-        explored = {} if self.pretrained else {"entropy_start": config.ppo.entropy_end}
-        settings = config.ppo.model_copy(update=explored)
+        settings = config.ppo if self.pretrained else after_practice(config.ppo)
         device = torch.device(config.ppo.device)
         self.ppo = PPOAgent(env.action_spec, env.layout, env.num_envs, settings, config.run.seed, device)
         self.rollout = Rollout(env, self.ppo, learner=self.ppo)
@@ -314,6 +313,12 @@ class PPORun(LearningAgent):
         self.pretrained, self.best = bool(state["pretrained"]), state["best"]
         self.best_return, self.best_round = float(state["best_return"]), int(state["best_round"])
         self.validated = int(state["validated"])
+
+
+def after_practice(ppo: PPOConfig) -> PPOConfig:
+    """Returns the settings of an agent that has practised: little is left to explore, and much to forget."""
+    rate = ppo.learning_rate * ppo.practised_rate
+    return ppo.model_copy(update={"entropy_start": ppo.entropy_end, "learning_rate": rate})
 
 
 LEARNERS: dict[str, type[LearningAgent]] = {"ppo": PPORun, "plans": PlansAgent}
