@@ -16,7 +16,7 @@ from esper.files import checkpoint
 from esper.files.policy import find_policy
 from esper.run.agents import PPORun
 from esper.run.experiment import Experiment
-from esper.telemetry.event import AgentValidated, RoundCompleted, WorthsEstimated
+from esper.telemetry.event import AgentValidated, PolicyUpdated, RoundCompleted, WorthsEstimated
 from tests.run.run_helpers import Does, learning, of_kind, play, same_results
 
 
@@ -99,3 +99,13 @@ def test_the_agent_that_did_best_on_validation_hosts_is_kept(tmp_path: Path, mon
     told = [(event.round, event.mean_return, event.best_round) for event in of_kind(seen, AgentValidated)]
     assert told == [(1, 0.1, 1), (2, 0.9, 2), (3, 0.3, 2), (4, 0.2, 2)]
     assert find_policy(str(tmp_path / "r")).origin == "learned on planted, 4 of 4 rounds, best after round 2, seed 7"
+
+
+@pytest.mark.parametrize(("practice", "rate"), [(0, 1e-3), (128, 2e-4)])
+def test_an_agent_that_has_practised_learns_at_a_lower_rate(practice: int, rate: float, tmp_path: Path) -> None:
+    """Or the returns of a few hosts displace what many simulated ones have taught."""
+    config = learning(rounds=1, ppo={"practice_steps": practice, "practice_envs": 4})
+    _, seen = play(config, tmp_path / "r")
+    (update,) = of_kind(seen, PolicyUpdated)
+    assert update.learning_rate == pytest.approx(rate)
+    assert update.entropy_coefficient == pytest.approx(0.001 if practice else 0.05)
