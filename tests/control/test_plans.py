@@ -9,6 +9,7 @@ from esper.env.planted import PlantedVectorEnv
 from esper.env.planted_law import Law
 from esper.lifecycle.stage import SeedStage as S
 from esper.rollout.rollout import play_round
+from esper.spaces.observation import symlog
 from tests.control.control_helpers import World
 
 
@@ -31,6 +32,19 @@ def test_it_plants_nothing_that_is_expected_to_harm() -> None:
     world = World()
     world.worth[:] = -0.1
     assert world.ask(plans(world))[0] == "WAIT"
+
+
+def test_a_seed_has_to_be_worth_its_size() -> None:
+    """At 0.5 pp for each unit of ln(1 + size / host), in the unit in which worths are shown."""
+    world = World()
+    world.worth[:], world.size_share[:] = 0.2, 1.0
+    assert world.ask(plans(world))[0] == "WAIT"
+    world.size_share[1, 2] = 0.3
+    assert world.ask(plans(world)) == ("GERMINATE", "r0c1", "depthwise")
+    world.worth[2, 0] = 1.0
+    assert world.ask(plans(world)) == ("GERMINATE", "r1c0", "norm")
+    world.base["worth_scale"] = float(symlog(0.4))  # the same worths, of hosts where they are 0.4 times as large
+    assert world.ask(plans(world)) == ("WAIT", "r0c0", "norm")
 
 
 @pytest.mark.parametrize(
