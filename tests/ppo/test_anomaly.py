@@ -56,7 +56,7 @@ def test_an_agent_that_learns_well_gives_no_warning() -> None:
     rewards, updates = learned_well()
     for round_, stats in enumerate(updates[:30], 1):
         assert look(stats, round_) == {}
-    assert rewards[30] > 0.3  # it did learn
+    assert rewards[30] > 20 * rewards[0]  # it did learn
 
 
 # --- Probability ratios
@@ -153,7 +153,7 @@ def test_choices_are_counted_as_the_masks_allow_them() -> None:
 
 
 def test_a_critic_that_has_gone_dead_is_noticed() -> None:
-    agent = make_agent(16)
+    agent = make_agent(32)
     with torch.no_grad():
         agent.network.value_head[-1].weight.zero_()  # type: ignore[operator, union-attr]
     found = look(learned(agent))
@@ -161,7 +161,7 @@ def test_a_critic_that_has_gone_dead_is_noticed() -> None:
 
 
 def test_a_critic_that_shouts_is_noticed() -> None:
-    agent = make_agent(16, gae_lambda=1.0)  # targets are returns, without the critic
+    agent = make_agent(32, gae_lambda=1.0)  # targets are returns, without the critic
     with torch.no_grad():
         agent.network.value_head[-1].weight.mul_(50)  # type: ignore[operator, union-attr]
     assert "value_wrong" in look(learned(agent))
