@@ -220,7 +220,7 @@ def test_validation_takes_half_at_once() -> None:
         assert (event.env, event.epoch) == (0, 2)
         assert hurt.training(1).evaluation_batch == 250
         # Measured as ever; what is summed in other parts is rounded otherwise.
-        for one, other in zip(plain.env.hosts.each, hurt.env.hosts.each, strict=True):
+        for one, other in zip(plain.env.backend.each, hurt.env.backend.each, strict=True):
             same_bits(tensors_of(one.training), tensors_of(other.training))
         assert plain.env.state.accuracy.tolist() == hurt.env.state.accuracy.tolist()
         assert plain.env.state.loss == pytest.approx(hurt.env.state.loss, rel=1e-5)
