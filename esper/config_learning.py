@@ -16,6 +16,8 @@ class ExperienceConfig(Section):
     """Standard deviation of a seed's worth before anything is known, pp; the run estimates its own."""
     noise: Positive = 2.0
     """Standard deviation of an episode's gain, a trial or a contribution given the worths, pp; likewise."""
+    baseline_error: Positive = 0.5
+    """Standard deviation of the error of the no-growth accuracy that gains are measured from, pp."""
     max_loss: Positive = 10.0
     """A host that ends further below the hosts left alone than this counts as this far below, pp, so that one that
     collapsed does not count for ten."""
@@ -73,8 +75,8 @@ class PPOConfig(Section):
     """The same for PRUNE."""
     prior_retarget: Finite = -1.0
     """The same for SET_ALPHA_TARGET."""
-    prior_worth: Finite = 2.0
-    """Initial weight of a seed's worth, in standard deviations, in its logit; times the prior's strength."""
+    prior_profit: Finite = 2.0
+    """Initial weight of a seed's profit, in standard deviations, in its logit; times the prior's strength."""
     prior_full_alpha: Finite = 3.0
     """Initial logit of a target alpha of 1, which alone can be kept, times the prior's strength; of others: 0."""
     practised_rate: Positive = 0.2
@@ -92,9 +94,9 @@ class PPOConfig(Section):
     """Lengths of practice episodes, in turn, as multiples of the run's, so that the agent can play other lengths."""
     practice_envs: Count = 64
     """Number of simulated hosts that are played together in practice."""
-    practice_worth: NonNegative = 3.0
+    practice_worth: NonNegative = 1.5
     """Practice: mean worth of a seed, pp."""
-    practice_worth_std: NonNegative = 3.0
+    practice_worth_std: NonNegative = 2.0
     """Practice: standard deviation of a seed's worth over hosts, slots and blueprints, pp."""
     practice_world_envs: Count = 4
     """Practice: number of simulated hosts that share a world, and with it the worths of seeds and the experience."""

@@ -1,6 +1,6 @@
 """A bandit over plans: in each slot the blueprint that pays best by experience, planted as early as possible.
 
-A plan is at most one blueprint a slot, each the best, after its price, by a draw from what the run has learned of their
+A plan is at most one blueprint a slot, each the best, after its rent, by a draw from what the run has learned of their
 worths; the env makes the draw at the start of an episode and shows it in the observation. So this is Thompson sampling
 (Thompson 1933) over a linear model of gains: early rounds try everything, later ones play what has paid. In evaluation
 the env shows means, and the plan is the best one known."""
@@ -17,9 +17,6 @@ from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
 
-PRICE = 0.5
-"""Price of a seed of n parameters in a host of N, pp for each unit of ln(1 + n / N): what rewards ask for it, as rent,
-at their default weights. Seeds that add less do not pay, and most of them turn out to add nothing."""
 TEMPO_SHARE = 1 / 30
 """Epochs of a ramp, as a fraction of the horizon."""
 PATIENCE_SHARE = 1 / 3
@@ -57,7 +54,7 @@ class PlansController(PerEnvController):
                 self.given_up[env].append(slot)
                 return self.spec.encode(Op.PRUNE, slot)
         options = [
-            (self._profit(view, slot, name), slot, name)
+            (view.value(f"{slot}/{name}/profit"), slot, name)
             for slot in self.spec.slots
             for name in self.spec.blueprints
             if slot not in self.given_up[env] and view.legal(Op.GERMINATE, slot, name)
@@ -66,12 +63,6 @@ class PlansController(PerEnvController):
         if profit <= 0 or view.epochs_left < self.life:
             return self.spec.encode(Op.WAIT)
         return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
-
-    def _profit(self, view: EnvView, slot: str, name: str) -> float:
-        """Returns the worth of a seed minus its price, pp."""
-        typical = math.expm1(view.value("worth_scale"))  # worths are shown in this unit
-        choice = f"{slot}/{name}"
-        return view.value(f"{choice}/worth") * typical - PRICE * view.value(f"{choice}/size_share")
 
     def _stuck(self, view: EnvView, slot: str) -> bool:
         waits = view.stage(slot) in (SeedStage.TRAINING, SeedStage.HOLDING)

@@ -9,7 +9,7 @@ from esper.env.state import EnvState, Rules
 from esper.experience.gather import ERROR, KEPT, MEAN, WORTH, Gatherer
 from esper.lifecycle.slots import Floats, Slots
 from esper.lifecycle.stage import STAGES
-from esper.rewards.terms import RewardState, rent_rate
+from esper.rewards.terms import RewardState, rent_price, rent_rate
 from esper.spaces.action import Op
 from esper.spaces.observation import HISTORY, KINDS, ObservationLayout, clamp_pp, symlog
 
@@ -100,8 +100,11 @@ def _slots(slots: Slots, rules: Rules) -> dict[str, Floats]:
 def _choices(gatherer: Gatherer, rules: Rules) -> dict[str, Floats]:
     """Returns what describes each (slot, blueprint), [E, S, B] or broadcast to that."""
     worths = gatherer.seen / gatherer.scale[:, None, None, None]
+    profit = gatherer.seen[..., WORTH] - rent_price(rules.largest, rules.host_parameters, rules.config.reward)
     return {
         "worth": worths[..., WORTH],
+        "profit": profit / gatherer.scale[:, None, None],
+        "pays": profit > 0,
         "worth_mean": worths[..., MEAN],
         "worth_error": worths[..., ERROR],
         "kept": np.log1p(gatherer.seen[..., KEPT]),

@@ -6,16 +6,17 @@ Worths w [S·B] are in pp: what a seed that is kept adds to the final accuracy o
 
 so what one slot shows of a blueprint also says something about the others. Three kinds of measurements depend on them:
 
-    gain of an episode     y = o + Σ w over its fossils + ε    ε ~ N(0, σ_g²),  o ~ N(0, (s/3)²)
+    gain of an episode     y = o + Σ w over its fossils + ε    ε ~ N(0, σ_g²),  o ~ N(0, baseline_error²)
     trial of a seed        y = α_t + λ_t w + ε                 ε ~ N(0, σ_t²)
     contribution           y = α_c + λ_c w + ε                 ε ~ N(0, σ_c²)
 
 The gain is accuracy over the no-growth baseline, whose own error is the offset o; a loss counts as at most
 ``max_loss``. A trial or contribution is the last one of a seed, a contribution while its alpha stood still; it measures
-how much a host leans on the seed, so its scale λ, its offset α and its noise are unknown. Given these, the posterior of
-w is normal (Bayesian linear regression, Bishop 2006, 3.3). Given the posterior, they have closed forms, so both are
-found in turn (expectation maximisation, with weak priors on every unknown). A kind that predicts nothing gets λ ≈ 0 or
-a large σ, and then counts for nothing."""
+how much a host leans on the seed, so its scale λ and its noise are unknown, and so is an offset α for each slot: hosts
+lean on early seeds by 60 pp and on late ones by 2, whatever they gain. Given λ and the noises, the posterior of
+θ = (o, α_t, α_c, w) is normal (Bayesian linear regression, Bishop 2006, 3.3). Given the posterior, λ and the noises
+have closed forms, so both are found in turn (expectation maximisation, with weak priors on every unknown). A kind that
+predicts nothing gets λ ≈ 0 or a large σ, and then counts for nothing."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 ITERATIONS = 12
-OFFSET_SHARE = 1 / 3
-"""Prior standard deviation of o in units of s."""
 SLOPE, SLOPE_STD = 0.5, 0.5
-"""Prior of λ: mean and standard deviation. That of α is N(0, (5 s)²)."""
+"""Prior of λ: mean and standard deviation."""
+OFFSET_STD = 30.0
+"""Prior standard deviation of each α, pp."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class Experience:
         self.slots, self.blueprints, self.config = slots, blueprints, config
         size = len(slots) * len(blueprints)
         self._prior = np.linalg.inv(prior_correlations(len(slots), len(blueprints), config))
+        seed, first = np.arange(size), 1 + 2 * len(slots)
+        offsets = 1 + len(slots) * np.arange(2)[:, None] + seed // len(blueprints)
+        self._places = offsets, np.r_[0, first + seed], first + seed
+        """Places in θ of the offsets of each seed's trial and contribution [2, S·B], of (o, w), and of w [S·B]."""
         self.gains = np.zeros(2)
         """Number of episodes, and the sum of their squared gains."""
         self.gram, self.moment = np.zeros((1 + size, 1 + size)), np.zeros(1 + size)
@@ -119,54 +124,61 @@ class Experience:
         return self._worths
 
     def _posterior(self) -> Worths:
-        """Alternates between the posterior of (o, w) and the unknown scales, starting from their priors."""
-        config, size = self.config, len(self.kept)
-        strength, prior_scale, prior_noise = config.strength, config.worth_std**2, config.noise**2
-        scale, noise = prior_scale, prior_noise
-        slopes, offsets, errors = np.full(2, SLOPE), np.zeros(2), np.full(2, prior_noise)
-        precision = np.zeros((1 + size, 1 + size))
+        """Alternates between the posterior of θ and the unknown scales; at first, gains alone count."""
+        config, shape = self.config, (len(self.slots), len(self.blueprints))
+        strength, guess = config.strength, config.noise**2
+        scale, noise, slopes, errors = config.worth_std**2, guess, np.zeros(2), np.full(2, guess)
+        _, gained, w = self._places
         for _ in range(ITERATIONS):
-            precision[:] = self.gram / noise
-            precision[0, 0] += 1 / (OFFSET_SHARE**2 * scale)
-            precision[1:, 1:] += self._prior / scale
-            right = self.moment / noise
-            for i in range(2):
-                precision[1:, 1:] += np.diag(slopes[i] ** 2 / errors[i] * self.counts[i])
-                right[1:] += slopes[i] / errors[i] * (self.sums[i] - offsets[i] * self.counts[i])
-            covariance = np.linalg.inv(precision)
-            mean = covariance @ right
+            mean, covariance = self._solve(scale, noise, slopes, errors)
             second = covariance + np.outer(mean, mean)  # E[θ θᵀ]
-            residual = self.gains[1] - 2 * mean @ self.moment + (self.gram * second).sum()
-            noise = (strength * prior_noise + residual) / (strength + self.gains[0])
-            drawn = (self._prior * second[1:, 1:]).sum() + second[0, 0] / OFFSET_SHARE**2
-            scale = (strength * prior_scale + drawn) / (strength + size + 1)
+            missed = self.gains[1] - 2 * mean[gained] @ self.moment + (self.gram * second[np.ix_(gained, gained)]).sum()
+            noise = (strength * guess + missed) / (strength + self.gains[0])
+            drawn = (self._prior * second[np.ix_(w, w)]).sum()
+            scale = (strength * config.worth_std**2 + drawn) / (strength + len(w))
             for i in range(2):
-                slopes[i], offsets[i], errors[i] = self._line(i, mean[1:], np.diag(second)[1:], errors[i])
-        posterior, shape = covariance[1:, 1:], (len(self.slots), len(self.blueprints))
+                slopes[i], errors[i] = self._line(i, mean, second, errors[i])
+        posterior = covariance[np.ix_(w, w)]
         return Worths(
-            mean=mean[1:].reshape(shape),
+            mean=mean[w].reshape(shape),
             error=np.sqrt(np.diag(posterior)).reshape(shape),
             root=np.asarray(np.linalg.cholesky((posterior + posterior.T) / 2), dtype=np.float64),
             scale=float(np.sqrt(scale)),
             noise=float(np.sqrt(noise)),
         )
 
-    def _line(self, i: int, mean: Floats, square: Floats, error: float) -> tuple[float, float, float]:
-        """Fits y = α + λ w to trials (0) or contributions (1); returns λ, α and σ².
+    def _solve(self, scale: float, noise: float, slopes: Floats, errors: Floats) -> tuple[Floats, Floats]:
+        """Returns mean and covariance of θ, given s², σ_g², and λ [2] and σ² [2] of trials and contributions."""
+        _, gained, w = self._places
+        precision = np.diag(np.full(w[-1] + 1, OFFSET_STD**-2))
+        precision[0, 0] = self.config.baseline_error**-2
+        precision[np.ix_(w, w)] = self._prior / scale
+        right = np.zeros(len(precision))
+        precision[np.ix_(gained, gained)] += self.gram / noise
+        right[gained] += self.moment / noise
+        for i in range(2):
+            x = self._rows(i, slopes[i])
+            precision += (x.T * self.counts[i]) @ x / errors[i]
+            right += x.T @ self.sums[i] / errors[i]
+        covariance = np.linalg.inv(precision)
+        return covariance @ right, covariance
 
-        ``mean`` and ``square`` [S·B] are E[w] and E[w²]; ``error`` is the last σ².
-        """
-        n, y, prior_noise = self.counts[i], self.sums[i], self.config.noise**2
-        normal = np.array([[n.sum(), n @ mean], [n @ mean, n @ square]]) / error
-        normal += np.diag((1 / self.config.worth_std**2 / 25, 1 / SLOPE_STD**2))
-        offset, slope = np.linalg.solve(normal, np.array([y.sum() / error, mean @ y / error + SLOPE / SLOPE_STD**2]))
-        residual = (
-            self.squares[i].sum()
-            - 2 * (offset * y.sum() + slope * mean @ y)
-            + n @ (offset**2 + 2 * offset * slope * mean + slope**2 * square)
-        )
-        strength = self.config.strength
-        return slope, offset, (strength * prior_noise + residual) / (strength + n.sum())
+    def _line(self, i: int, mean: Floats, second: Floats, error: float) -> tuple[float, float]:
+        """Returns λ and σ² of trials (0) or contributions (1), given E[θ], E[θ θᵀ] and the last σ²."""
+        offsets, _, w = self._places
+        n, y, strength = self.counts[i], self.sums[i], self.config.strength
+        precision = n @ second[w, w] / error + SLOPE_STD**-2
+        slope = ((y @ mean[w] - n @ second[offsets[i], w]) / error + SLOPE / SLOPE_STD**2) / precision
+        x = self._rows(i, slope)
+        missed = self.squares[i].sum() - 2 * y @ (x @ mean) + n @ (x @ second * x).sum(axis=1)
+        return slope, (strength * self.config.noise**2 + missed) / (strength + n.sum())
+
+    def _rows(self, i: int, slope: float) -> Floats:
+        """Returns x [S·B, D] with E[y | θ] = x θ for a trial (0) or contribution (1) of each seed."""
+        offsets, _, w = self._places
+        seed, x = np.arange(len(w)), np.zeros((len(w), w[-1] + 1))
+        x[seed, offsets[i]], x[seed, w] = 1.0, slope
+        return x
 
     def table(self) -> dict[str, dict[str, tuple[float, float, int]]]:
         """Returns mean and error of each worth (pp), and how often such a seed was kept, by slot and blueprint."""

@@ -22,12 +22,12 @@ State = tuple[Tensor, Tensor]
 FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
-CHOICE_INPUTS = ("worth", "size", "size_share", "layers", "spatial", "elementwise")
+CHOICE_INPUTS = ("profit", "pays", "size", "size_share", "layers", "spatial", "elementwise")
 """What the network reads of a seed that could be planted. It does not read how sure a worth is: rewards end with an
-episode, so an agent that knew would never try what it knows little about. In training ``worth`` is drawn from the
-posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
+episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
+drawn from the posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
 CHOICE_PLACES = torch.tensor([[entry.name for entry in PER_CHOICE].index(name) for name in CHOICE_INPUTS])
-WORTH_PLACE = CHOICE_INPUTS.index("worth")
+PROFIT_PLACE = CHOICE_INPUTS.index("profit")
 
 # Bool [ops, heads]: whether a head matters for an op. The op head always does.
 RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
@@ -69,12 +69,12 @@ def fourier(waves: Tensor) -> Tensor:
 
 class Scene(NamedTuple):
     """What the heads decide by: the context [..., width], embeddings of slots [..., S, part] and of the seeds that
-    could be planted [..., S, B, part], and the worths of these [..., S, B]."""
+    could be planted [..., S, B, part], and the profits of these [..., S, B]."""
 
     context: Tensor
     slots: Tensor
     choices: Tensor
-    worths: Tensor
+    profits: Tensor
 
     def rows(self) -> Scene:
         """Joins the leading axes [T, E]."""
@@ -117,7 +117,7 @@ class PolicyNetwork(nn.Module):
     """Observation → features → LayerNorm → LSTM (residual) → autoregressive heads and a value.
 
     No weight depends on the number of slots or of blueprints. One shared encoder embeds each seed that could be
-    planted, from its size, what it is built of and its worth, never from its name. Another one embeds each slot: its
+    planted, from its size, what it is built of and its profit, never from its name. Another one embeds each slot: its
     features, its place (as waves), its seed, and the best seed that could be planted there. The trunk sees these
     embeddings as a function of place, through its first Fourier coefficients, which are lossless for up to ``WAVES``
     slots; the slot and blueprint heads score the embeddings themselves.
@@ -134,8 +134,8 @@ class PolicyNetwork(nn.Module):
         self.register_buffer("waves", waves, persistent=False)  # [S, WAVES]
         self.register_buffer("coefficients", fourier(waves), persistent=False)  # [WAVES, S]
         self.choice_encoder = nn.Sequential(_two_layers(len(CHOICE_INPUTS), part, part), nn.Tanh())
-        self.worth_weight = nn.Parameter(torch.tensor(config.prior * config.prior_worth))
-        """Weight of a seed's worth in its score."""
+        self.profit_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
+        """Weight of a seed's profit in its score."""
         self.ops = nn.Embedding(len(Op), part)
         self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part + WAVES, part), nn.Tanh())
         self.trunk = _two_layers(len(BASE) + WAVES * part, width, width)
@@ -185,17 +185,17 @@ class PolicyNetwork(nn.Module):
         """
         base, slots, choices = split(observation, len(self.waves))
         described = choices[..., CHOICE_PLACES.to(choices.device)]  # [T, E, S, B, C]
-        worths, embeddings = described[..., WORTH_PLACE], self.choice_encoder(described)
+        profits, embeddings = described[..., PROFIT_PLACE], self.choice_encoder(described)
         planted = slots[..., -1].long()  # 0 for none
         place = (planted - 1).clamp(min=0)[..., None, None].expand(*planted.shape, 1, embeddings.shape[-1])
         seed = embeddings.gather(-2, place)[..., 0, :] * (planted > 0)[..., None]
-        best = embeddings.gather(-2, worths.argmax(dim=-1)[..., None, None].expand_as(place))[..., 0, :]
+        best = embeddings.gather(-2, profits.argmax(dim=-1)[..., None, None].expand_as(place))[..., 0, :]
         places = self.waves.expand(*slots.shape[:-1], -1)
         slot_embeddings = self.slot_encoder(torch.cat((slots[..., :-1], seed, best, places), dim=-1))
         summary = (self.coefficients @ slot_embeddings).flatten(-2)  # [T, E, WAVES · part]
         seen = self.norm(self.trunk(torch.cat((base, summary), dim=-1)))
         remembered, state = self.memory(seen, state, starts)
-        return Scene(seen + remembered, slot_embeddings, embeddings, worths), state
+        return Scene(seen + remembered, slot_embeddings, embeddings, profits), state
 
     def value(self, context: Tensor) -> Tensor:
         """Returns V(s) [...] for contexts [..., width]."""
@@ -211,7 +211,7 @@ class PolicyNetwork(nn.Module):
         p(a) = p(op) · p(slot | op) · p(blueprint | op, slot) · Π p(head | op, slot, blueprint) over the heads that
         matter for the op; the other heads are 0.
         """
-        context, slots, choices, worths = scene
+        context, slots, choices, profits = scene
         rows = torch.arange(len(context), device=context.device)
         chosen, log_probs, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
 
@@ -235,7 +235,7 @@ class PolicyNetwork(nn.Module):
         given = torch.cat((given, slots[rows, slot]), dim=-1)
         affordable = masks["slot_blueprint"][rows, slot]
         affordable = affordable | ~affordable.any(dim=-1, keepdim=True)  # rows whose op needs no blueprint
-        scores = _scores(self.blueprint_query(given), choices[rows, slot]) + self.worth_weight * worths[rows, slot]
+        scores = _scores(self.blueprint_query(given), choices[rows, slot]) + self.profit_weight * profits[rows, slot]
         blueprint = choose("blueprint", scores, affordable)
         given = torch.cat((given, choices[rows, slot, blueprint]), dim=-1)
         for head, logits in zip(FREE_HEADS, self.free_heads(given).split(self.free_sizes, dim=-1), strict=True):

@@ -97,10 +97,18 @@ def rent(t: Transition, config: RewardConfig) -> Floats:
     return -rent_rate(t.after.weighted_parameters, t.host_parameters, config) / t.horizon
 
 
-def rent_rate(weighted_parameters: Value, host_parameters: int, config: RewardConfig) -> Floats:
+def rent_rate(weighted_parameters: Value | Count, host_parameters: int, config: RewardConfig) -> Floats:
     """min(rent_rate · ln(1 + added / max(host, rent_host_floor)), rent_cap): the rent of an episode at this size."""
     share = weighted_parameters / max(host_parameters, config.rent_host_floor)
     return np.minimum(config.rent_rate * np.log1p(share), config.rent_cap)
+
+
+def rent_price(parameters: Count, host_parameters: int, config: RewardConfig) -> Floats:
+    """Returns what final accuracy has to rise by to make up for the rent of a seed in a whole episode, pp.
+
+    ``parameters`` are those of seeds, each of which is the only one in its host; the result has their shape.
+    """
+    return config.benefit_scale * rent_rate(parameters, host_parameters, config)
 
 
 def stage_potential(state: RewardState, dwell: int, potentials: tuple[float, ...]) -> Floats:

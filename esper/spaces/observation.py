@@ -116,6 +116,8 @@ PER_SLOT: tuple[Feature, ...] = (
 
 PER_CHOICE: tuple[Feature, ...] = (
     Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else the mean"),
+    Feature("profit", C, "that worth minus the rent of such a seed for a whole episode, in typical worths"),
+    Feature("pays", FLAG, "the profit is above 0"),
     Feature("worth_mean", C, "mean of the worth by experience, in typical worths"),
     Feature("worth_error", C, "posterior standard deviation of the worth, in typical worths"),
     Feature("kept", C, "ln(1 + episodes in which such a seed was kept)"),

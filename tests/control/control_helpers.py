@@ -28,11 +28,9 @@ class World:
         self.layout = ObservationLayout(slots, SPEC.blueprints, LAYOUT.horizon)
         self.base = {entry.name: 0.0 for entry in BASE}
         self.slots = {slot: {entry.name: 0.0 for entry in PER_SLOT} for slot in slots}
-        self.worth = np.zeros((len(slots), len(SPEC.blueprints)))
-        """Worth of each (slot, blueprint) in the observation."""
-        self.size, self.size_share = np.zeros_like(self.worth), np.zeros_like(self.worth)
-        """Its size, alone and relative to the host."""
-        self.base["worth_scale"] = float(symlog(1.0))
+        self.profit = np.zeros((len(slots), len(SPEC.blueprints)))
+        """Profit of each (slot, blueprint) in the observation."""
+        self.size = np.zeros_like(self.profit)
         for slot in slots:
             self.put(slot, S.DORMANT)
         self.plateau(10)
@@ -65,8 +63,8 @@ class World:
 
     def ask(self, controller: Controller) -> tuple[str, str, str]:
         """The controller's op, slot and blueprint."""
-        known = {name: getattr(self, name)[None] for name in ("worth", "size", "size_share")}
-        observation = one_observation(self.layout, self.base, self.slots, **known)[None]
+        choices = {"profit": self.profit[None], "size": self.size[None]}
+        observation = one_observation(self.layout, self.base, self.slots, **choices)[None]
         op, slot, blueprint = controller.act(observation, self.masks())[0][:3]
         return Op(op).name, self.spec.slots[slot], self.spec.blueprints[blueprint]
 

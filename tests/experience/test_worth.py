@@ -72,7 +72,7 @@ def test_the_posterior_is_that_of_bayesian_regression() -> None:
     found.add(gains, kept, nothing(12), nothing(12))
     x = np.concatenate((np.ones((12, 1)), kept.reshape(12, -1)), axis=1)
     prior = np.zeros((7, 7))
-    prior[0, 0] = (2.0 / 3) ** 2
+    prior[0, 0] = config.baseline_error**2
     prior[1:, 1:] = 4.0 * prior_correlations(2, 3, config)
     covariance = np.linalg.inv(np.linalg.inv(prior) + x.T @ x / 1.5**2)
     mean = covariance @ x.T @ gains / 1.5**2
@@ -81,6 +81,7 @@ def test_the_posterior_is_that_of_bayesian_regression() -> None:
 
 
 def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
+    """They tell seeds of one slot from one another, since each slot has an offset of its own."""
     draw = np.random.default_rng(2)
     true = np.array([[4.0, -4.0, 1.0], [0.0, 6.0, -3.0]])
     kept = plans(60, draw)
@@ -89,14 +90,17 @@ def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
     alone.add(gains, kept, nothing(60), nothing(60))
     telling.add(gains, kept, np.where(kept, 0.5 * true + draw.normal(2, 0.3, kept.shape), np.nan), nothing(60))
     idle.add(gains, kept, np.where(kept, draw.normal(0, 3.0, kept.shape), np.nan), nothing(60))
+    within = np.kron(np.eye(2), np.eye(3) - 1 / 3)  # subtracts the mean of the slot
 
     def miss(found: Experience) -> float:
-        centred = found.worths.mean - found.worths.mean.mean()
-        return float(np.abs(centred - (true - true.mean())).mean())
+        return float(np.abs(within @ (found.worths.mean - true).ravel()).mean())
 
-    assert telling.worths.error.mean() < 0.8 * alone.worths.error.mean()
-    assert miss(telling) < miss(alone)
-    assert idle.worths.error.mean() > 0.85 * alone.worths.error.mean()
+    def error(found: Experience) -> float:
+        return float(np.linalg.norm(within @ found.worths.root, axis=1).mean())
+
+    assert error(telling) < 0.5 * error(alone)
+    assert miss(telling) < 0.5 * miss(alone)
+    assert error(idle) > 0.85 * error(alone)
 
 
 def dense_reference(
@@ -104,41 +108,46 @@ def dense_reference(
 ) -> tuple[np.ndarray, float, float]:
     """Expectation maximisation with one row for each measurement; returns E[w], s and σ_g after twelve rounds.
 
-    θ = (o, w) ~ N(0, s² P⁻¹) with P = diag(9, K⁻¹); a leaning y of seed j has mean α + λ w_j.
+    θ = (o, α of trials by slot, α of contributions by slot, w); a leaning y of seed j has mean α + λ w_j.
     """
-    size = kept[0].size
-    shape = np.zeros((1 + size, 1 + size))
-    shape[0, 0], shape[1:, 1:] = 9.0, np.linalg.inv(prior_correlations(2, 3, config))
-    x = np.concatenate((np.ones((len(gains), 1)), kept.reshape(len(gains), -1)), axis=1)
-    rows = [
-        [(j, y) for host in kind.reshape(-1, size) for j, y in enumerate(host) if np.isfinite(y)] for kind in leanings
-    ]
+    correlations = np.linalg.inv(prior_correlations(2, 3, config))
+    rows = [[(j, y) for host in kind.reshape(-1, 6) for j, y in enumerate(host) if np.isfinite(y)] for kind in leanings]
+    x = np.zeros((len(gains), 11))
+    x[:, 0], x[:, 5:] = 1.0, kept.reshape(len(gains), -1)
     guess = config.noise**2
-    scale, noise = config.worth_std**2, guess
-    lines = [(0.5, 0.0, guess)] * 2
+    scale, noise, lines = config.worth_std**2, guess, [(0.0, guess)] * 2
+
+    def row(i: int, j: int, slope: float) -> np.ndarray:
+        values = np.zeros(11)
+        values[1 + 2 * i + j // 3], values[5 + j] = 1.0, slope
+        return values
+
     for _ in range(12):
-        precision, right = shape / scale + x.T @ x / noise, x.T @ gains / noise
-        for (slope, offset, error), kind in zip(lines, rows, strict=True):
-            for j, y in kind:
-                precision[1 + j, 1 + j] += slope**2 / error
-                right[1 + j] += slope * (y - offset) / error
+        precision, right = x.T @ x / noise, x.T @ gains / noise
+        precision[:5, :5] += np.diag([config.baseline_error**-2, *[30.0**-2] * 4])
+        precision[5:, 5:] += correlations / scale
+        for i, (slope, error) in enumerate(lines):
+            for j, y in rows[i]:
+                precision += np.outer(row(i, j, slope), row(i, j, slope)) / error
+                right += row(i, j, slope) * y / error
         covariance = np.linalg.inv(precision)
         mean = covariance @ right
         misses = (gains - x @ mean) ** 2 + np.einsum("ni,ij,nj->n", x, covariance, x)
         noise = (config.strength * guess + misses.sum()) / (config.strength + len(gains))
-        spread = np.trace(shape @ covariance) + mean @ shape @ mean
-        scale = (config.strength * config.worth_std**2 + spread) / (config.strength + size + 1)
+        spread = np.trace(correlations @ covariance[5:, 5:]) + mean[5:] @ correlations @ mean[5:]
+        scale = (config.strength * config.worth_std**2 + spread) / (config.strength + 6)
         for i, kind in enumerate(rows):
-            error = lines[i][2]
-            normal, target = np.diag((1 / (25 * config.worth_std**2), 4.0)), np.array([0.0, 2.0])
+            error, normal, target = lines[i][1], 4.0, 2.0
             for j, y in kind:
-                w, var = mean[1 + j], covariance[1 + j, 1 + j]
-                normal += np.array([[1.0, w], [w, w**2 + var]]) / error
-                target += np.array([y, w * y]) / error
-            offset, slope = np.linalg.solve(normal, target)
-            squares = [(y - offset - slope * mean[1 + j]) ** 2 + slope**2 * covariance[1 + j, 1 + j] for j, y in kind]
-            lines[i] = slope, offset, (config.strength * guess + sum(squares)) / (config.strength + len(kind))
-    return mean[1:].reshape(SHAPE), float(np.sqrt(scale)), float(np.sqrt(noise))
+                a, b = 1 + 2 * i + j // 3, 5 + j
+                normal += (mean[b] ** 2 + covariance[b, b]) / error
+                target += (y * mean[b] - mean[a] * mean[b] - covariance[a, b]) / error
+            slope = target / normal
+            missed = [
+                (y - row(i, j, slope) @ mean) ** 2 + row(i, j, slope) @ covariance @ row(i, j, slope) for j, y in kind
+            ]
+            lines[i] = slope, (config.strength * guess + sum(missed)) / (config.strength + len(kind))
+    return mean[5:].reshape(SHAPE), float(np.sqrt(scale)), float(np.sqrt(noise))
 
 
 def test_the_estimates_are_those_of_expectation_maximisation_over_all_measurements() -> None:
@@ -153,6 +162,18 @@ def test_the_estimates_are_those_of_expectation_maximisation_over_all_measuremen
     mean, scale, noise = dense_reference(gains, kept, (trials, contributions), config)
     np.testing.assert_allclose(found.worths.mean, mean, rtol=1e-8)
     assert (found.worths.scale, found.worths.noise) == (pytest.approx(scale), pytest.approx(noise))
+
+
+def test_worths_add_up_to_the_gains_where_a_slot_is_planted_in_every_episode() -> None:
+    """Hosts lean on the seeds of the first slot by 60 pp, and gain 2 pp by them."""
+    draw = np.random.default_rng(9)
+    true = np.array([[2.0, 1.5, 1.0], [0.5, 0.0, -0.5]])
+    kept = plans(160, draw)
+    leant_on = np.where(kept, draw.normal([[60.0], [2.0]], [[15.0], [1.0]], kept.shape), np.nan)
+    found = experience()
+    found.add((kept * true).sum(axis=(1, 2)) + draw.normal(0, 1.0, 160), kept, nothing(160), leant_on)
+    np.testing.assert_allclose(found.worths.mean, true, atol=0.9)
+    assert found.worths.scale < 3
 
 
 def test_a_gain_that_says_nothing_leaves_the_measurements_of_its_seeds() -> None:

@@ -83,7 +83,7 @@ def saturate(agent: PPOAgent, head: str) -> None:
         elif head == "slot":
             network.slot_query[-1].weight.mul_(1e7)  # type: ignore[operator, union-attr]
         elif head == "blueprint":
-            network.worth_weight.add_(1e6)
+            network.profit_weight.add_(1e6)
         else:
             place = HEADS[3:].index(head)
             start = sum(network.free_sizes[:place])

@@ -109,9 +109,9 @@ def test_an_agent_goes_on_learning_on_another_host(trained: PPOAgent) -> None:
         played = play_round(env, agent, seed=4, learner=agent)
         then, now = replayed_log_probs(agent)
         torch.testing.assert_close(then, now, atol=1e-5, rtol=0)
-        before = agent.network.worth_weight.detach().clone()
+        before = agent.network.profit_weight.detach().clone()
         agent.update(played.observation)
-    assert not torch.equal(before, agent.network.worth_weight)
+    assert not torch.equal(before, agent.network.profit_weight)
 
 
 def test_a_blueprint_is_known_by_what_describes_it_and_not_by_its_name(trained: PPOAgent) -> None:
