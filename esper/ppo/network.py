@@ -27,7 +27,7 @@ CHOICE_INPUTS = ("profit", "pays", "size", "size_share", "layers", "spatial", "e
 episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
 drawn from the posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
 CHOICE_PLACES = torch.tensor([[entry.name for entry in PER_CHOICE].index(name) for name in CHOICE_INPUTS])
-PROFIT_PLACE = CHOICE_INPUTS.index("profit")
+PROFIT_PLACE, PAYS_PLACE = CHOICE_INPUTS.index("profit"), CHOICE_INPUTS.index("pays")
 
 # Bool [ops, heads]: whether a head matters for an op. The op head always does.
 RELEVANCE = torch.tensor([[head == "op" or head in RELEVANT[op] for head in HEADS] for op in Op])
@@ -69,12 +69,13 @@ def fourier(waves: Tensor) -> Tensor:
 
 class Scene(NamedTuple):
     """What the heads decide by: the context [..., width], embeddings of slots [..., S, part] and of the seeds that
-    could be planted [..., S, B, part], and the profits of these [..., S, B]."""
+    could be planted [..., S, B, part], and the profits of these and whether they pay (1 or 0), both [..., S, B]."""
 
     context: Tensor
     slots: Tensor
     choices: Tensor
     profits: Tensor
+    pays: Tensor
 
     def rows(self) -> Scene:
         """Joins the leading axes [T, E]."""
@@ -120,7 +121,8 @@ class PolicyNetwork(nn.Module):
     planted, from its size, what it is built of and its profit, never from its name. Another one embeds each slot: its
     features, its place (as waves), its seed, and the best seed that could be planted there. The trunk sees these
     embeddings as a function of place, through its first Fourier coefficients, which are lossless for up to ``WAVES``
-    slots; the slot and blueprint heads score the embeddings themselves.
+    slots; the slot and blueprint heads score the embeddings themselves. The op head also reads the embedding of the
+    best seed that may be planted now, zeros if there is none: whether it pays decides whether to plant.
     """
 
     def __init__(self, spec: ActionSpec, config: PPOConfig) -> None:
@@ -136,12 +138,14 @@ class PolicyNetwork(nn.Module):
         self.choice_encoder = nn.Sequential(_two_layers(len(CHOICE_INPUTS), part, part), nn.Tanh())
         self.profit_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
         """Weight of a seed's profit in its score."""
+        self.pays_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
+        """Weight of whether the best seed pays in the score of planting."""
         self.ops = nn.Embedding(len(Op), part)
         self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part + WAVES, part), nn.Tanh())
         self.trunk = _two_layers(len(BASE) + WAVES * part, width, width)
         self.norm = nn.LayerNorm(width)
         self.memory = SequenceLSTM(width)
-        self.op_head = _two_layers(width, width, len(Op))
+        self.op_head = _two_layers(width + part, width, len(Op))
         self.slot_query = _two_layers(width + part, width, part)
         self.blueprint_query = _two_layers(width + 2 * part, width, part)
         self.free_sizes = spec.sizes[3:]
@@ -195,11 +199,21 @@ class PolicyNetwork(nn.Module):
         summary = (self.coefficients @ slot_embeddings).flatten(-2)  # [T, E, WAVES · part]
         seen = self.norm(self.trunk(torch.cat((base, summary), dim=-1)))
         remembered, state = self.memory(seen, state, starts)
-        return Scene(seen + remembered, slot_embeddings, embeddings, profits), state
+        return Scene(seen + remembered, slot_embeddings, embeddings, profits, described[..., PAYS_PLACE]), state
 
     def value(self, context: Tensor) -> Tensor:
         """Returns V(s) [...] for contexts [..., width]."""
         return self.value_head(context).squeeze(-1)  # type: ignore[no-any-return]
+
+    def _op_scores(self, scene: Scene, masks: Masks) -> Tensor:
+        """Returns the logits of ops, [N, ops], by the context and by the best seed that may be planted."""
+        plantable = masks["slot_blueprint"] & masks["op_slot"][:, Op.GERMINATE, :, None]  # [N, S, B]
+        best = torch.where(plantable, scene.profits, -math.inf).flatten(1).argmax(dim=-1)
+        rows = torch.arange(len(best), device=best.device)
+        offer = scene.choices.flatten(1, 2)[rows, best] * plantable.any(dim=(1, 2))[:, None]
+        scores: Tensor = self.op_head(torch.cat((scene.context, offer), dim=-1))
+        scores[:, Op.GERMINATE] += self.pays_weight * (2 * scene.pays.flatten(1)[rows, best] - 1)
+        return scores
 
     def decide(
         self, scene: Scene, masks: Masks, action: Tensor | None = None, uniforms: Tensor | None = None
@@ -211,7 +225,7 @@ class PolicyNetwork(nn.Module):
         p(a) = p(op) · p(slot | op) · p(blueprint | op, slot) · Π p(head | op, slot, blueprint) over the heads that
         matter for the op; the other heads are 0.
         """
-        context, slots, choices, profits = scene
+        context, slots, choices, profits, _ = scene
         rows = torch.arange(len(context), device=context.device)
         chosen, log_probs, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
 
@@ -229,7 +243,7 @@ class PolicyNetwork(nn.Module):
             entropies.append(torch.where(matters, options.normalized_entropy(), 0.0))
             return choice
 
-        op = choose("op", self.op_head(context), masks["op"])
+        op = choose("op", self._op_scores(scene, masks), masks["op"])
         given = torch.cat((context, self.ops(op)), dim=-1)
         slot = choose("slot", _scores(self.slot_query(given), slots), masks["op_slot"][rows, op])
         given = torch.cat((given, slots[rows, slot]), dim=-1)

@@ -100,6 +100,48 @@ def test_entropies_can_reach_both_ends() -> None:
         torch.testing.assert_close(decision.entropies[:, 0], torch.full((4,), expected))
 
 
+def test_the_op_knows_the_best_seed_that_may_be_planted() -> None:
+    """Forbidding the best seed changes the probabilities of ops; forbidding another one, or its profit, does not."""
+    network = PolicyNetwork(SPEC, PPOConfig(width=32))
+    with torch.no_grad():
+        network.op_head[-1].weight.normal_()
+
+    def op_log_prob(profit: float, *forbidden: tuple[int, int]) -> float:
+        policy = Policy(SPEC, LAYOUT, 1, PPOConfig(width=32))
+        policy.network = network
+        observation = np.zeros((1, LAYOUT.size), dtype=np.float32)
+        observation[0, LAYOUT.index["r0c1/second/profit"]] = 3.0
+        observation[0, LAYOUT.index["r0c1/first/profit"]] = profit
+        legal = masks(1)
+        for slot, blueprint in forbidden:
+            legal["slot_blueprint"][0, slot, blueprint] = False
+        wait = torch.zeros(1, len(HEADS), dtype=torch.int64)  # so that no other head counts
+        return float(policy.step(torch.from_numpy(observation), policy.legal(legal), wait)[2].log_prob)
+
+    best, worse = (1, 1), (1, 0)
+    assert op_log_prob(0.0) == op_log_prob(0.0, worse) == op_log_prob(1.0) != op_log_prob(0.0, best)
+    everything = [(slot, blueprint) for slot in range(2) for blueprint in range(3)]
+    assert op_log_prob(1.0, *everything) != op_log_prob(1.0, best)
+
+
+def test_an_untrained_policy_plants_what_pays() -> None:
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_profit=3.0))
+    planted = []
+    for pays in (0.0, 1.0):
+        policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)
+        policy.network = network
+        observation = np.zeros((4000, LAYOUT.size), dtype=np.float32)
+        observation[:, LAYOUT.index["r0c1/second/profit"]] = 2 * pays - 1
+        observation[:, LAYOUT.index["r0c1/second/pays"]] = pays
+        legal = masks(4000)
+        legal["slot_blueprint"][:] = False
+        legal["slot_blueprint"][:, 1, 1] = True
+        policy.begin()
+        planted.append((policy.act(observation, legal)[:, 0] == Op.GERMINATE).mean())
+    assert planted[0] < 0.02
+    assert planted[1] > 0.5
+
+
 def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() -> None:
     observation = np.zeros((4, LAYOUT.size), dtype=np.float32)
     for greedy in (True, False):

@@ -30,6 +30,7 @@ class Toy:
         for slot in SPEC.slots:
             observation[:, LAYOUT.index[f"{slot}/blueprint"]] = self.draw.integers(0, 5, size=self.envs)
             for place, name in enumerate(SPEC.blueprints):
+                observation[:, LAYOUT.index[f"{slot}/{name}/pays"]] = 1.0
                 for i, kind in enumerate(KINDS):
                     observation[:, LAYOUT.index[f"{slot}/{name}/{kind}"]] = float(i == place)
         self.target = self.draw.integers(0, 3, size=self.envs)
