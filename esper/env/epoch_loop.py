@@ -169,7 +169,7 @@ class EpochLoop:
         return Gates(self.state.slots, self.state.anomaly_pending, self.config.gates, self.durations)
 
     def _note_best(self, active: Bools) -> None:
-        """Keeps the best accuracy so far, the first of equal ones."""
+        """Keeps the best accuracy so far; among equal ones, the first."""
         state, rows = self.state, np.flatnonzero(active)
         state.epochs_since_best += active
         better = active & (state.accuracy > state.best_accuracy)
