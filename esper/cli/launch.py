@@ -19,6 +19,8 @@ from esper.config import ConfigError, TrainingConfig
 from esper.rollout.interrupt import SIGNALS
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
     from esper.training.execution.ranks import RunRanks
 
 LAUNCHED = "ESPER_LAUNCHED"
@@ -32,6 +34,8 @@ SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable: seconds that torch's launcher waits for ranks that were asked to stop, until it kills them."""
 SHUTDOWN_SECONDS = "300"
 """That time unless the variable is set: ranks stop at the end of a step."""
+LAUNCHER_SECONDS = 30
+"""Seconds from the end of a rank until torch's launcher kills those that have not ended by themselves."""
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Environment variable: 1 if the ranks of each attempt meet in a store of their own.
 
@@ -187,7 +191,7 @@ class RankOptions:
             except SignalException:
                 raise click.exceptions.Exit(130) from None
             except ChildFailedError as error:
-                codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+                codes = codes_of_first(error.failures)
                 if words := how_ranks_ended(codes):
                     raise click.ClickException(words) from None
                 ended = [code for code in codes.values() if code > 0]
@@ -278,6 +282,16 @@ def note_refusal() -> None:
 
 def _number(variable: str) -> int:
     return int(os.environ.get(variable, 0))
+
+
+def codes_of_first(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
+    """Returns the exit codes of ranks by rank, without those that the launcher killed because others had ended."""
+    first = min(failure.timestamp for failure in failures.values())
+    return {
+        rank: failure.exitcode
+        for rank, failure in sorted(failures.items())
+        if failure.timestamp < first + LAUNCHER_SECONDS
+    }
 
 
 def how_ranks_ended(codes: Mapping[int, int]) -> str:

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from esper.cli.compare import is_comparison_of
-from esper.cli.launch import fitting, how_ranks_ended
+from esper.cli.launch import codes_of_first, fitting, how_ranks_ended
 from esper.cli.run import is_run_of
 from esper.config import TrainingConfig
 from esper.evaluation.arms import read_arms
@@ -137,6 +138,13 @@ def test_only_a_comparison_of_the_same_arms_is_continued(tmp_path: Path) -> None
 )
 def test_a_rank_that_has_not_said_why_it_ended_is_named(codes: dict[int, int], words: str) -> None:
     assert how_ranks_ended(codes) == words
+
+
+def test_a_rank_that_the_launcher_killed_later_is_not_named() -> None:
+    failures = {rank: ProcessFailure(rank, 0, -signal.SIGKILL, "") for rank in range(3)}
+    for failure, seconds in zip(failures.values(), (130, 100, 101), strict=True):
+        failure.timestamp = seconds
+    assert codes_of_first(failures) == {1: -signal.SIGKILL, 2: -signal.SIGKILL}
 
 
 def test_simulated_hosts_have_one_process() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper import _runtime
 from esper.config import ConfigError, RunConfig
@@ -32,7 +33,7 @@ JOINING_MINUTES = 5.0
 PATIENCE = timedelta(days=1000)
 """Time that a rank waits for its next call: rank 0 has work of its own. If rank 0 is gone, so is the connection."""
 END = "end"
-"""Message after which the other ranks are done."""
+"""Message after which the other ranks are done, and their answer to it."""
 
 
 class RankLost(RuntimeError):
@@ -78,6 +79,10 @@ class RunRanks:
     """Makes the context in which rank 0 talks: one that defers signals, or an interrupt would cut a message in two."""
     parent: int = field(default_factory=os.getppid)
     _since: float = 0.0
+    _expected: dict[int, tuple[Tensor, dist.Work]] = field(default_factory=dict)
+    """Lengths of messages that are on their way here, by rank."""
+    _sent: dict[int, list[dist.Work]] = field(default_factory=dict)
+    """The last message to each rank; gloo forgets what nobody holds before it is sent."""
 
     @classmethod
     @contextmanager
@@ -148,6 +153,7 @@ class RunRanks:
         self._since = perf_counter()
         with self.whole():
             for rank, call in calls.items():
+                self._expect(rank)
                 self._send(call, rank)
                 self.called += (rank,)
 
@@ -183,13 +189,18 @@ class RunRanks:
         An error of ``handle`` is the answer; with its traceback unless it is ``expected``. Raises RankLost if rank 0 is
         gone.
         """
+        self._expect(0)
         while (call := self._receive(0, PATIENCE)) != END:
             began = perf_counter()
             try:
                 answer = (True, handle(*call))
             except Exception as error:
                 answer = (False, _described(error, expected(error)))
+            self._expect(0)
             self._send((*answer, perf_counter() - began), 0)
+        self._send(END, 0)
+        for work in self._sent[0]:
+            work.wait(self.timeout)
 
     def dismiss(self) -> None:
         """Ends :meth:`serve` of all other ranks, once they have finished what they do; rank 0 calls it last."""
@@ -197,9 +208,12 @@ class RunRanks:
             return
         with suppress(RankFailed, RankLost, ConfigError):
             self.finish()
-        for rank in range(1, self.size):
-            with suppress(RankLost):
+        with suppress(RankLost):
+            for rank in range(1, self.size):
+                self._expect(rank)
                 self._send(END, rank)
+            for rank in range(1, self.size):
+                self._receive(rank, self.timeout)
 
     def _count(self, busy: Mapping[int, float]) -> None:
         """Adds a call that has been answered; ``busy`` are the seconds that ranks worked, by rank."""
@@ -209,19 +223,30 @@ class RunRanks:
         for rank in range(self.size):
             self.idle[rank] += max(0.0, wall - busy.get(rank, 0.0))
 
+    def _expect(self, rank: int) -> None:
+        """Prepares for a message from a rank; call this before sending what it answers.
+
+        If a rank ends, gloo reports that to whoever waits for a message from it, but not always to whoever waits until
+        one is sent (the second of two sends can wait forever). So only messages that are expected are waited for.
+        """
+        size = torch.zeros(1, dtype=torch.int64)
+        with self._talking_to(rank):
+            self._expected[rank] = size, _work(dist.irecv(size, rank, group=self.group))
+
     def _send(self, message: Any, rank: int) -> None:
         content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
         with self._talking_to(rank):
-            _wait(dist.isend(torch.tensor([len(content)]), rank, group=self.group), self.timeout)
-            _wait(dist.isend(content, rank, group=self.group), self.timeout)
+            parts = (torch.tensor([len(content)]), content)
+            self._sent[rank] = [_work(dist.isend(part, rank, group=self.group)) for part in parts]
         self.bytes += len(content)
 
     def _receive(self, rank: int, timeout: timedelta) -> Any:
-        size = torch.zeros(1, dtype=torch.int64)
+        """Waits for the message that :meth:`_expect` has prepared for."""
         with self._talking_to(rank):
-            _wait(dist.irecv(size, rank, group=self.group), timeout)
+            size, arrival = self._expected.pop(rank)
+            arrival.wait(timeout)
             content = torch.empty(int(size), dtype=torch.uint8)
-            _wait(dist.irecv(content, rank, group=self.group), self.timeout)
+            _work(dist.irecv(content, rank, group=self.group)).wait(self.timeout)
         self.bytes += len(content)
         return pickle.loads(content.numpy().tobytes())
 
@@ -240,9 +265,9 @@ class RunRanks:
             raise self.lost from error
 
 
-def _wait(work: dist.Work | None, timeout: timedelta) -> None:
+def _work(work: dist.Work | None) -> dist.Work:
     assert work is not None  # it is None only in a process outside the group
-    work.wait(timeout)
+    return work
 
 
 def joint_seconds(ranks: RunRanks | None) -> Floats:
