@@ -71,7 +71,7 @@ class EnvHost:
         true = torch.ones((), device=training.device)
         finite = torch.stack([site.finite if site.finite is not None else true for site in self.slot_sites])
         not_finite = (values.nan + values.inf).sum().view(1)
-        self.packed = torch.cat((not_finite, finite.double(), training.collector.packed()))
+        self.packed = torch.cat((not_finite, finite.double(), training.gradient_stats.packed()))
 
     def read(self, packed: Tensor, totals: EpochMetrics, state: EnvState) -> None:
         """Writes the transferred epoch into ``state``; ``packed`` float64 and the host's ``totals`` are on the CPU."""
@@ -88,7 +88,7 @@ class EnvHost:
         measured += [state.accuracy[row], state.committed[row], state.all_off[row]]
         self.finite = packed[1:head].numpy() > 0
         self.not_finite = bad_losses + float(packed[0]) + sum(not math.isfinite(value) for value in measured)
-        summaries = training.collector.summaries(packed[head:])
+        summaries = training.gradient_stats.summaries(packed[head:])
         committed = {HOST, *(site.name for site in training.fossils())}
         self.not_finite += sum(summary.not_finite for name, summary in summaries.items() if name in committed)
         names = [site.name for site in self.slot_sites]

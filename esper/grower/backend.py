@@ -66,7 +66,7 @@ class LoopBackend(Backend):
         self.governor = Governor(config.governor, durations, classes=None) if governed else None
         remove, results = self.host.remove, self.counterfactual
         self.governance = Governance(0, self.host, self.sites, remove, results, self.governor)
-        groups.collector = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
+        groups.gradient_stats = SeedGradientCollector(1 + len(self.sites), groups.host[0].device)
 
     def reset(self, starting: Bools, run_seed: int, episodes: NDArray[np.int64]) -> None:
         """Changes nothing: the model is what its loop made of it."""
@@ -124,9 +124,9 @@ class LoopBackend(Backend):
         """Writes the results of the last :meth:`score` and of the epoch's gradients."""
         self.host.epoch = int(state.epoch[0])
         record_validation(state, 0, self.counterfactual)
-        collector = self.groups.collector
-        assert collector is not None
-        summaries = collector.summaries(collector.packed().cpu())
+        stats = self.groups.gradient_stats
+        assert stats is not None
+        summaries = stats.summaries(stats.packed().cpu())
         record_seeds(state.slots, 0, self.spec.slots, self.counterfactual, summaries, self.config.env.gates)
 
     def _score(self, evaluate: Evaluate, alphas: dict[str, float], epoch: int) -> Score:

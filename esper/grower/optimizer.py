@@ -106,7 +106,7 @@ class SeedGroups:
             )
         for scheduler in self._schedulers:
             self._hide_seeds(scheduler)
-        self.collector: SeedGradientCollector | None = None
+        self.gradient_stats: SeedGradientCollector | None = None
         """Receives the statistics of every step's gradients; None: they are not measured."""
         self._aside: list[tuple[Tensor, Tensor]] = []
         """Parameters of seeds and their gradients, see :meth:`set_aside`."""
@@ -146,8 +146,8 @@ class SeedGroups:
                 parameter.requires_grad_(name in self.learning)
                 if name not in self.learning:
                     parameter.grad = None
-        if self.collector is not None:
-            self.collector.restart((HOST, *self.learning))
+        if self.gradient_stats is not None:
+            self.gradient_stats.restart((HOST, *self.learning))
 
     def set_aside(self) -> None:
         """Takes the gradients of seeds away until the optimizer steps.
@@ -193,7 +193,7 @@ class SeedGroups:
         for parameter, gradient in self._aside:
             parameter.grad = gradient
         self._aside.clear()
-        if self.collector is None or not self.collector.names:
+        if self.gradient_stats is None or not self.gradient_stats.names:
             return
         owners = [self.host, *(self.groups[name]["params"] for name in self.learning)]
         gradients = [[p.grad for p in owner if p.grad is not None] for owner in owners]
@@ -201,7 +201,7 @@ class SeedGroups:
         scale = getattr(optimizer, "grad_scale", None)  # set while a GradScaler steps a fused optimizer
         measured = gradients if scale is None else [[g / scale for g in mine] for mine in gradients]
         stats = grad_stats(measured, self.config.max_grad_norm, self.config.exploding_norm, device=self.host[0].device)
-        self.collector.add(stats)
+        self.gradient_stats.add(stats)
         for mine, factor in zip(gradients[1:], stats.clip_coef[1:], strict=True):
             for gradient in mine:
                 gradient.mul_(factor)

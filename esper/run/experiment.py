@@ -115,8 +115,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         """Plays all rounds and compares the controller with its baselines.
 
         Ctrl-C or SIGTERM stops the run at the end of the current step, and :meth:`resume` continues from there. A
-        second signal stops at once, but for a SIGTERM soon after another one; the run then continues from its last
-        checkpoint.
+        second signal stops at once, and the run then continues from its last checkpoint; a SIGTERM that comes shortly
+        after another one counts as the same.
 
         Raises:
             KeyboardInterrupt: the run was interrupted before its first round was complete; before a resumed run had

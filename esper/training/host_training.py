@@ -78,7 +78,7 @@ class HostTraining:
         self.repeat: Callable[[Hashable, Callable[[], None]], None] = do
         """Runs a repeated piece of work by key; a GPU lane may replay a CUDA graph instead."""
         self.shadow_dropout: dict[str, torch.Generator] = {}
-        self.collector = SeedGradientCollector(1 + len(self.sites), self.device)
+        self.gradient_stats = SeedGradientCollector(1 + len(self.sites), self.device)
         self.order = torch.Generator()
         batch, samples, dtype = config.task.batch_size, config.task.samples_per_epoch, self.arithmetic.image_dtype
         self.feed = (
@@ -111,7 +111,7 @@ class HostTraining:
             self.feed.restart(derive_seed(run_seed, self.index, 0, RngStream.AUGMENTATION), episode)
         self.dropout.manual_seed(self._seed(RngStream.DROPOUT))
         self.totals.zero_training()
-        self.collector.restart(())
+        self.gradient_stats.restart(())
         for site in self.sites:
             site.remove()
         self.seed_groups.clear()

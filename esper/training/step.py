@@ -58,7 +58,7 @@ def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
         if site.incubating:
             training.shadow_of(site)
     groups = training.learning_groups()
-    training.collector.restart(tuple(group.name for group in groups))
+    training.gradient_stats.restart(tuple(group.name for group in groups))
     return groups
 
 
@@ -90,7 +90,7 @@ def train_step(training: HostTraining, groups: list[ParameterGroup], x: Tensor, 
         device=training.device,
     )
     excused = training.arithmetic.excuses(stats.clip_coef > 0)
-    training.collector.add(stats, excused)
+    training.gradient_stats.add(stats, excused)
     step_groups(groups, stats, excused)
     training.arithmetic.update()
 

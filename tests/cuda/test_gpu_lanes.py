@@ -340,7 +340,7 @@ def test_a_host_without_gradients_trains_and_is_captured() -> None:
         for _ in range(2):
             made.epoch()
         assert lanes_of(made).reasons() == {}
-        assert made.envs[0].collector.total.device.type == "cuda"
+        assert made.envs[0].gradient_stats.total.device.type == "cuda"
 
 
 @pytest.mark.finding("M12")

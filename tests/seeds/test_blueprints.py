@@ -126,7 +126,7 @@ def test_an_unknown_blueprint_lists_the_known_ones() -> None:
         BLUEPRINTS.get("perceptron", "norm")
 
 
-def test_a_name_is_registered_once_a_topology() -> None:
+def test_a_topology_has_each_name_once() -> None:
     registry = BlueprintRegistry()
 
     def identity(_channels: int) -> nn.Module:

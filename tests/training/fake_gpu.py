@@ -179,7 +179,7 @@ class FakeGpu:
     @contextmanager
     def device_only(self) -> Iterator[None]:
         """Python's numbers are wrong, and what Python counts stays; for a real launch has nothing to do with either."""
-        counted = [(env.collector, env.collector.batches) for env in self.envs]
+        counted = [(env.gradient_stats, env.gradient_stats.batches) for env in self.envs]
         places = [(env, env.epoch, env.batch, set(env.shadows), buffers_of(env)) for env in self.envs]
         alphas = [(slot, slot.alpha, slot.target) for env in self.envs for slot in env.sites]
         for env in self.envs:
@@ -192,8 +192,8 @@ class FakeGpu:
         try:
             yield
         finally:
-            for collector, batches in counted:
-                collector.batches = batches
+            for stats, batches in counted:
+                stats.batches = batches
             for env, epoch, batch, shadows, buffers in places:
                 env.epoch, env.batch = epoch, batch
                 assert set(env.shadows) == shadows

@@ -273,8 +273,8 @@ def record(env: HostTraining) -> Record:
         group = env.host_group if name == "host" else env.seed_groups[name]
         for i, parameter in enumerate(group.parameters):
             found |= {f"{name}.{key}.{i}": value for key, value in group.optimizer.state[parameter].items()}
-    for i, name in enumerate(env.collector.names):
-        found[f"{name}.gradients"] = env.collector.total[i] / env.collector.batches
+    for i, name in enumerate(env.gradient_stats.names):
+        found[f"{name}.gradients"] = env.gradient_stats.total[i] / env.gradient_stats.batches
     found["training"] = env.totals.training
     found["stats"], found["correct"] = env.totals.stats(count), env.totals.correct(count)
     copies = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}

@@ -69,7 +69,7 @@ def test_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
         set_scale(env, scale)
         train_step(env, begin_epoch(env), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
         found.append(tensors_of(env, ("r0c0",)))
-        summaries = env.collector.summaries(env.collector.packed())
+        summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
         found[-1]["norm"] = torch.tensor([summaries["host"].norm, summaries["r0c0"].norm])
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-2, atol=1e-5)
@@ -93,7 +93,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
         {n: t for n, t in weights.items() if "tracked" not in n}, {n: now[n] for n in weights if "tracked" not in n}
     )
     assert all(bool(slot.finite) for slot in env.sites if slot.seed is not None)
-    summaries = env.collector.summaries(env.collector.packed())
+    summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
     assert [summary.not_finite for summary in summaries.values()] == [0, 0, 0]
     set_scale(env, 1024.0)
     train_step(env, groups, x, y)
@@ -101,7 +101,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
     now = tensors_of(env, names)
     assert not torch.equal(weights["r0c0.parameter.0"], now["r0c0.parameter.0"])
     # Means are over the batches that were measured: an overflow is no sign of ill health.
-    summaries = env.collector.summaries(env.collector.packed())
+    summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
     assert all(summary.health == 1 and summary.norm > 0 for summary in summaries.values())
     assert summaries["host"].elements == sum(p.numel() for p in env.host_group.parameters)
 

@@ -55,7 +55,7 @@ def all_of(env: HostTraining, seeds: tuple[str, ...]) -> dict[str, Tensor]:
     """Weights, momentum, totals and gradient statistics."""
     found = tensors_of(env, seeds)
     found["totals"] = env.totals.training[:3].clone()  # how many calls there were is no result
-    for name, summary in env.collector.summaries(env.collector.packed()).items():
+    for name, summary in env.gradient_stats.summaries(env.gradient_stats.packed()).items():
         found |= {f"statistics.{name}.{field}": torch.tensor(value) for field, value in vars(summary).items()}
     return found
 

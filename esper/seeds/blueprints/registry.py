@@ -16,7 +16,9 @@ Factory = Callable[[int], nn.Module]
 class Blueprint:
     """A recipe for seeds: ``build(channels)`` makes a body that maps features to a change of them, of the same shape.
 
-    ``esper.seeds.blend.Seed`` adds the blend operator to it, and ``Site.plant`` refuses a body that does not keep this.
+    ``esper.seeds.blend.Seed`` adds the blend operator to it. ``esper.seeds.site.Site.plant`` tries it on features and
+    refuses it if it raises, has nothing to train or another number of parameters than ``parameters`` says, changes the
+    shape, or is not finite.
     """
 
     topology: str

@@ -178,7 +178,7 @@ def _launch(gpu: Gpu, epochs: list[_Epoch], streams: list[torch.cuda.Stream], st
     for epoch, launched in zip(epochs, result.launched, strict=True):
         epoch.left -= launched
         epoch.training.batch = max(epoch.batches - epoch.left - 1, 0)
-        epoch.training.collector.batches += launched
+        epoch.training.gradient_stats.batches += launched
     errors = []
     for place, _step, _code, text in result.failures:
         epochs[place].failed = True
@@ -229,6 +229,6 @@ class _Epoch:
     def capture(self) -> None:
         """Does the last ordinary step, and captures those that follow."""
         assert self.graphs is not None
-        batches = self.training.collector.batches + 1
+        batches = self.training.gradient_stats.batches + 1
         self.captured = self.graphs.capture(self.signature, self.step, self.work)
-        self.training.collector.batches = batches  # the capture executed nothing
+        self.training.gradient_stats.batches = batches  # the capture executed nothing

@@ -68,7 +68,9 @@ def test_an_epoch_warms_up_captures_and_launches_the_rest() -> None:
             f"launch {[BATCHES] * 2}",
             "join [1, 2]",
         ]
-        assert [(env.epoch, env.batch, env.collector.batches) for env in made.envs] == [(2, BATCHES - 1, BATCHES)] * 2
+        assert [(env.epoch, env.batch, env.gradient_stats.batches) for env in made.envs] == [
+            (2, BATCHES - 1, BATCHES)
+        ] * 2
 
 
 def test_validation_is_captured_when_it_is_done_for_the_second_time() -> None:

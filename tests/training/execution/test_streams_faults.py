@@ -57,7 +57,7 @@ def test_a_launch_that_fails_ends_its_env_only(step: int) -> None:
         with pytest.raises(LaneError, match=f"env 1, epoch 1, batch {step}: RuntimeError: unspecified launch failure"):
             made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [2, 1, 2]
-        assert [env.collector.batches for env in made.envs] == [BATCHES, step, BATCHES]
+        assert [env.gradient_stats.batches for env in made.envs] == [BATCHES, step, BATCHES]
 
 
 def test_an_error_before_the_first_step_is_the_envs_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_cancelled_epoch_is_not_counted_and_the_next_is_free() -> None:
         gpu.before_launch = lambda lane, step: made.lanes.cancel() if (lane, step) == (1, 2) else None
         with pytest.raises(Cancelled):
             made.trainer.epoch(made.envs)
-        assert [(env.epoch, env.batch, env.collector.batches) for env in made.envs] == [(1, 2, 3)] * 2
+        assert [(env.epoch, env.batch, env.gradient_stats.batches) for env in made.envs] == [(1, 2, 3)] * 2
         gpu.before_launch = lambda _lane, _step: None
         made.trainer.epoch(made.envs)
         assert [env.epoch for env in made.envs] == [2, 2]
