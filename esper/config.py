@@ -47,8 +47,9 @@ class RunConfig(Section):
     heuristic, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default, which is larger for an agent that learns."""
-    evaluation_pairs: Count = 16
-    """Number of held-out hosts on which the trained agent is compared with each baseline."""
+    evaluation_pairs: Annotated[int, Field(ge=0, strict=True)] = 16
+    """Number of held-out hosts on which the trained agent is compared with each baseline; 0: none, ``esper eval`` can
+    do it later."""
     checkpoint_every: Count = 1
     """Rounds between checkpoints; the last round, an interrupt and an error always write one."""
     checkpoint_minutes: Positive = 10.0

@@ -227,6 +227,8 @@ def closing_words(summary: RunSummary, task: str) -> str:
 
     if summary.comparisons:
         results = [*result_lines(summary), *plain_words(summary)]
+    elif summary.rounds == summary.total_rounds and not summary.interrupted:
+        results = ["Nothing was compared: run.evaluation_pairs is 0."]
     elif summary.rounds == summary.total_rounds:
         results = ["All rounds are done, but the comparison is not: resume the run to complete it."]
     else:

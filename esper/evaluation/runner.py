@@ -226,7 +226,7 @@ def kept_seeds(env: GrowthVectorEnv, i: int) -> dict[str, KeptSeed]:
 def split_pairs(pairs: int, n_envs: int) -> tuple[int, int]:
     """Returns (number of rounds, hosts per round): as few rounds as ``n_envs`` allows, then as few surplus hosts."""
     rounds = -(-pairs // n_envs)
-    return rounds, -(-pairs // rounds)
+    return rounds, -(-pairs // max(rounds, 1))
 
 
 def in_order(results: Results, pairs: int) -> dict[str, list[HostResult]]:

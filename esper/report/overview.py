@@ -47,6 +47,7 @@ def _facts(run: Run) -> dict[str, str]:
     started, completed = run.last(events.RunStarted), run.last(events.RunCompleted)
     last, baseline = run.last(events.RoundCompleted), run.last(events.BaselineMeasured)
     alone = baseline.accuracy[-1] if baseline and baseline.accuracy else None
+    compared = completed if completed and completed.comparisons else None
     unknown, unfinished = "not known", "not compared yet"
     return {
         "state": run.state_words(),
@@ -56,8 +57,8 @@ def _facts(run: Run) -> dict[str, str]:
         "hosts per round": str(started.n_envs) if started else unknown,
         "epochs per host": str(started.episode_length) if started else unknown,
         "parameters of the host": f"{started.host_parameters:,}" if started else unknown,
-        "parameters, grown": number(completed.parameters, 0) if completed else unfinished,
-        "seeds kept per host": number(completed.fossils, 1) if completed else unfinished,
+        "parameters, grown": number(compared.parameters, 0) if compared else unfinished,
+        "seeds kept per host": number(compared.fossils, 1) if compared else unfinished,
         "last round, committed networks, validation": run.view.score.value(last.committed_accuracy if last else None),
         "baseline at the last epoch, validation": run.view.score.value(alone),
         "rollbacks": f"{len(run.of(events.GovernorRollback)):,}",

@@ -153,7 +153,7 @@ class LearningAgent(ABC):
     def evaluate(self, emit: Emit, save: Callable[[], None]) -> list[ArmResult]:
         """Plays the agent and each baseline on ``run.evaluation_pairs`` hosts; the agent's arm is first.
 
-        ``save`` is called after each measurement that has become part of the state.
+        Returns [] if that is 0. ``save`` is called after each measurement that has become part of the state.
         """
         config, seed = self.config, self.config.run.seed + HELD_OUT
 
@@ -168,7 +168,7 @@ class LearningAgent(ABC):
         informed = {name: self.informed(make) for name, make in controllers.items()}
         pairs = config.run.evaluation_pairs
         baseline, compared = self.env.baseline, self.compared
-        return play_arms(self.maker, informed, pairs, seed, report, baseline, compared, self.work)
+        return play_arms(self.maker, informed, pairs, seed, report, baseline, compared, self.work) if pairs else []
 
     def comparison_work(self) -> Phase:
         """Returns the work of :meth:`evaluate`."""

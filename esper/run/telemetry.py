@@ -147,7 +147,7 @@ class RunTelemetry:
                 self.emit(event)
 
     def end(self, summary: RunSummary) -> None:
-        """Reports the comparisons at the end of the run, if any."""
+        """Reports the end of the run with its comparisons; nothing if it was interrupted before there were any."""
         comparisons = tuple(
             Comparison(
                 reference=found.pair.name_b,
@@ -161,11 +161,11 @@ class RunTelemetry:
             )
             for found in summary.comparisons
         )
-        if comparisons:
+        if comparisons or not summary.interrupted:
             self.emit(
                 RunCompleted(
                     controller=summary.controller,
-                    pairs=summary.comparison.pairs,
+                    pairs=summary.comparison.pairs if comparisons else 0,
                     comparisons=comparisons,
                     host_parameters=summary.host_parameters,
                     parameters=summary.grown_parameters,

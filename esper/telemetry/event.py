@@ -386,7 +386,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted(Event):
-    """The result of the run; ``parameters`` and ``fossils`` are means over the hosts of the comparison."""
+    """The result of the run; ``parameters`` and ``fossils`` are means over the hosts of the comparison, 0 without."""
 
     controller: str
     pairs: int

@@ -199,7 +199,7 @@ def test_a_checkpoint_out_of_its_folder_wants_a_task(simulated: Path, tmp_path: 
 
 
 def test_a_run_that_played_a_saved_policy_can_be_evaluated(simulated: Path, tmp_path: Path) -> None:
-    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{simulated}")
+    config = learning("planted", n_envs=4, rounds=1, controller=f"checkpoint:{simulated}", evaluation_pairs=2)
     played = play(config, tmp_path / "played")[0].folder
     found = find_policy(str(played))
     assert found.origin == f"played as checkpoint:{simulated} on planted"

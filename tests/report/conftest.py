@@ -22,7 +22,7 @@ Edit = Callable[[dict[str, Any]], dict[str, Any] | None]
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An agent that practised and learned for three rounds; finished."""
     folder = tmp_path_factory.mktemp("report") / "learned"
-    play(learning(ppo={"practice_steps": 64, "practice_envs": 4}), folder)
+    play(learning(evaluation_pairs=2, ppo={"practice_steps": 64, "practice_envs": 4}), folder)
     return folder
 
 

@@ -40,11 +40,11 @@ def tiny(controller: str = "random", **run: Any) -> TrainingConfig:
 
 def learning(task: str = "digits", n_envs: int = 2, ppo: dict[str, Any] | None = None, **run: Any) -> TrainingConfig:
     """A small agent that learns for three rounds from hosts of four epochs on 128 images, or simulated ones; without
-    practice unless ``ppo`` says so."""
+    practice unless ``ppo`` says so, and not compared unless ``run`` says so."""
     data = {"samples_per_epoch": 128} if task == "digits" else {}
     return TrainingConfig.parse(
         {
-            "run": {"rounds": 3, "evaluation_pairs": 2, "seed": 7, **run},
+            "run": {"rounds": 3, "evaluation_pairs": 0, "seed": 7, **run},
             "task": {"name": task, **data},
             "env": {"n_envs": n_envs, "episode_length": 4, "baseline_episodes": 1},
             "ppo": {"width": 16, "practice_steps": 0, **(ppo or {})},

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from esper.cli.run import closing_words
 from esper.control.controller import NoGrowth
 from esper.data.task import DataOptions, Split, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.comparison import compare_controllers
+from esper.evaluation.policy import hosts_config
 from esper.evaluation.runner import HELD_OUT
 from esper.files import checkpoint
+from esper.files.policy import find_policy
+from esper.report.read import open_run
 from esper.rollout.rollout import play_round
 from esper.run.agents import VALIDATION, PPORun
 from esper.run.experiment import Experiment
@@ -104,9 +108,18 @@ def test_the_run_is_compared_with_every_baseline_in_a_fixed_order(learned: Learn
     assert {reported.accuracy for reported in end.comparisons} == {summary.comparison.mean_a}
 
 
+def test_a_run_without_evaluation_pairs_finishes_without_a_comparison(tmp_path: Path) -> None:
+    summary, recorder = play(learning("planted", n_envs=4, rounds=1, evaluation_pairs=0), tmp_path / "r")
+    assert (summary.comparisons, summary.interrupted) == ((), False)
+    assert [event.comparisons for event in of_kind(recorder, RunCompleted)] == [()]
+    assert "Nothing was compared: run.evaluation_pairs is 0." in closing_words(summary, "planted")
+    assert open_run(summary.folder).state_words() == "finished: 1 round played"
+    assert hosts_config(find_policy(str(summary.folder)), None, {}).run.evaluation_pairs == 16
+
+
 def test_a_task_without_a_schedule_is_compared_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.run.agents.schedule_ships", lambda _task: False)
-    summary, recorder = play(learning("planted", n_envs=4, rounds=1), tmp_path / "r")
+    summary, recorder = play(learning("planted", n_envs=4, rounds=1, evaluation_pairs=2), tmp_path / "r")
     assert [c.pair.name_b for c in summary.comparisons] == BASELINES[:4]
     assert {event.controller for event in of_kind(recorder, ArmPlayed)} == {"ppo", *BASELINES[:4]}
 
@@ -160,7 +173,7 @@ def test_an_agent_is_compared_in_its_run_as_it_is_afterwards(learned: Learned) -
 def test_the_comparison_teaches_the_agent_nothing(tmp_path: Path) -> None:
     copy = tmp_path / "before"
     sink = Does(lambda event: isinstance(event, ArmPlayed), lambda: shutil.copytree(tmp_path / "r", copy))
-    play(learning(), tmp_path / "r", sink)
+    play(learning(evaluation_pairs=2), tmp_path / "r", sink)
     before, after = (checkpoint.read(folder) for folder in (copy, tmp_path / "r"))
     assert (before["finished"], after["finished"]) == (False, True)
     played = after["agent"].pop("compared")

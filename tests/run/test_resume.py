@@ -43,7 +43,7 @@ CONFIGS = {
     "random": lambda: tiny(rounds=3, seed=7),
     "ppo": learning,
     "practised": lambda: learning(ppo={"practice_steps": 256}),
-    "planted": lambda: learning("planted", n_envs=4, rounds=4),
+    "planted": lambda: learning("planted", n_envs=4, rounds=4, evaluation_pairs=2),
     "two rounds an update": lambda: learning(rounds=4, ppo={"episodes_per_update": 4}),
     "checkpoint every 2": lambda: learning(rounds=4, checkpoint_every=2),
 }
@@ -111,13 +111,13 @@ def test_stopped_between_rounds_of_simulated_hosts(whole: Runs, tmp_path: Path) 
 @pytest.mark.trap(30)
 def test_stopped_in_the_comparison_it_plays_that_again(whole: Runs, tmp_path: Path) -> None:
     sink = Does(lambda event: isinstance(event, ArmPlayed) and event.controller == "heuristic", stop)
-    summary = interrupted(learning(), tmp_path / "r", sink)
+    summary = interrupted(CONFIGS["planted"](), tmp_path / "r", sink)
     assert summary is not None
-    assert (summary.comparisons, summary.rounds) == ((), 3)
+    assert (summary.comparisons, summary.rounds) == ((), 4)
     with pytest.raises(ValueError, match="nothing was compared"):
         _ = summary.comparison
     again = Experiment.resume(tmp_path / "r").run()
-    folder, uncut = whole("ppo")
+    folder, uncut = whole("planted")
     same_run(tmp_path / "r", folder)
     same_results(again, uncut)
 

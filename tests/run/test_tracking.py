@@ -159,7 +159,7 @@ def test_a_resumed_run_shows_no_step_twice(
 
 def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_path: Path) -> None:
     folder = tmp_path / "r"
-    config = tracked(learning(checkpoint_every=5), "tensorboard", patience=60.0)
+    config = tracked(learning(checkpoint_every=5, evaluation_pairs=2), "tensorboard", patience=60.0)
     kept: list[bytes] = []
     first = Does(lambda event: True, lambda: None)
     keep = Does(round_ends(1), lambda: kept.append((folder / "checkpoint.pt").read_bytes()))
@@ -172,7 +172,11 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_shows_no_step_twice(tmp_
 
 def test_curves_cannot_go_on_where_nothing_says_how_far_they_were(tmp_path: Path) -> None:
     folder = tmp_path / "r"
-    play(tracked(learning("planted", n_envs=4), "tensorboard", patience=60.0), folder, Does(round_ends(2), stop))
+    play(
+        tracked(learning("planted", n_envs=4, evaluation_pairs=2), "tensorboard", patience=60.0),
+        folder,
+        Does(round_ends(2), stop),
+    )
     (folder / "metrics.csv").unlink()
     with pytest.raises(ConfigError, match="it is unknown at which step the trackers continue; restore the file, or"):
         Experiment.resume(folder).run()
