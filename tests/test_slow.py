@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -29,6 +32,27 @@ def test_no_test_is_started_after_the_minutes_have_passed(minutes: str, result: 
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1].startswith(result)
     assert (f"not started: {minutes} minutes have passed" in found.stdout) == ("skipped" in result)
+
+
+def test_with_minutes_every_test_comes_first_on_some_day() -> None:
+    """Also the last ones of a list of which a day runs a third."""
+    items = [f"test {number}" for number in range(30)]
+    spec = importlib.util.spec_from_file_location("conftest_of_the_root", ROOT / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    reached = set()
+    for day in range(5):
+        config, found = SimpleNamespace(getoption=lambda _: 3.0), list(items)
+        with patch("time.time", return_value=86400.0 * (20_000 + day)):
+            conftest.pytest_collection_modifyitems(config, found)
+        assert sorted(found) == sorted(items)
+        reached |= set(found[:10])
+    assert reached == set(items)
+    found = list(items)
+    conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _: None), found)
+    assert found == items
 
 
 @pytest.mark.parametrize("arguments", slow_except([""], ["", "-n 0", "-p no:xdist", "tests", "--pdb"]))
