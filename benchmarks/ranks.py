@@ -79,7 +79,7 @@ def echo_seconds(ranks: RunRanks, size: int) -> float:
         ranks.start({1: (0, "echo", 0, message)})
         ranks.finish()
         seconds.append(time.perf_counter() - began)
-    ranks.seconds, ranks.bytes, ranks.idle = 0.0, 0, []
+    ranks.seconds, ranks.messages.bytes, ranks.idle = 0.0, 0, []
     return statistics.median(seconds)
 
 
@@ -91,7 +91,7 @@ class RoundNotes:
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RoundCompleted):
-            self.rounds.append((self.ranks.bytes, self.ranks.seconds, sum(self.ranks.idle) / self.ranks.size))
+            self.rounds.append((self.ranks.messages.bytes, self.ranks.seconds, sum(self.ranks.idle) / self.ranks.size))
 
     def of_rounds(self) -> dict[str, list[float]]:
         """Returns the values of each round but the first, which begins with loading and making."""

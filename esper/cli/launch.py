@@ -118,7 +118,7 @@ class RankOptions:
     def serve(self) -> None:
         """Trains hosts for rank 0 until it is done. Signals are left to rank 0, which ends the run after the step."""
         from esper.env.rank_hosts import RankServer
-        from esper.training.execution.ranks import RankLost
+        from esper.training.execution.messages import RankLost
 
         with self.joined() as ranks:
             assert ranks is not None
@@ -248,7 +248,7 @@ def waiting_words(ranks: RunRanks) -> str:
 
 def leave_to_launcher(error: BaseException) -> None:
     """Ends rank 0 without words if another rank is gone: who started both knows why, and reports it."""
-    from esper.training.execution.ranks import RankLost
+    from esper.training.execution.messages import RankLost
 
     if isinstance(error, RankLost) and not error.hangs and LAUNCHED in os.environ:
         raise click.exceptions.Exit(1) from None

@@ -23,7 +23,8 @@ from esper.env.rank_hosts import HostGroup, Reply
 from esper.env.state import EnvState, table_of, write_changes
 from esper.env.training_backend import TrainingBackend, make_trainings
 from esper.lifecycle.slots import Bools, Floats, Ints
-from esper.training.execution.ranks import RankFailed, RankLost, RunRanks
+from esper.training.execution.messages import RankLost
+from esper.training.execution.ranks import RankFailed, RunRanks
 from esper.training.governor import Panic
 from esper.training.host_state import load_host_state
 from esper.training.host_training import HostTraining

@@ -13,7 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from esper.env.rank_hosts import RankServer, Reply
-from esper.training.execution.ranks import RankLost, RunRanks
+from esper.training.execution.messages import RankLost
+from esper.training.execution.ranks import RunRanks
 
 SERVER = multiprocessing.get_context("forkserver")  # a fork of the test would have its threads' locks without them
 SERVER.set_forkserver_preload(["esper.env.rank_hosts"])

@@ -14,7 +14,8 @@ from esper.report.cost import waiting_tables
 from esper.report.read import open_run
 from esper.run.experiment import Experiment
 from esper.telemetry.event import EpochCompleted, GovernorRollback, RanksWaited
-from esper.training.execution.ranks import RankFailed, RankLost, RunRanks
+from esper.training.execution.messages import RankLost
+from esper.training.execution.ranks import RankFailed, RunRanks
 from tests.run.rank_helpers import break_a_host, fail, hang, kill, ranks_of
 from tests.run.run_helpers import Does, Runs, kinds, same_results, same_run, stop, tiny
 from tests.selection import slow_except

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from esper.data.shared_batches import SharedBatchError, worker_died
 from esper.training.execution.lanes import DeviceFailed, LaneError
-from esper.training.execution.ranks import RankFailed, RankLost
+from esper.training.execution.messages import RankLost
+from esper.training.execution.ranks import RankFailed
 from esper.training.micro_batching import ran_out
 
 

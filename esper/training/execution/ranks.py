@@ -7,7 +7,6 @@ gloo also if hosts train on GPUs: their weights stay where they are.
 from __future__ import annotations
 
 import os
-import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,32 +16,20 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
 from esper import _runtime
 from esper.config import ConfigError, RunConfig
+from esper.training.execution.messages import TIMEOUT_MINUTES, Messages, RankLost
 
 Floats = NDArray[np.float64]
-TIMEOUT_MINUTES = 30.0
-"""Time that a rank may take to answer, unless the command says otherwise."""
 JOINING_MINUTES = 5.0
 """Least time that a rank has to join the others."""
 PATIENCE = timedelta(days=1000)
 """Time that a rank waits for its next call: rank 0 has work of its own. If rank 0 is gone, so is the connection."""
 END = "end"
 """Message after which the other ranks are done, and their answer to it."""
-
-
-class RankLost(RuntimeError):
-    """A rank does not answer any more."""
-
-    def __init__(self, rank: int, why: str, hangs: bool) -> None:
-        super().__init__(f"rank {rank} {why}")
-        self.rank, self.hangs = rank, hangs
-        """``hangs``: whether the rank is there but was silent for too long."""
 
 
 class RankFailed(RuntimeError):
@@ -61,16 +48,11 @@ class RunRanks:
     local_rank: int = 0
     local_size: int = 1
     """Number of this rank among those of this machine, and their number."""
-    timeout: timedelta = timedelta(minutes=TIMEOUT_MINUTES)
-    group: dist.ProcessGroup | None = None
-    lost: RankLost | None = None
-    """Why no rank can be called any more."""
+    messages: Messages = field(default_factory=Messages)
     called: tuple[int, ...] = ()
     """Ranks that have not answered yet."""
     made: int = 0
     """Number of names given out by :meth:`new_name`."""
-    bytes: int = 0
-    """Bytes sent and received so far."""
     seconds: float = 0.0
     """Seconds between calls and their last answers so far, on rank 0."""
     idle: list[float] = field(default_factory=list)
@@ -79,10 +61,6 @@ class RunRanks:
     """Makes the context in which rank 0 talks: one that defers signals, or an interrupt would cut a message in two."""
     parent: int = field(default_factory=os.getppid)
     _since: float = 0.0
-    _expected: dict[int, tuple[Tensor, dist.Work]] = field(default_factory=dict)
-    """Lengths of messages that are on their way here, by rank."""
-    _sent: dict[int, list[dist.Work]] = field(default_factory=dict)
-    """The last message to each rank; gloo forgets what nobody holds before it is sent."""
 
     @classmethod
     @contextmanager
@@ -103,8 +81,9 @@ class RunRanks:
             size,
             int(os.environ.get("LOCAL_RANK", 0)),
             int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-            timedelta(minutes=timeout_minutes),
-            None if own else dist.new_group(backend="gloo", timeout=joining),
+            Messages(
+                timedelta(minutes=timeout_minutes), None if own else dist.new_group(backend="gloo", timeout=joining)
+            ),
         )
         try:
             yield ranks
@@ -153,8 +132,8 @@ class RunRanks:
         self._since = perf_counter()
         with self.whole():
             for rank, call in calls.items():
-                self._expect(rank)
-                self._send(call, rank)
+                self.messages.expect(rank)
+                self.messages.send(call, rank)
                 self.called += (rank,)
 
     def finish(self) -> dict[int, Any]:
@@ -171,7 +150,7 @@ class RunRanks:
         with self.whole():
             while self.called:
                 rank, *others = self.called
-                succeeded, answer, busy[rank] = self._receive(rank, self.timeout)
+                succeeded, answer, busy[rank] = self.messages.receive(rank)
                 self.called = tuple(others)
                 if succeeded:
                     answers[rank] = answer
@@ -189,31 +168,30 @@ class RunRanks:
         An error of ``handle`` is the answer; with its traceback unless it is ``expected``. Raises RankLost if rank 0 is
         gone.
         """
-        self._expect(0)
-        while (call := self._receive(0, PATIENCE)) != END:
+        self.messages.expect(0)
+        while (call := self.messages.receive(0, PATIENCE)) != END:
             began = perf_counter()
             try:
                 answer = (True, handle(*call))
             except Exception as error:
                 answer = (False, _described(error, expected(error)))
-            self._expect(0)
-            self._send((*answer, perf_counter() - began), 0)
-        self._send(END, 0)
-        for work in self._sent[0]:
-            work.wait(self.timeout)
+            self.messages.expect(0)
+            self.messages.send((*answer, perf_counter() - began), 0)
+        self.messages.send(END, 0)
+        self.messages.flush(0)
 
     def dismiss(self) -> None:
         """Ends :meth:`serve` of all other ranks, once they have finished what they do; rank 0 calls it last."""
-        if not self.first or self.lost is not None:
+        if not self.first or self.messages.lost is not None:
             return
         with suppress(RankFailed, RankLost, ConfigError):
             self.finish()
         with suppress(RankLost):
             for rank in range(1, self.size):
-                self._expect(rank)
-                self._send(END, rank)
+                self.messages.expect(rank)
+                self.messages.send(END, rank)
             for rank in range(1, self.size):
-                self._receive(rank, self.timeout)
+                self.messages.receive(rank)
 
     def _count(self, busy: Mapping[int, float]) -> None:
         """Adds a call that has been answered; ``busy`` are the seconds that ranks worked, by rank."""
@@ -222,52 +200,6 @@ class RunRanks:
         self.idle = self.idle or [0.0] * self.size
         for rank in range(self.size):
             self.idle[rank] += max(0.0, wall - busy.get(rank, 0.0))
-
-    def _expect(self, rank: int) -> None:
-        """Prepares for a message from a rank; call this before sending what it answers.
-
-        If a rank ends, gloo reports that to whoever waits for a message from it, but not always to whoever waits until
-        one is sent (the second of two sends can wait forever). So only messages that are expected are waited for.
-        """
-        size = torch.zeros(1, dtype=torch.int64)
-        with self._talking_to(rank):
-            self._expected[rank] = size, _work(dist.irecv(size, rank, group=self.group))
-
-    def _send(self, message: Any, rank: int) -> None:
-        content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
-        with self._talking_to(rank):
-            parts = (torch.tensor([len(content)]), content)
-            self._sent[rank] = [_work(dist.isend(part, rank, group=self.group)) for part in parts]
-        self.bytes += len(content)
-
-    def _receive(self, rank: int, timeout: timedelta) -> Any:
-        """Waits for the message that :meth:`_expect` has prepared for."""
-        with self._talking_to(rank):
-            size, arrival = self._expected.pop(rank)
-            arrival.wait(timeout)
-            content = torch.empty(int(size), dtype=torch.uint8)
-            _work(dist.irecv(content, rank, group=self.group)).wait(self.timeout)
-        self.bytes += len(content)
-        return pickle.loads(content.numpy().tobytes())
-
-    @contextmanager
-    def _talking_to(self, rank: int) -> Iterator[None]:
-        """Converts errors of the connection to RankLost."""
-        if self.lost is not None:
-            raise self.lost
-        try:
-            yield
-        except RuntimeError as error:
-            hangs = "timed out" in str(error).lower()
-            minutes = self.timeout.total_seconds() / 60
-            silent, gone = f"did not answer for {minutes:g} minutes", "is gone: its connection was closed"
-            self.lost = RankLost(rank, silent if hangs else gone, hangs)
-            raise self.lost from error
-
-
-def _work(work: dist.Work | None) -> dist.Work:
-    assert work is not None  # it is None only in a process outside the group
-    return work
 
 
 def joint_seconds(ranks: RunRanks | None) -> Floats:
