@@ -340,7 +340,7 @@ def test_every_signal_that_waited_acts(again: bool) -> None:
 def test_a_run_that_is_told_to_stop_returns_and_is_continued(
     name: str, when: Callable[[Event], bool], tmp_path: Path
 ) -> None:
-    config = CONFIGS[name]()
+    config = CONFIGS[name]().with_values(run={"evaluation_pairs": 2})
     play(config, tmp_path / "whole")
     experiment = Experiment(config, tmp_path / "r", [Does(when, lambda: experiment.stop())])
     summary = experiment.run()

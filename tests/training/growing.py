@@ -104,6 +104,7 @@ def regression() -> Task:
         classes=None,
         loss="mse",
         optimizer="adamw",
+        label_smoothing=0.0,
         warmup_epochs=1.5,
         train=with_means(task.train),
         validation=validation,

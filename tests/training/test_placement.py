@@ -278,7 +278,7 @@ def test_memory_is_flat_over_1000_episodes() -> None:
             world.grow("r0c0", SeedStage.TRAINING, "norm")
             DAMAGE["NaN weight"](world.training())
             world.step()
-            assert world.episode().governor.rollbacks == 1
+            assert world.host().governor.rollbacks == 1
             world.events.clear()
             if episode in (100, 1000):
                 gc.collect()
