@@ -144,10 +144,17 @@ class RankOptions:
             if self.is_other:  # the first one reports it
                 raise click.exceptions.Exit(2)
             raise ConfigError(f"torchrun --max-restarts needs {OWN_STORE}=1 in the environment, or a restart hangs")
-        with ExitStack() as stack:
-            with signals_end():
-                ranks = stack.enter_context(RunRanks.joined(self.timeout_minutes))
-            yield ranks
+        ranks = None
+        try:
+            with ExitStack() as stack:
+                with signals_end():
+                    ranks = stack.enter_context(RunRanks.joined(self.timeout_minutes))
+                yield ranks
+        except (click.Abort, KeyboardInterrupt):
+            # Nobody interrupted it: the launcher signals a rank when another one is lost, and reports that itself.
+            if LAUNCHED in os.environ and ranks is not None and ranks.messages.lost is not None:
+                raise click.exceptions.Exit(1) from None
+            raise
 
     def launch(self, config: TrainingConfig, more: Sequence[str] = (), new: Path | None = None) -> None:
         """Runs this command, with ``more`` arguments, in :attr:`processes` processes, and waits for them.

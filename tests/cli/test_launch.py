@@ -10,18 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from esper.cli.compare import is_comparison_of
-from esper.cli.launch import codes_of_first, fitting, how_ranks_ended
+from esper.cli.launch import LAUNCHED, RankOptions, codes_of_first, fitting, how_ranks_ended
 from esper.cli.run import is_run_of
 from esper.config import TrainingConfig
 from esper.evaluation.arms import read_arms
 from esper.evaluation.comparison import ComparisonRun
 from esper.files import checkpoint
+from esper.training.execution.messages import RankLost
+from esper.training.execution.ranks import RunRanks
 from tests.cli.child import start
 from tests.cli.conftest import Esper
 from tests.run.run_helpers import learning, play, same_run, tiny
@@ -145,6 +150,24 @@ def test_a_rank_that_the_launcher_killed_later_is_not_named() -> None:
     for failure, seconds in zip(failures.values(), (130, 100, 101), strict=True):
         failure.timestamp = seconds
     assert codes_of_first(failures) == {1: -signal.SIGKILL, 2: -signal.SIGKILL}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_rank_0_is_interrupted_only_if_no_other_rank_is_lost(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher ends rank 0 by a signal once another rank is gone, and reports that one."""
+    ranks = RunRanks(0, 2)
+
+    @contextmanager
+    def joined(_minutes: float) -> Iterator[RunRanks]:
+        try:
+            yield ranks
+        finally:  # as when the others are dismissed
+            ranks.messages.lost = RankLost(1, "is gone", hangs=False) if lost else None
+
+    monkeypatch.setattr(RunRanks, "joined", joined)
+    monkeypatch.setenv(LAUNCHED, "folder")
+    with pytest.raises(click.exceptions.Exit if lost else click.Abort), RankOptions(None, 0, 1.0).joined():
+        raise click.Abort
 
 
 def test_simulated_hosts_have_one_process() -> None:
