@@ -83,7 +83,8 @@ class Packed(Masked):
     """The same network, with the mask as the last of five features."""
 
     def forward(self, packed: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(packed[:, :, :4], packed[:, :, 4])
+        # A product with strided features may be summed in another order, which depends on the processor.
+        return super().forward(packed[:, :, :4].contiguous(), packed[:, :, 4].contiguous())
 
 
 class Rows(Dataset[Any]):
