@@ -168,8 +168,18 @@ def test_the_schedule_of_the_pages_makes_a_fossil(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of the headings of a page, as GitHub and MkDocs make them of plain words."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from esper.config import ConfigError
 from esper.lifecycle.slots import Floats, Ints
 from esper.seeds.blend import gate_parameters
-from esper.seeds.blueprints import BlueprintRegistry
+from esper.seeds.blueprints import Blueprint, BlueprintRegistry
 from esper.spaces.action import ActionSpec
 from esper.training.host_training import HostTraining
 from esper.training.rng import seeded
+
+Answer = TypeVar("Answer")
 
 
 def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, blueprints: BlueprintRegistry) -> Ints:
     """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
 
     The gated style is the largest, so a blueprint that is affordable is so in any style. ``channels`` is by slot.
+    Raises ConfigError for a blueprint that does not say its size.
     """
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
     widths = [channels[name] for name in spec.slots]
-    return np.array([[recipe.parameters(c) + gate_parameters(c) for recipe in recipes] for c in widths])
+    return np.array(
+        [[_ask(each, "be counted", each.parameters, c) + gate_parameters(c) for each in recipes] for c in widths]
+    )
 
 
 def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
@@ -35,18 +41,23 @@ def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: Bluepri
     rows = []
     with seeded(0):
         for name in spec.blueprints:
-            try:
-                body = blueprints.get(topology, name).build(channels)
-            except Exception as error:  # a user's factory may raise anything
-                reason = f"cannot be built for {channels} channels: {type(error).__name__}: {error}"
-                raise ConfigError(f"blueprint {name} {reason}; repair it, or leave it out of env.blueprints") from error
-            shapes = [tuple(p.shape) for p in body.parameters()]
+            recipe = blueprints.get(topology, name)
+            shapes = [tuple(p.shape) for p in _ask(recipe, "be built", recipe.build, channels).parameters()]
             sizes = np.array([math.prod(shape) for shape in shapes])
             spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
             vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
             total = max(int(sizes.sum()), 1)
             rows.append(((~vector).sum() / 4, sizes[spatial].sum() / total, sizes[vector & ~spatial].sum() / total))
     return np.array(rows, dtype=np.float64)
+
+
+def _ask(recipe: Blueprint, what: str, function: Callable[[int], Answer], channels: int) -> Answer:
+    """Returns what a function of the blueprint answers; ConfigError if it raises, as a user's may do for any reason."""
+    try:
+        return function(channels)
+    except Exception as error:
+        reason = f"cannot {what} for {channels} channels: {type(error).__name__}: {error}"
+        raise ConfigError(f"blueprint {recipe.name} {reason}; repair it, or leave it out of env.blueprints") from error
 
 
 def max_seed_parameters(training: HostTraining, spec: ActionSpec, blueprints: BlueprintRegistry) -> int:

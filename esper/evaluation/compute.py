@@ -28,7 +28,7 @@ from esper.seeds.blueprints import BlueprintRegistry
 from esper.seeds.site import Role, Site
 from esper.training.host_training import HostTraining
 from esper.training.metrics import make_metrics
-from esper.training.step import add_gradients, begin_epoch
+from esper.training.step import add_gradients, prepare_epoch
 from esper.training.validate import Configuration, evaluate
 
 INCUBATING, LEARNING, FROZEN = "incubating", "learning", "frozen"
@@ -133,7 +133,7 @@ class ComputeMeter:
         env = self._stand_in(kind)
         task, x = self.task, self.task.sample
         y = task.validation.y[: len(x)]
-        begin_epoch(env)
+        prepare_epoch(env)
         with _PassCounter() as training, sdpa_kernel(SDPBackend.MATH):
             add_gradients(env, x, y, None)
         few = Split(task.validation.x[:SAMPLE], y, task.validation.table)

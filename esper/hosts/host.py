@@ -25,7 +25,8 @@ class Host(nn.Module, ABC):
 
     sites: tuple[SlotSite, ...]
     topology: str
-    """Kind of blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` ([B, T, D]), ``mlp`` ([B, D])."""
+    """Kind of blueprints that fit: ``cnn`` (features [B, C, H, W]), ``transformer`` and, if all positions are seen,
+    ``encoder`` ([B, T, D]), ``mlp`` ([B, D])."""
     in_place = False
     """Whether layers may change a site's features in place afterwards, so that they must be copied to be kept."""
 

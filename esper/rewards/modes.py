@@ -53,8 +53,8 @@ MODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Reward:
     """Rewards of E envs: computes the terms of its mode and keeps the previous step's potential Φ between calls.
 
-    Φ is 0 at reset and at termination, so the discounted potential terms of an episode sum to exactly zero. If
-    ``n_envs`` is None, it is the reward of one env, in scalars.
+    Φ is 0 at reset and at termination, so the discounted potential terms of an episode that terminates sum to exactly
+    zero. If ``n_envs`` is None, it is the reward of one env, in scalars.
     """
 
     def __init__(self, config: RewardConfig, dwell: int, n_envs: int | None = None) -> None:

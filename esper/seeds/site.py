@@ -93,8 +93,9 @@ class Site:
     ) -> None:
         """Builds a seed, tries it on ``probe`` (features at this site, [B, ...]), and plants ``prepare(seed)``.
 
-        Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameters to train or another
-        number of them than it says, changes the shape or gives non-finite values. The site is then unchanged.
+        Raises GerminationFailed if the blueprint cannot be built or prepared, has no parameter that trains or another
+        total number of parameters than it says, changes the shape or gives non-finite values. The site is then
+        unchanged.
         """
         here = f"{blueprint.name} in {self.name}"
         try:

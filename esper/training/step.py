@@ -34,7 +34,7 @@ def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: 
     Raises Cancelled between two steps once ``cancelled()`` is True.
     """
     assert training.feed is not None
-    groups = begin_epoch(training)
+    groups = prepare_epoch(training)
     for number in range(training.feed.batches):
         if cancelled():
             raise Cancelled(f"env {training.index}, epoch {training.epoch}: cancelled before batch {number}")
@@ -43,13 +43,13 @@ def train_epoch(training: HostTraining, cancelled: Callable[[], bool] = lambda: 
     training.epoch += 1
 
 
-def begin_epoch(training: HostTraining) -> list[ParameterGroup]:
+def prepare_epoch(training: HostTraining) -> list[ParameterGroup]:
     """Prepares the first step of an epoch and returns the parameter groups that its steps update."""
     training.host.train()
     training.totals.zero_training()
     if training.feed is not None:
         training.feed.shuffle(training.epoch, training.order)
-    training.warmup.begin_epoch(learning_rate(training), training.epoch)
+    training.warmup.start_epoch(learning_rate(training), training.epoch)
     alphas = [[site.alpha for site in training.sites], [site.target for site in training.sites]]
     upload(torch.tensor(alphas), training.alphas)
     training.vacant = frozenset(i for i, site in enumerate(training.sites) if site.role is Role.ABSENT)

@@ -10,7 +10,7 @@ from esper.data.task import Split, Task
 from esper.training.execution.lanes import Lanes
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup
-from esper.training.step import begin_epoch, train_step
+from esper.training.step import prepare_epoch, train_step
 
 
 def shared_batches(task: Task, hosts: Sequence[HostTraining]) -> SharedBatchIterator | None:
@@ -42,7 +42,7 @@ def train_in_step(
     groups: dict[int, list[ParameterGroup]] = {}
 
     def begin(training: HostTraining) -> None:
-        groups[training.index] = begin_epoch(training)
+        groups[training.index] = prepare_epoch(training)
 
     def learn(number: int, batches: dict[int, Batch], training: HostTraining) -> None:
         training.batch = number

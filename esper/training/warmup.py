@@ -26,8 +26,8 @@ class WarmUp:
         self.steps = round(config.task.warmup_epochs * self.epoch_steps)
         self._scheduled, self._done = torch.zeros_like(self.rate), torch.zeros_like(self.rate)
 
-    def begin_epoch(self, scheduled: float, epoch: int) -> None:
-        """Sets the rate of an epoch's schedule; ``epoch`` is the number of epochs done."""
+    def start_epoch(self, scheduled: float, epoch: int) -> None:
+        """Starts an epoch at the rate of its schedule; ``epoch`` is the number of epochs done."""
         self.rate.fill_(scheduled)
         if self.steps:
             self._scheduled.fill_(scheduled)

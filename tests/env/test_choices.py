@@ -42,3 +42,10 @@ def test_a_blueprint_that_cannot_be_built_is_an_error_that_names_it() -> None:
     wanted = r"^blueprint odd cannot be built for 8 channels: ValueError: 8 is even; repair it, or leave it out of env"
     with pytest.raises(ConfigError, match=wanted):
         kinds_of("cnn", 8, ActionSpec(("r0c0",), ("odd",)), registry)
+
+
+def test_a_blueprint_that_does_not_say_its_size_is_an_error_that_names_it() -> None:
+    registry = BlueprintRegistry()
+    registry.register("cnn", "odd", parameters=lambda channels: channels // 0)(nn.Identity)
+    with pytest.raises(ConfigError, match=r"^blueprint odd cannot be counted for 8 channels: ZeroDivisionError: "):
+        largest_sizes("cnn", {"r0c0": 8}, ActionSpec(("r0c0",), ("odd",)), registry)

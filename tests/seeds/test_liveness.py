@@ -92,6 +92,24 @@ def test_a_seed_keeps_the_shape_and_is_born_smaller_than_the_features(
                 assert 0 < size <= bound * reference, (draw, width, scale)
 
 
+@pytest.mark.parametrize(("topology", "name"), CASES)
+def test_a_seed_keeps_the_shape_of_features_one_wide(topology: str, name: str) -> None:
+    for operator in BlendOperator:
+        h = features(topology, 1)
+        assert make(topology, name, operator, 1)(h).shape == h.shape
+
+
+@pytest.mark.parametrize(("topology", "name"), CASES)
+def test_a_body_keeps_no_running_statistics_and_no_relu_may_be_born_dead(topology: str, name: str) -> None:
+    for width in WIDTHS:
+        modules = list(BLUEPRINTS.get(topology, name).build(width).modules())
+        assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
+        chains = [list(module) for module in modules if isinstance(module, nn.Sequential)]
+        before = [chain[i - 1] for chain in chains for i, module in enumerate(chain) if isinstance(module, nn.ReLU)]
+        assert all(isinstance(module, nn.GroupNorm) for module in before)
+        assert len(before) == sum(isinstance(module, nn.ReLU) for module in modules)
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_seed_is_finite_on_features_of_zeros(topology: str) -> None:
     """A dead layer of a host, or padding, is no reason for a NaN, neither forward nor backward."""

@@ -17,7 +17,7 @@ from esper.training.host_state import RestorableHost
 from esper.training.host_training import HostTraining
 from esper.training.precision import Arithmetic
 from esper.training.snapshot import Snapshot, ValidationRecord
-from esper.training.step import begin_epoch, train_epoch, train_step
+from esper.training.step import prepare_epoch, train_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, rig, same_bits, tensors_of, train, wait_actions
 from tests.training.test_cut import Overflow
@@ -67,7 +67,7 @@ def test_the_step_is_that_of_the_loss_whatever_its_scale() -> None:
         env = training_of(digits(), **FP16)
         plant(env, "r0c0")
         set_scale(env, scale)
-        train_step(env, begin_epoch(env), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
+        train_step(env, prepare_epoch(env), digits().train.x[:32], digits().train.y[:32])  # type: ignore[union-attr]
         found.append(tensors_of(env, ("r0c0",)))
         summaries = env.gradient_stats.summaries(env.gradient_stats.packed())
         found[-1]["norm"] = torch.tensor([summaries["host"].norm, summaries["r0c0"].norm])
@@ -83,7 +83,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_does_nothing_else()
     set_scale(env, HUGE)
     names = ("r0c0", "r0c1")
     weights = {name: tensor for name, tensor in tensors_of(env, names).items() if "parameter" in name or "mom" in name}
-    groups = begin_epoch(env)
+    groups = prepare_epoch(env)
     x, y = digits().train.x[:32], digits().train.y[:32]  # type: ignore[union-attr]
     for step in range(1, 4):
         train_step(env, groups, x, y)

@@ -9,7 +9,7 @@ from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Site
-from esper.training.step import begin_epoch, blending, train_step
+from esper.training.step import prepare_epoch, blending, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 from tests.selection import slow_except
@@ -92,7 +92,7 @@ def test_an_incubating_seed_learns_what_it_will_be_used_for() -> None:
     training = make_training()
     slot = plant(training, "r0c0", target=0.7)
     before = {name: tensor.clone() for name, tensor in training.host.state_dict().items()}
-    groups = begin_epoch(training)
+    groups = prepare_epoch(training)
     x, y = digits().train.x[:32], digits().train.y[:32]
     seed = seed_of(slot)
     twin = digits().build_host().train()
@@ -131,7 +131,7 @@ def test_earlier_seeds_learn_through_later_ones() -> None:
 def test_blending_is_the_host_plus_alpha_times_the_delta() -> None:
     training = make_training()
     slot = plant(training, "r1c0", stage=S.BLENDING, target=0.7)
-    begin_epoch(training)
+    prepare_epoch(training)
     x = digits().train.x[:16]
     h = training.host.segments[1](training.host.segments[0](x))
     out = h + 0.7 * seed_of(slot)(h)
@@ -151,7 +151,7 @@ def test_every_parameter_of_every_seed_is_alive_within_two_steps(draw: int, blue
             training = make_training(tiny_config(task={"samples_per_epoch": 64, "batch_size": 32}), seed=draw)
             seed = seed_of(plant(training, site, blueprint, style, stage))
             alive = dict.fromkeys(dict(seed.named_parameters()), False)
-            groups = begin_epoch(training)
+            groups = prepare_epoch(training)
             assert {id(p) for p in seed.parameters()} == {id(p) for p in training.seed_groups[site].parameters}
             for batch in range(2):
                 rows = slice(32 * batch, 32 * (batch + 1))

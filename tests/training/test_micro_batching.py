@@ -20,7 +20,7 @@ from esper.seeds.site import Role, SlotSite
 from esper.training import rng as randomness
 from esper.training.host_training import HostTraining
 from esper.training.rng import OwnedDropout
-from esper.training.step import begin_epoch, train_step
+from esper.training.step import prepare_epoch, train_step
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 from tests.training.test_foreign_hosts import language, texts, training_of
 
@@ -92,7 +92,7 @@ def test_parts_with_unequal_counts_of_tokens_weigh_what_they_hold(parts: int) ->
         slot = env.site_by_name["r0c0"]
         env.plant(slot, BLUEPRINTS.get("transformer", "mlp_small"), STYLES["LINEAR_ADD"])
         slot.assign(Role.INCUBATING, target=1.0)
-        groups = begin_epoch(env)
+        groups = prepare_epoch(env)
         train_step(env, groups, task.train.x[:BATCH], y[:BATCH])  # type: ignore[union-attr]
         found.append(all_of(env, ("r0c0",)))
     close(found[1], found[0])
@@ -108,7 +108,7 @@ def test_a_part_of_nothing_but_padding_weighs_nothing() -> None:
     found = []
     for count in (1, 4):
         env = training_of(task, task={**CONSTANT, "micro_batches": count})
-        train_step(env, begin_epoch(env), x, y)
+        train_step(env, prepare_epoch(env), x, y)
         assert bool(torch.isfinite(env.host_group.parameters[0]).all())
         found.append(all_of(env, ()))
     close(found[1], found[0])
@@ -164,7 +164,7 @@ def test_batch_norm_sees_the_parts() -> None:
     seen: dict[int, list[Tensor]] = {}
     for parts in (1, 2):
         env = make_training(tiny_config(task={**CONSTANT, "micro_batches": parts}))
-        groups = begin_epoch(env)
+        groups = prepare_epoch(env)
         layer = next(module for module in env.host.modules() if isinstance(module, nn.BatchNorm2d))
         inputs = seen.setdefault(parts, [])
         layer.register_forward_pre_hook(lambda _layer, args, kept=inputs: kept.append(args[0].detach().clone()))  # type: ignore[misc]

@@ -14,7 +14,7 @@ from esper.ops import SGD, grad_stats
 from esper.training.host_state import RestorableHost, network_tensors
 from esper.training.host_training import HostTraining
 from esper.training.snapshot import Snapshot, ValidationRecord
-from esper.training.step import begin_epoch, step_groups, train_step
+from esper.training.step import prepare_epoch, step_groups, train_step
 from tests.core_helpers import digits, plant, same_bits, tiny_config, train, unmeasured_fossils
 from tests.hosts.test_users_models import Plain, X, task_of
 from tests.training.byte_images import byte_digits
@@ -66,7 +66,7 @@ def test_host_and_seeds_read_one_rate_on_the_device() -> None:
         assert isinstance(group.optimizer, SGD)
         (options,) = group.optimizer.param_groups
         assert options["lr"] is env.rate
-    begin_epoch(env)
+    prepare_epoch(env)
     assert float(env.rate) == pytest.approx(0.05)
     train(env, 3)
     assert 0 < float(env.rate) < 0.05
@@ -147,7 +147,7 @@ def test_a_step_is_clipped_adamw_with_decay_of_matrices_only() -> None:
     others = [p for p in twin.parameters() if p.dim() <= 1]
     groups = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
-    begin_epoch(env)
+    prepare_epoch(env)
     split, clipped = digits().train, 0
     for batch in range(6):
         x, y = split.x[batch * 32 : (batch + 1) * 32], split.y[batch * 32 : (batch + 1) * 32]
@@ -192,7 +192,7 @@ def test_a_snapshot_restores_adamw_to_the_last_bit() -> None:
 def test_a_gradient_that_is_not_finite_skips_adamw_of_its_owner_only() -> None:
     env = adamw()
     plant(env, "r0c0", stage=S.HOLDING)
-    begin_epoch(env)
+    prepare_epoch(env)
     before = {name: tensor.clone() for name, tensor in network_tensors(env, ("r0c0",))}
     groups = env.learning_groups()
     for group in groups:

@@ -24,7 +24,7 @@ from esper.training import precision
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete
-from esper.training.step import begin_epoch, blending, train_epoch, train_step
+from esper.training.step import prepare_epoch, blending, train_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
 from tests.selection import slow_except
@@ -92,7 +92,7 @@ def test_every_parameter_of_every_seed_is_alive_in_bfloat16(task: str, blueprint
         alive: set[tuple[str, str]] = set()
         named = [(slot.name, name, p) for slot in env.sites if slot.seed for name, p in slot.seed.named_parameters()]
         with watched(env) as seen:
-            groups = begin_epoch(env)
+            groups = prepare_epoch(env)
             assert env.feed is not None
             for batch in range(2):
                 train_step(env, groups, *env.feed.batch(batch))
@@ -122,7 +122,7 @@ def test_features_stay_in_bfloat16_at_every_site(task: str) -> None:
     env = training_of(TASKS[task](), **BF16)
     name = BLUEPRINTS.names(env.host.topology)[-1]
     plant(env, env.sites[0].name, name, stage=S.HOLDING)
-    begin_epoch(env)
+    prepare_epoch(env)
     at, seen = blending(env), list[torch.dtype]()
 
     def look(site: int, h: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.blend import Seed
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup, SeedPool
-from esper.training.step import begin_epoch
+from esper.training.step import prepare_epoch
 from tests.core_helpers import make_training, plant, same_bits, tensors_of, tiny_config, train
 
 S = SeedStage
@@ -125,7 +125,7 @@ def test_a_shadow_begins_in_the_same_memory_with_the_hosts_buffers_of_then() -> 
     train(training, 2)
     training.reset(0, 1)
     slot = plant(training, "r0c0")
-    begin_epoch(training)
+    prepare_epoch(training)
     second = training.shadow_of(slot)
     assert second is first
     own = [buffer.clone() for buffer in training.host.buffers()]

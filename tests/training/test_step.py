@@ -11,7 +11,7 @@ from esper.lifecycle.stage import SeedStage
 from esper.seeds.site import Role
 from esper.training import step as host_step
 from esper.training.host_training import HostTraining
-from esper.training.step import begin_epoch
+from esper.training.step import prepare_epoch
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, rig, same_bits, tensors_of, tiny_config, train
 
@@ -76,7 +76,7 @@ def test_a_step_is_clipped_sgd_with_momentum_and_decay(smoothing: float) -> None
     twin.load_state_dict(training.host.state_dict())
     twin.train()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    begin_epoch(training)
+    prepare_epoch(training)
     split = digits().train
     clipped = 0
     for batch in range(6):
@@ -98,7 +98,7 @@ def test_labels_are_smoothed_in_training_and_shadow_losses_and_not_in_validation
         training = make_training(tiny_config(task={"learning_rate": 1e-30, "label_smoothing": smoothing}))
         plant(training, "r0c0")
         training.assign(training.sites[0], Role.INCUBATING, 0.0, 1.0, learning=True)
-        groups = begin_epoch(training)
+        groups = prepare_epoch(training)
         for group in groups:
             group.drop_gradients()
         host_step.add_gradients(training, x, y, None)

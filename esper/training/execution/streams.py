@@ -19,7 +19,7 @@ from esper.training.execution.gpu import Captured, Gpu
 from esper.training.execution.graph_cache import HostGraphs, step_signature
 from esper.training.execution.lanes import Cancelled, DeviceFailed, HasPlace, LaneError, Lanes, Placed, merged
 from esper.training.host_training import HostTraining, do
-from esper.training.step import begin_epoch, train_step
+from esper.training.step import prepare_epoch, train_step
 
 WARM_UP = 3
 """Ordinary steps before a capture, so that libraries choose their algorithms and the allocator has seen every size."""
@@ -207,7 +207,7 @@ class _Epoch:
 
     def begin(self) -> None:
         """Begins the epoch and looks up its step, which is ``captured`` if it is known, or ``fresh`` if it can be."""
-        training, feed, groups = self.training, self.training.feed, begin_epoch(self.training)
+        training, feed, groups = self.training, self.training.feed, prepare_epoch(self.training)
         assert feed is not None
         training.batch = 0
 
