@@ -204,7 +204,8 @@ class GovernorConfig(Section):
     divergence_margin: Positive = 0.25
     """Divergence: the loss is also above the best recent loss by more than this multiple of chance."""
     divergence_checks: Count = 3
-    """Divergence: number of consecutive checks in which all three hold before the host is rolled back."""
+    """Divergence: number of consecutive checks in which all three hold, and training does not improve, before a
+    rollback."""
     max_rollbacks: Count = 3
     """Max rollbacks in an episode; the last of them ends it."""
 

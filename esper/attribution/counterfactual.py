@@ -53,8 +53,8 @@ class CounterfactualHelper:
         alpha. ``costly`` adds each blended slot alone, and pairs if 3 or 4 slots are blended.
         """
         self.reset()
-        current = [site.alpha if site.blended else 0.0 for site in sites]
-        on = [place for place, site in enumerate(sites) if site.blended]
+        current = [site.alpha if site.on else 0.0 for site in sites]
+        on = [place for place, site in enumerate(sites) if site.on]
         self.blended = [sites[place].name for place in on]
 
         def only(kept: tuple[int, ...]) -> Configuration:

@@ -108,7 +108,7 @@ class EpochLoop:
         self._gates().update()
 
     def _apply(self, actions: Actions, active: Bools) -> None:
-        """Applies the actions; an ADVANCE or FOSSILIZE that its gate refuses changes nothing."""
+        """Applies the actions; those refused change nothing: ADVANCE or FOSSILIZE by a gate, GERMINATE by a failure."""
         op, slot, blueprint, style, tempo, target, speed, curve = (actions[:, i, None] for i in range(len(HEADS)))
         state, slots = self.state, self.state.slots
         chosen = (slot == np.arange(slots.stage.shape[1])) & active[:, None]

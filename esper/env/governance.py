@@ -56,7 +56,8 @@ class Governance:
 
         Args:
             train_loss: mean training loss of the epoch; NaN if it is not known.
-            not_finite: number of non-finite values in losses, host and fossils.
+            not_finite: number of non-finite values in losses, and in weights, buffers and gradients of host and
+                fossils.
             finite: [S], False for a seed that had a non-finite value.
 
         Returns:

@@ -177,7 +177,7 @@ class SiteHooks:
             learns = self.straight_through and self._shadowed is None and training and torch.is_grad_enabled()
             return straight_through(site, h, nullcontext()) if learns else h
         else:
-            alpha = site.alpha if site.blended else 0.0
+            alpha = site.alpha if site.on else 0.0
         return torch.add(h, delta_of(site, h), alpha=alpha) if alpha else h
 
     def _check(self, name: str, h: object) -> None:

@@ -73,7 +73,7 @@ def cut(slots: Slots, where: Bools) -> None:
 
 
 def revoke(slots: Slots, where: Bools) -> None:
-    """Removes seeds, also fossils; only for a rollback, whose snapshot may be older than a fossil."""
+    """Removes seeds, also fossils: for a rollback, whose snapshot may be older than a fossil; else use :func:`cut`."""
     if where.any():
         slots.clear(where)
         slots.stage[where] = SeedStage.PRUNED

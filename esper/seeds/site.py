@@ -72,8 +72,8 @@ class Site:
         return self.role is Role.INCUBATING
 
     @property
-    def blended(self) -> bool:
-        """True if the seed is in the forward pass; also for fossils."""
+    def on(self) -> bool:
+        """True if the seed is in the host's forward pass: a blended one or a fossil."""
         return self.role in (Role.BLENDED, Role.FOSSIL)
 
     @property

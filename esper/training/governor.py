@@ -114,10 +114,12 @@ class Governor:
 
         Args:
             loss: its validation loss.
-            not_finite: number of non-finite values in losses, host and fossils.
+            not_finite: number of non-finite values in losses, and in weights, buffers and gradients of host and
+                fossils.
             train_loss: its mean training loss; NaN if it is not known. A host that trains better than in all recent
-                epochs, and than chance, does not diverge, whatever its validation loss is: at high learning rates, the
-                running statistics of batch normalisation, which only validation uses, lag behind the weights.
+                epochs, and than chance, does not diverge, whatever its validation loss is, which then only stays out of
+                the history: at high learning rates, the running statistics of batch normalisation, which only
+                validation uses, lag behind the weights.
         """
         if not_finite > 0 or not math.isfinite(loss):
             return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)
@@ -140,7 +142,10 @@ class Governor:
         return None
 
     def _divergence_threshold(self, mean: float, chance: float) -> float:
-        """A loss above all three of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance is an anomaly."""
+        """A loss above all three of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance is an anomaly.
+
+        It is none if training improves, see :meth:`check`.
+        """
         config = self.config
         return max(
             mean + config.divergence_sigma * float(np.std(self.losses)),
@@ -188,7 +193,8 @@ class Governor:
         return total
 
     def roll_back(self, training: Restorable) -> Snapshot:
-        """Restores the newest snapshot, or the older one if the last rollback was less than ``snapshot_every`` ago."""
+        """Restores the newest snapshot, or the older one if the last rollback is at most ``snapshot_every``
+        epochs ago."""
         last = self._rolled_back_at
         recent = last is not None and training.epoch - last <= self.durations.snapshot_every
         if recent and self._saved == 2:

@@ -126,7 +126,7 @@ def blending(training: HostTraining, features: dict[int, Tensor] | None = None, 
             if training.config.env.incubation == "ste":
                 return straight_through(seed, h, training.draws_of(seed))
             features[site] = training.host.kept(h.detach())
-        elif seed.blended:
+        elif seed.on:
             return blend(h, delta_of(seed, h, track_finite, training.arithmetic), training.alphas[ALPHA, site])
         return h
 

@@ -139,7 +139,7 @@ def test_a_topology_has_each_name_once() -> None:
     registry.register("cnn", "own", parameters=lambda _c: 0)(identity)
     registry.register("other", "own", parameters=lambda _c: 0)(identity)
     with pytest.raises(ValueError, match="already has a blueprint named 'own'"):
-        registry.register("cnn", "own", parameters=lambda _c: 0)(identity)
+        registry.register("cnn", "own", parameters=lambda _c: 0)(nn.Identity)
     assert registry.names("cnn") == ("own",)
     assert registry.get("cnn", "own").description == "Nothing at all."
 
@@ -150,3 +150,15 @@ def test_a_copy_of_the_registry_does_not_see_later_blueprints() -> None:
     assert "later" in registry.names("cnn")
     assert "later" not in BLUEPRINTS.names("cnn")
     assert "later" not in BLUEPRINTS.copy().names("cnn")
+
+
+def test_a_blueprint_is_replaced_when_its_code_runs_again_and_by_nothing_else() -> None:
+    registry, code = BlueprintRegistry(), "def body(channels): return made"
+    for made in (nn.Identity(), nn.ReLU()):
+        scope = {"made": made, "__name__": "a_file"}
+        exec(code, scope)
+        registry.register("cnn", "body", parameters=lambda channels: 0)(scope["body"])
+    assert registry.names("cnn") == ("body",)
+    assert isinstance(registry.get("cnn", "body").build(1), nn.ReLU)
+    with pytest.raises(ValueError, match="cnn already has a blueprint named 'body'"):
+        registry.register("cnn", "body", parameters=lambda channels: 0)(nn.Identity)

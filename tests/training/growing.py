@@ -252,7 +252,7 @@ def _act(env: HostTraining, site: Site, dice: random.Random, registry: Blueprint
 
 def configurations_of(env: HostTraining) -> list[Configuration]:
     """All off, all on, and each seed off by itself."""
-    on = tuple(slot.alpha if slot.blended else slot.target if slot.incubating else 0.0 for slot in env.sites)
+    on = tuple(slot.alpha if slot.on else slot.target if slot.incubating else 0.0 for slot in env.sites)
     single = [(*on[:i], 0.0, *on[i + 1 :]) for i in range(len(on))]
     return list(dict.fromkeys([(0.0,) * len(on), on, *single]))
 

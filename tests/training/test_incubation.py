@@ -9,7 +9,7 @@ from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.seeds.site import Site
-from esper.training.step import prepare_epoch, blending, train_step
+from esper.training.step import blending, prepare_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, make_training, plant, same_bits, tensors_of, tiny_config, train
 from tests.selection import slow_except

@@ -24,7 +24,7 @@ from esper.training import precision
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_training import HostTraining
 from esper.training.precision import concrete
-from esper.training.step import prepare_epoch, blending, train_epoch, train_step
+from esper.training.step import blending, prepare_epoch, train_epoch, train_step
 from esper.training.validate import evaluate
 from tests.core_helpers import digits, plant, same_bits, tensors_of, tiny_config, train
 from tests.selection import slow_except

@@ -38,9 +38,12 @@ class BlueprintRegistry:
             self.add(blueprint)
 
     def add(self, blueprint: Blueprint) -> None:
-        """Adds a blueprint. Raises ValueError if its topology already has one with the same name."""
+        """Adds a blueprint, or replaces it if its file or notebook cell runs again.
+
+        Raises ValueError if its topology already has one with the same name, made by another function.
+        """
         key = (blueprint.topology, blueprint.name)
-        if key in self._table:
+        if key in self._table and _origin(self._table[key].build) != _origin(blueprint.build):
             raise ValueError(f"{blueprint.topology} already has a blueprint named {blueprint.name!r}")
         self._table[key] = blueprint
 
@@ -70,6 +73,12 @@ class BlueprintRegistry:
 
     def copy(self) -> BlueprintRegistry:
         return BlueprintRegistry(tuple(self._table.values()))
+
+
+def _origin(build: Factory) -> tuple[str, str] | Factory:
+    """Returns the module and name of a function, which are the same when its code runs again; other callables as is."""
+    name: str | None = getattr(build, "__qualname__", None)
+    return build if name is None or "<" in name else (build.__module__, name)
 
 
 BLUEPRINTS = BlueprintRegistry()

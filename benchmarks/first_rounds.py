@@ -1,0 +1,54 @@
+"""What an agent gains in its first rounds, while it samples and learns, beside `plans` on the same hosts.
+
+    python benchmarks/first_rounds.py --seeds 0 1 2 3 4
+
+Starts the default run of each seed with the agent, stops it after five rounds, and plays the same rounds with `plans`.
+Gains are in validation pp over hosts left alone, means over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import esper
+from esper.telemetry.event import Event, RoundCompleted
+
+ROUNDS = 5
+
+
+def gain(controller: str, seed: int, folder: Path) -> float:
+    """Returns the mean gain of the first rounds of a run, pp."""
+    gains: list[float] = []
+
+    def read(event: Event) -> None:
+        if isinstance(event, RoundCompleted):
+            gains.append(event.committed_accuracy - event.baseline_accuracy)
+            if len(gains) == ROUNDS:
+                run.stop()
+
+    config = esper.TrainingConfig.parse({"run": {"controller": controller, "seed": seed, "evaluation_pairs": 0}})
+    run = esper.Experiment(config, folder, [read])
+    run.run()
+    return float(np.mean(gains[:ROUNDS]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compares the first rounds of an agent with those of plans.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="run seeds")
+    differences = []
+    print("seed   agent  plans  difference")
+    for seed in parser.parse_args().seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            agent, plans = (gain(name, seed, Path(folder) / name) for name in ("ppo", "plans"))
+        differences.append(agent - plans)
+        print(f"{seed:4d}   {agent:+.2f}  {plans:+.2f}  {agent - plans:+.2f}", flush=True)
+    error = np.std(differences, ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else np.nan
+    print(f"mean difference {np.mean(differences):+.2f}, standard error {error:.2f}")
+
+
+if __name__ == "__main__":
+    main()
