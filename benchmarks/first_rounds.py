@@ -20,20 +20,30 @@ from esper.telemetry.event import Event, RoundCompleted
 ROUNDS = 5
 
 
+class FirstRounds:
+    """A sink that keeps the gains of a run's first rounds, pp, and then stops the run."""
+
+    def __init__(self) -> None:
+        self.gains: list[float] = []
+        self.run: esper.Experiment | None = None
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RoundCompleted) and self.run is not None:
+            self.gains.append(event.committed_accuracy - event.baseline_accuracy)
+            if len(self.gains) == ROUNDS:
+                self.run.stop()
+
+    def close(self) -> None:
+        """Keeps the gains."""
+
+
 def gain(controller: str, seed: int, folder: Path) -> float:
     """Returns the mean gain of the first rounds of a run, pp."""
-    gains: list[float] = []
-
-    def read(event: Event) -> None:
-        if isinstance(event, RoundCompleted):
-            gains.append(event.committed_accuracy - event.baseline_accuracy)
-            if len(gains) == ROUNDS:
-                run.stop()
-
     config = esper.TrainingConfig.parse({"run": {"controller": controller, "seed": seed, "evaluation_pairs": 0}})
-    run = esper.Experiment(config, folder, [read])
-    run.run()
-    return float(np.mean(gains[:ROUNDS]))
+    first = FirstRounds()
+    first.run = esper.Experiment(config, folder, [first])
+    first.run.run()
+    return float(np.mean(first.gains))
 
 
 def main() -> None:
