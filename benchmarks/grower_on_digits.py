@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from esper.config import TrainingConfig
 from esper.data.digits import load
-from esper.data.task import Split, resolve
+from esper.data.split import Split
+from esper.data.task import resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.grower.grower import Grower
 from esper.hosts.cnn import CNNHost

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.config import ConfigError, TrainingConfig
-    from esper.data.task import Augmentation, Split, Task
+    from esper.data.split import Split
+    from esper.data.task import Augmentation, Task
     from esper.env.make import make_env
     from esper.evaluation.comparison import compare_controllers
     from esper.files.grown_host import accuracy, export, load_host
@@ -50,7 +51,7 @@ _HOMES = {
     "ParallelEnvState": "esper.training.host_training",
     "RunSummary": "esper.run.summary",
     "SeedGradientCollector": "esper.training.metrics",
-    "Split": "esper.data.task",
+    "Split": "esper.data.split",
     "Task": "esper.data.task",
     "TrainingConfig": "esper.config",
     "accuracy": "esper.files.grown_host",

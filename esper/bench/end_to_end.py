@@ -16,7 +16,8 @@ import torch
 from esper.bench.case import BenchArgs, BenchCase, Sizes
 from esper.bench.plain import PlainTraining, plain_cnn
 from esper.config import TrainingConfig
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.files.run_folder import EVENTS
 from esper.report.event_log import EventLog

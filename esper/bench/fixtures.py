@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from esper.config import TrainingConfig
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.env.baseline import Baseline
 from esper.env.vector_env import GrowthVectorEnv, ignore
 from esper.files.run_folder import RunFolder

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.benchmark import set_torch_threads
 
-from esper.data.task import Split
+from esper.data.split import Split
 
 LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4
 BATCHES, TURNS = 4, 3  # with which each number of threads is tried

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from esper.config import ConfigError
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.hosts.cnn import CNNHost
 
 DESCRIPTION = "8x8 handwritten digits, embedded (997 / 400 / 400); CNN of 277 parameters"

@@ -7,7 +7,8 @@ from dataclasses import replace
 from torch import nn
 
 from esper.data import digits
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.sizes import HostFamily
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from esper.config import ConfigError
 from esper.data.objective import SampleObjective
 from esper.data.objective_checks import check_objective
-from esper.data.task import SAMPLE, Split, Task
+from esper.data.split import SAMPLE, Split
+from esper.data.task import Task
 from esper.hosts.host import Host
 from esper.hosts.inputs import form_of
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from esper.config import ConfigError
-from esper.data.task import DataOptions, Split
+from esper.data.split import Split
+from esper.data.task import DataOptions
 from esper.hosts.torchvision_shim import import_torchvision
 
 Dataset = Any

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from esper.data.image_files import ImageSource, read_images
-from esper.data.task import Augmentation, DataOptions, Split, Task
+from esper.data.split import Split
+from esper.data.task import Augmentation, DataOptions, Task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host
 from esper.hosts.torchvision_shim import import_torchvision

@@ -7,7 +7,8 @@ import torch
 
 from esper.config import ConfigError
 from esper.data.images import mean_and_std
-from esper.data.task import Augmentation, Split, Task
+from esper.data.split import Split
+from esper.data.task import Augmentation, Task
 from esper.hosts.cnn import CNNHost
 from esper.ops import normalisation_table
 

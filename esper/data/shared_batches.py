@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from esper.data.rng import drawing_from, epoch_seed
-from esper.data.task import unusable_sample
+from esper.data.split import unusable_sample
 from esper.hosts.inputs import Inputs, form_of, stack
 from esper.telemetry.span import Spans
 

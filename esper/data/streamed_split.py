@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from esper.config import ConfigError
 from esper.data.shared_batches import BatchReader
-from esper.data.task import SAMPLE, Split, unusable_sample
+from esper.data.split import SAMPLE, Split, unusable_sample
 from esper.hosts.inputs import form_of, stack
 
 CHUNK = 256

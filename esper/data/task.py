@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +18,12 @@ from torch.utils.data import Dataset
 
 from esper.config import ConfigError, Optimizer, Precision, TaskConfig, TrainingConfig
 from esper.config_resolved import HostTrainingConfig
-from esper.data.objective import PAD as PAD
 from esper.data.objective import Objective, PerSample, make_objective
+from esper.data.split import SAMPLE, Split
+from esper.data.streamed_split import StreamedSplit
 from esper.hosts.host import Host
-from esper.hosts.inputs import Inputs, as_inputs, empty_like, stack, tensors_of
-from esper.ops import stage_images
+from esper.hosts.inputs import stack
 from esper.telemetry.score import ScoreUnit
-
-SAMPLE = 3
-"""Number of inputs on which networks are tried."""
-MAX_CHANNELS = 32
-"""Max channels of images stored as bytes."""
 
 
 def default_folder() -> Path:
@@ -56,140 +51,6 @@ class Augmentation:
     """Number of zero pixels added on every side before a random window of the image's size is cut out; 0: no crop."""
     flip: bool = False
     """Whether half of the images, chosen at random, are mirrored left to right."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples in memory: inputs x [N, ...], and targets y [N, ...]: int64 [N] for classes, [N, T] for tokens, and of
-    any other dtype and shape for a loss of the task's own.
-
-    Inputs of a model that takes several are a dict of its arguments by name, or a tuple of them, as in ``Arguments``.
-
-    With a ``table``, float32 [C, 256], inputs are images stored as bytes, x uint8 [N, H, W, C], and networks see
-    ``table[c, pixel]`` as float32 [B, C, H, W] in channels_last.
-    """
-
-    x: Any
-    y: Tensor
-    table: Tensor | None = None
-    text: Tensor | None = None
-    """Tokens int64 [N · T + 1] that x and y are views of: row n of x starts at token n · T, that of y one later. None
-    for other data."""
-
-    in_memory = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "x", as_inputs(self.x))
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    @classmethod
-    def of_text(cls, tokens: Tensor, length: int) -> Split:
-        """Cuts tokens int64 [M] into inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is dropped.
-
-        The target of a token is the next one. Rows do not overlap, and inputs and targets share memory. Raises
-        ValueError if N would be 0.
-        """
-        count = max(0, len(tokens) - 1) // length
-        if count == 0:
-            raise ValueError(f"{len(tokens)} tokens make no sequence of {length} with its targets")
-        text = tokens[: count * length + 1]
-        return cls(text[:-1].view(-1, length), text[1:].view(-1, length), text=text)
-
-    def evenly_spaced(self, count: int) -> Split:
-        """Returns a copy of ``count`` samples spread evenly over the split, or of all if there are no more."""
-        rows = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).round().long()
-        return Split(self.x[rows], self.y[rows], self.table)
-
-    def to(self, device: torch.device) -> Split:
-        if self.text is not None:
-            return Split.of_text(self.text.to(device), self.x.shape[1])
-        table = None if self.table is None else self.table.to(device)
-        return Split(self.x.to(device), self.y.to(device), table)
-
-    def inputs(self, first: int, last: int, dtype: torch.dtype = torch.float32) -> Any:
-        """Returns samples ``first`` to ``last`` − 1 as networks see them; ``dtype`` applies to images from bytes."""
-        if self.table is None:
-            return self.x[first:last]
-        rows = torch.arange(first, min(last, len(self)), device=self.x.device)
-        return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
-
-    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Any:
-        """Allocates an uninitialised buffer for ``count`` inputs."""
-        if self.table is None:
-            return empty_like(self.x, count)
-        _, height, width, channels = self.x.shape
-        shape = (count, channels, height, width)
-        return torch.empty(shape, dtype=dtype, device=self.x.device, memory_format=torch.channels_last)
-
-    def check(self, name: str, classes: int | None) -> None:
-        """Raises ConfigError, starting with ``name``, if the split cannot be trained on.
-
-        ``classes`` is their number if targets are classes or tokens.
-        """
-        if problem := next(self._problems(classes), None):
-            raise ConfigError(f"{name}: {problem}")
-
-    def _problems(self, classes: int | None) -> Iterator[str]:
-        """Yields the reasons why the split cannot be trained on; a check relies on the ones before it."""
-        if len(self.x) != len(self.y) or not len(self.y):
-            yield f"{len(self.x)} inputs and {len(self.y)} targets; expected as many, 1 or more"
-        if self.table is not None:
-            yield from self._table_problems(self.table)
-        if classes is not None and (self.y.dtype != torch.int64 or self.y.dim() not in (1, 2)):
-            yield (
-                f"targets are {self.y.dtype} of shape {tuple(self.y.shape)}; expected int64, [N] or [N, T], or "
-                "classes=None with a loss for these targets, such as mse or bce"
-            )
-        if fault := unusable_sample(self.x, self.y, classes):
-            yield f"sample {fault[0]}: {fault[1]}"
-        padded = (self.y == PAD).flatten(1).all(dim=1) if classes is not None and self.y.dim() == 2 else None
-        if padded is not None and padded.any():
-            yield f"sample {int(padded.int().argmax())} contains only padding ({PAD})"
-
-    def _table_problems(self, table: Tensor) -> Iterator[str]:
-        shape, wanted = tuple(self.x.shape), (self.x.shape[-1], 256)
-        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or (self.y.dtype == torch.int64 and self.y.dim() != 1):
-            yield (
-                f"with a table, inputs are uint8 [N, H, W, C] and targets [N]; not {self.x.dtype} of shape {shape} and "
-                f"{tuple(self.y.shape)}"
-            )
-        if table.dtype != torch.float32 or tuple(table.shape) != wanted:
-            yield (
-                f"the table is {table.dtype} of shape {tuple(table.shape)}; images of {wanted[0]} channels need "
-                f"float32 {wanted}, see esper.ops.normalisation_table"
-            )
-        if not min(shape) > 0 or wanted[0] > MAX_CHANNELS:
-            yield f"uint8 images need 1 to {MAX_CHANNELS} channels and some pixels; not {shape}"
-        for what, tensor in {"inputs": self.x, "targets": self.y, "the table": table}.items():
-            if not tensor.is_contiguous():
-                yield f"with a table, {what} must be contiguous; call .contiguous() after a permute or a slice"
-
-
-def unusable_sample(x: Inputs, y: Tensor, classes: int | None) -> tuple[int, str] | None:
-    """Returns the index of the first sample that cannot be trained on and the reason, or None.
-
-    Inputs x [N, ...] must be finite, and targets y [N, ...] between 0 and ``classes`` − 1, or padding of tokens; if
-    that is None, finite.
-    """
-    for what, tensors in (("inputs", tensors_of(x)), ("targets", [y])):
-        for values in (tensor for tensor in tensors if tensor.is_floating_point()):
-            finite = values.isfinite().reshape(len(values), -1).all(dim=1)
-            if not finite.all():
-                return int((~finite).int().argmax()), f"its {what} are not finite"
-    if classes is None:
-        return None
-    legal = (y >= 0) & (y < classes)
-    padding = ""
-    if y.dim() > 1:
-        legal |= y == PAD
-        padding = f"; padding of tokens is {PAD}"
-    if legal.all():
-        return None
-    sample = int((~legal.reshape(len(y), -1).all(dim=1)).int().argmax())
-    wrong = int(y[sample][~legal[sample]].flatten()[0])
-    return sample, f"target {wrong} is not between 0 and {classes - 1}{padding}"
 
 
 @dataclass(frozen=True)
@@ -280,8 +141,6 @@ class Task:
 
     def _stream(self, name: str) -> None:
         """Makes a split of a map-style dataset, which is read while hosts are measured."""
-        from esper.data.streamed_split import StreamedSplit
-
         given = getattr(self, name)
         if not isinstance(given, Split):
             split = StreamedSplit.of(given, f"{self.name}, {name} split", self.classes)

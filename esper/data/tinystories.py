@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from esper.config import ConfigError
-from esper.data.task import DataOptions, Split, Task
+from esper.data.split import Split
+from esper.data.task import DataOptions, Task
 from esper.data.token_file import TokenWindows
 from esper.hosts.transformer import TransformerHost
 

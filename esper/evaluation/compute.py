@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config_resolved import HostTrainingConfig
-from esper.data.task import SAMPLE, Split, Task
+from esper.data.split import SAMPLE, Split
+from esper.data.task import Task
 from esper.env.env_host import EnvHost
 from esper.env.training_backend import TrainingBackend
 from esper.lifecycle.ramps import BlendStyle

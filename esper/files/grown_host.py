@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from esper.config import ConfigError
-from esper.data.task import PAD, Split
+from esper.data.objective import PAD
+from esper.data.split import Split
 from esper.data.tasks import build_host
 from esper.data.user_task import is_user_task
 from esper.files import checkpoint

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.data.task import Augmentation, Split
+from esper.data.split import Split
+from esper.data.task import Augmentation
 from esper.hosts.inputs import select_rows
 from esper.ops import stage_images, stage_tokens
 

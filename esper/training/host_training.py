@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config_resolved import HostTrainingConfig
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.lifecycle.ramps import BlendStyle
 from esper.ops import SGD, AdamW
 from esper.seeds.blend import Seed

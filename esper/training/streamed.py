@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from esper.data.shared_batches import Batch, Expected, Permutations, SharedBatchError, SharedBatchIterator, worker_died
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.training.execution.lanes import Lanes
 from esper.training.host_training import HostTraining
 from esper.training.seed_pool import ParameterGroup

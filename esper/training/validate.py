@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.data.task import Split
+from esper.data.split import Split
 from esper.ops import ACCUMULATOR_FIELDS
 from esper.seeds.blend import blend
 from esper.seeds.site import Site

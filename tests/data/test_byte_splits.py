@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from esper.config import ConfigError, TrainingConfig
-from esper.data.task import Augmentation, Split
+from esper.data.split import Split
+from esper.data.task import Augmentation
 from esper.env.vector_env import GrowthVectorEnv
 from esper.ops import normalisation_table
 from esper.run.experiment import Experiment

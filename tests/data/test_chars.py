@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from esper.data.chars import LENGTH, UNKNOWN, build_host, encode, load, read_parts, read_text, vocabulary
-from esper.data.task import PAD, Augmentation, DataOptions, Split, Task
+from esper.data.objective import PAD
+from esper.data.split import Split
+from esper.data.task import Augmentation, DataOptions, Task
 from esper.data.tasks import load_task
 from esper.training.batches import BatchLoader
 

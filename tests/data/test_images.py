@@ -20,7 +20,8 @@ import torch
 from esper.config import ConfigError, TrainingConfig
 from esper.data.image_files import ImageSource, read_images
 from esper.data.images import CIFAR10, PRESETS, ImagePreset, read_splits
-from esper.data.task import DataOptions, Split, resolve
+from esper.data.split import Split
+from esper.data.task import DataOptions, resolve
 from esper.data.tasks import TASKS, build_host, load_task
 from esper.env.vector_env import GrowthVectorEnv
 from tests.core_helpers import wait_actions

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.data.task import Split
+from esper.data.split import Split
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES
 from esper.seeds.blueprints import BLUEPRINTS, Blueprint, BlueprintRegistry

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from esper.control.random import RandomController
-from esper.data.task import Split
+from esper.data.split import Split
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import Op

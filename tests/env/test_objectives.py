@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import esper
 from esper.config import TrainingConfig
 from esper.data.objective import class_accuracy, class_losses
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import SeedStage
 from esper.telemetry.event import EpochCompleted, GovernorRollback

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from numpy.typing import NDArray
 
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
 from esper.lifecycle.stage import BLENDED, LIVING, TRANSITIONS, SeedStage
 from esper.spaces.action import Op

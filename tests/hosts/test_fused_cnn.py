@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.data.task import Split
+from esper.data.split import Split
 from esper.files.grown_host import committed_network
 from esper.hosts import cnn
 from esper.hosts.cnn import CNNHost

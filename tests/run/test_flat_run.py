@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.run.experiment import Experiment
 from esper.telemetry.event import EpochCompleted, Event, GovernorRollback, RoundCompleted, StageChanged
 from tests.core_helpers import DAMAGE, digits, tiny_config

@@ -13,7 +13,8 @@ import torch
 
 from esper.cli.run import closing_words
 from esper.control.controller import NoGrowth
-from esper.data.task import DataOptions, Split, Task
+from esper.data.split import Split
+from esper.data.task import DataOptions, Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker, make_env
 from esper.evaluation.comparison import compare_controllers

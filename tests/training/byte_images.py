@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.data.task import Split, Task
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.hosts.cnn import CNNHost
 from esper.ops import normalisation_table
 from tests.core_helpers import digits

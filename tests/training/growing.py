@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import TrainingConfig
-from esper.data.task import Augmentation, Split, Task, resolve
+from esper.data.split import Split
+from esper.data.task import Augmentation, Task, resolve
 from esper.data.tasks import load_task
 from esper.hosts.cnn import CNNHost
 from esper.hosts.host import Host

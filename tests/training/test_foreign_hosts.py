@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from esper.attribution.counterfactual import CounterfactualHelper
 from esper.config import ConfigError
 from esper.data.host_checks import check_hosts
-from esper.data.task import PAD, Split, Task, resolve
+from esper.data.objective import PAD
+from esper.data.split import Split
+from esper.data.task import Task, resolve
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.stage import SeedStage as S

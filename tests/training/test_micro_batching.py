@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.data.task import PAD, Split, Task
+from esper.data.objective import PAD
+from esper.data.split import Split
+from esper.data.task import Task
 from esper.hosts.host import Host, SegmentedHost
 from esper.lifecycle.ramps import STYLES
 from esper.lifecycle.stage import SeedStage as S

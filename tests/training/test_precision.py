@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ConfigError
-from esper.data.task import Split, Task, resolve
+from esper.data.split import Split
+from esper.data.task import Task, resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost

@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 
 from esper.config import ConfigError
 from esper.data.shared_batches import SharedBatchError
-from esper.data.task import Split, Task, resolve
+from esper.data.split import Split
+from esper.data.task import Task, resolve
 from esper.env.vector_env import GrowthVectorEnv
 from esper.training.execution.workers import WorkerLanes
 from esper.training.host_trainer import HostTrainer

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.attribution.counterfactual import CounterfactualHelper
-from esper.data.task import PAD, Task
+from esper.data.objective import PAD
+from esper.data.task import Task
 from esper.env.env_host import EnvHost
 from esper.hosts.graft import graft
 from esper.hosts.host import Host, SegmentedHost

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.data.task import Split
+from esper.data.split import Split
 from esper.hosts.graft import GraftedHost
 from esper.hosts.host import Host, Run, SegmentedHost, run_segment
 from esper.ops import _native
