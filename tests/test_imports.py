@@ -6,6 +6,8 @@ Read from the source by `ast`: nothing of Esper is imported, so this runs before
 from __future__ import annotations
 
 import ast
+import graphlib
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,28 @@ def test_imports_point_one_way() -> None:
         for line in violations(module_of(path), path.read_text(encoding="utf-8"), is_package=path.stem == "__init__")
     ]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_no_file_imports_what_imports_it() -> None:
+    """Lazy imports count; the root, whose names are loaded when they are first used, does not."""
+    paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+    graph = {module: file_imports(path, paths) for module, path in paths.items() if module != "root"}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(graph | {"data.split": {"data.task"}}).prepare()
+
+
+def file_imports(path: Path, modules: Collection[str]) -> set[str]:
+    """Returns the modules that a file imports, without imports for type checkers and from itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    module = module_of(path)
+    package = ("esper", *module.split(".")[: None if path.stem == "__init__" else -1])
+    targets = [target for _, target in imported(tree, package)]
+    files = {max((each for each in modules if covers(each, target)), key=len, default="root") for target in targets}
+    return files - {module, "root"}  # compiled modules have no file here
 
 
 def test_the_table_itself_points_one_way() -> None:
