@@ -59,7 +59,7 @@ CHECKS = [
     "-k integrations or gpt2_lora or accelerate_loop or trainers",
     "python build_support/check_wheel.py --torch installed",
     "make slow PYTHON=python MINUTES=3",
-    "esper run --rounds 2 --set run.evaluation_pairs=8",
+    "esper run --rounds 2 --set run.evaluation_pairs=8 --set ppo.practice_steps=20000",
 ]
 
 
