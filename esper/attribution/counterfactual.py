@@ -22,7 +22,7 @@ ALL_OFF = "all off"
 COMMITTED = "committed"
 
 PAIRED_SEEDS = (3, 4)
-"""Numbers of blended seeds whose pairs are measured: with two, the pair is all on; with more there are too many."""
+"""Numbers of seeds on whose pairs are measured: with two, the pair is all on; with more there are too many."""
 MAX_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
 
 
@@ -41,7 +41,8 @@ class CounterfactualHelper:
         """Clears all plans and results, as at the start of an episode."""
         self.row_of: dict[str, int] = {}
         self.configurations: list[Configuration] = []
-        self.blended: list[str] = []
+        self.on: list[str] = []
+        """Slots of the seeds in the forward pass: blended ones and fossils."""
         self.correct: NDArray[np.float64] = np.zeros((0, 0))
         self.counts: NDArray[np.float64] = np.zeros(0)
         self.loss: NDArray[np.float64] = np.zeros(0)
@@ -49,13 +50,13 @@ class CounterfactualHelper:
     def plan(self, sites: list[Site], costly: bool) -> list[Configuration]:
         """Returns the distinct configurations to evaluate for ``sites`` (execution order); forgets earlier results.
 
-        They are all on, all off, committed, each blended slot off, and each incubating seed on trial at its target
-        alpha. ``costly`` adds each blended slot alone, and pairs if 3 or 4 slots are blended.
+        They are all on (blended seeds and fossils), all off, committed, each of those that are on off, and each
+        incubating seed on trial at its target alpha. ``costly`` adds each alone, and pairs if 3 or 4 are on.
         """
         self.reset()
         current = [site.alpha if site.on else 0.0 for site in sites]
         on = [place for place, site in enumerate(sites) if site.on]
-        self.blended = [sites[place].name for place in on]
+        self.on = [sites[place].name for place in on]
 
         def only(kept: tuple[int, ...]) -> Configuration:
             return tuple(alpha if place in kept else 0.0 for place, alpha in enumerate(current))
@@ -104,22 +105,22 @@ class CounterfactualHelper:
             return paired(self.correct[self.row_of[with_it]] - self.correct[self.row_of[without_it]], self.counts)
 
     def contribution(self, slot: str) -> Paired | None:
-        """Returns the accuracy that the blended seed adds to everything else, pp; None if it is not blended."""
+        """Returns the accuracy that a blended seed or a fossil adds to everything else, pp; None for any other."""
         return self.difference(ALL_ON, off(slot)) if off(slot) in self.row_of else None
 
     def shapley(self) -> dict[str, Paired]:
-        """Returns the exact Shapley values of the blended seeds, pp; empty unless every coalition was measured."""
-        if len(self.blended) > shapley.EXACT_UP_TO:
+        """Returns the exact Shapley values of the seeds that are on, pp; empty unless every coalition was measured."""
+        if len(self.on) > shapley.EXACT_UP_TO:
             return {}
-        named = {coalition: self._name_of(coalition) for coalition in shapley.coalitions(self.blended)}
+        named = {coalition: self._name_of(coalition) for coalition in shapley.coalitions(self.on)}
         if not self.row_of.keys() >= set(named.values()):
             return {}
         correct = {coalition: self.correct[self.row_of[name]] for coalition, name in named.items()}
-        return shapley.exact(self.blended, correct, self.counts)
+        return shapley.exact(self.on, correct, self.counts)
 
     def _name_of(self, coalition: frozenset[str]) -> str:
-        """Returns the name of the configuration with only these of at most four blended slots on."""
-        absent = [slot for slot in self.blended if slot not in coalition]
+        """Returns the name of the configuration with only these of at most four slots on."""
+        absent = [slot for slot in self.on if slot not in coalition]
         if not absent or not coalition:
             return ALL_OFF if absent else ALL_ON
         if len(absent) == 1:
@@ -131,12 +132,12 @@ class CounterfactualHelper:
         return self.difference(trial(slot), ALL_ON) if trial(slot) in self.row_of else None
 
     def interaction(self, slot: str) -> float | None:
-        """Σ over other blended slots j of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured."""
-        if slot not in self.blended:
+        """Σ over other slots j that are on of acc{i,j} − acc{i} − acc{j} + acc{}, pp; None unless all were measured."""
+        if slot not in self.on:
             return None
         total = 0.0
-        for other in (name for name in self.blended if name != slot):
-            pair = ALL_ON if len(self.blended) == 2 else both(slot, other)
+        for other in (name for name in self.on if name != slot):
+            pair = ALL_ON if len(self.on) == 2 else both(slot, other)
             needed = (pair, alone(slot), alone(other), ALL_OFF)
             if not self.row_of.keys() >= set(needed):
                 return None

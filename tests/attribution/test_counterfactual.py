@@ -145,7 +145,7 @@ def test_reset_forgets_the_matrix() -> None:
     plan = helper.plan(sites((S.HOLDING, 1.0), (S.TRAINING, 1.0)), costly=True)
     helper.record(np.ones((len(plan), 4), dtype=np.uint8), np.ones(len(plan)), np.ones(4))
     helper.reset()
-    assert (helper.row_of, helper.configurations, helper.blended) == ({}, [], [])
+    assert (helper.row_of, helper.configurations, helper.on) == ({}, [], [])
     assert helper.correct.size == helper.loss.size == 0
     assert helper.contribution("a") is None
     assert helper.trial_of("b") is None

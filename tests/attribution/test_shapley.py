@@ -69,7 +69,7 @@ def test_the_error_is_that_of_the_mean_over_samples() -> None:
 def test_the_helper_has_the_full_table_of_up_to_four_blended_seeds(count: int) -> None:
     helper = CounterfactualHelper()
     plan = helper.plan(sites(*[(S.HOLDING, 1.0)] * count), costly=True)
-    names = tuple(helper.blended)
+    names = tuple(helper.on)
     rng = np.random.default_rng(5)
     helper.record(rng.integers(0, 2, (len(plan), 50)), np.zeros(len(plan)), np.ones(50))
     by_coalition = {
