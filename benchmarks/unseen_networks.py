@@ -23,13 +23,15 @@ def split(x: Tensor, y: Tensor, first: int, second: int, seed: int) -> list[espe
 def mlp() -> esper.Task:
     """Two hidden layers of 16 on breast_cancer: 802 parameters."""
     data = load_breast_cancer()
-    x, y = torch.tensor(data.data, dtype=torch.float32), torch.tensor(data.target)
+    splits = split(torch.tensor(data.data, dtype=torch.float32), torch.tensor(data.target), 340, 115, seed=0)
+    mean, std = splits[0].x.mean(0), splits[0].x.std(0)
+    splits = [esper.Split((each.x - mean) / std, each.y) for each in splits]
 
     def host() -> Host:
         hidden = [nn.Sequential(nn.Linear(inputs, 16), nn.ReLU()) for inputs in (30, 16)]
         return esper.graft(nn.Sequential(*hidden, nn.Linear(16, 2)), {"r0c0": "0", "r0c1": "1"}, topology="mlp")
 
-    return task("mlp", 2, host, split((x - x.mean(0)) / x.std(0), y, 340, 115, seed=0), 30, rate=0.01, batch=34)
+    return task("mlp", 2, host, splits, 30, rate=0.01, batch=34)
 
 
 class TextGRU(nn.Module):

@@ -56,7 +56,7 @@ for _ in range(EPOCHS):
         scheduler.step()
     step = grower.step(lambda model: right(model, validation))
     done = "" if step.action is None else f"  {step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-    print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.alone:5.1f} %{done}")
+    print(f"epoch {step.epoch:3}  {100 * step.score:5.1f} %, without seeds {100 * step.without_seeds:5.1f} %{done}")
 
 network = grower.finish()
 added = sum(p.numel() for p in network.parameters()) - parameters

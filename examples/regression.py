@@ -68,7 +68,7 @@ for _ in range(EPOCHS):
     step = grower.step(lambda model: r2(model, validation))
     if step.action is not None:
         done = f"{step.action.op} {step.action.slot} {step.action.blueprint or ''}"
-        print(f"epoch {step.epoch:3}  R² {step.score:.3f}, without the seed {step.alone:.3f}  {done}")
+        print(f"epoch {step.epoch:3}  R² {step.score:.3f}, without the seed {step.without_seeds:.3f}  {done}")
 
 network = grower.finish()
 added = sum(p.numel() for p in network.parameters()) - parameters

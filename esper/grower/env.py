@@ -53,7 +53,7 @@ class LoopEnv(SlotVectorEnv):
         self.gatherer.learns = False  # one episode
         self.reporter = reporter
         self.known = baseline
-        self.alone = np.full((2, self.horizon + 1), np.nan)
+        self.without_seeds = np.full((2, self.horizon + 1), np.nan)
         """Score (pp) and loss of the model without its seeds by decision, [2, T + 1]; NaN for the future."""
         self.prepare()
 
@@ -88,10 +88,10 @@ class LoopEnv(SlotVectorEnv):
             self.reporter.epoch_ended(self.state, env, terms, float(rewards[env]), self.rules, shapley)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "alone": torch.from_numpy(self.alone.copy())}
+        return {**super().state_dict(), "without_seeds": torch.from_numpy(self.without_seeds.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Float32s, Info]:
-        self.alone[...] = state["alone"].numpy()
+        self.without_seeds[...] = state["without_seeds"].numpy()
         super().load_state_dict(state)
         assert self.rules is not None
         self.rules = replace(self.rules, baseline=self._curve())
@@ -100,15 +100,15 @@ class LoopEnv(SlotVectorEnv):
     def _remember(self) -> None:
         assert self.rules is not None
         epoch = int(self.state.epoch[0])
-        self.alone[:, epoch] = self.state.all_off[0], self.state.all_off_loss[0]
+        self.without_seeds[:, epoch] = self.state.all_off[0], self.state.all_off_loss[0]
         self.rules = replace(self.rules, baseline=self._curve())
 
     def _curve(self) -> Baseline:
-        measured = ~np.isnan(self.alone[0])
+        measured = ~np.isnan(self.without_seeds[0])
         last = np.flatnonzero(measured).max(initial=-1)
-        score, loss = (curve[last] if last >= 0 else 0.0 for curve in self.alone)
+        score, loss = (curve[last] if last >= 0 else 0.0 for curve in self.without_seeds)
         accuracy, losses = (
-            np.where(measured, curve, now) for curve, now in zip(self.alone, (score, loss), strict=True)
+            np.where(measured, curve, now) for curve, now in zip(self.without_seeds, (score, loss), strict=True)
         )
         spread = LOSS_SPREAD * max(float(losses[0]), 1e-3)
         known = self.known and (*accuracy[: len(accuracy) - len(self.known)].tolist(), *self.known)

@@ -36,7 +36,7 @@ class GrowthStep:
     """Score of the model with all blended seeds."""
     committed: float
     """Score of the model with its kept seeds only, which :meth:`Grower.finish` would return."""
-    alone: float
+    without_seeds: float
     """Score of the model as it is now without any seed; a model that leans on them scores lower than one that never
     grew."""
     action: ActionTaken | None
@@ -57,7 +57,7 @@ def report(env: LoopEnv, epoch: int, points: float, events: Sequence[Event]) -> 
         epoch=epoch,
         score=float(state.accuracy[0]) / points,
         committed=float(state.committed[0]) / points,
-        alone=float(state.all_off[0]) / points,
+        without_seeds=float(state.all_off[0]) / points,
         action=next((event for event in events if isinstance(event, ActionTaken)), None),
         changes=tuple(event for event in events if isinstance(event, StageChanged)),
         slots={name: _slot(env, s, points) for s, name in enumerate(env.action_spec.slots)},

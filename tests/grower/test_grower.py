@@ -66,7 +66,7 @@ def test_a_seed_learns_in_a_frozen_stage_that_stays_in_eval_mode(incubation: str
     loop.run()
     assert loop.grower.kept == {"r0c0": "mlp_small"}
     assert same(weights(model.body), before), "the frozen stage is as it was"
-    assert loop.steps[-1].score > loop.steps[-1].alone
+    assert loop.steps[-1].score > loop.steps[-1].without_seeds
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_scores_are_those_of_the_networks_that_are_named() -> None:
     assert loop.grower is not None
     with loop.grower.hooks.trying({}):
         without = float(scores(loop.model).mean())
-    assert step.alone == step.committed == pytest.approx(without)
+    assert step.without_seeds == step.committed == pytest.approx(without)
     assert slot.contribution == pytest.approx(step.score - without)
 
 
@@ -142,7 +142,7 @@ def test_a_trial_is_scored_with_the_seed_at_its_target() -> None:
     with loop.grower.hooks.trying({"r0c0": 1.0}):
         tried = float(scores(loop.model).mean())
     assert step.slots["r0c0"].trial == pytest.approx(tried - step.score)
-    assert step.score == step.alone
+    assert step.score == step.without_seeds
 
 
 def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
