@@ -26,10 +26,11 @@ Plan = tuple[tuple[str, str], ...]
 
 
 def candidates(
-    slots: tuple[str, ...], blueprints: tuple[str, ...], mixed: int, draw: np.random.Generator
+    slots: tuple[str, ...], blueprints: tuple[str, ...], max_seeds: int, mixed: int, draw: np.random.Generator
 ) -> list[Plan]:
-    """Every set of slots, forwards and backwards, with one blueprint throughout, and some plans with mixed ones."""
-    sets = [order for n in range(1, len(slots) + 1) for order in itertools.combinations(slots, n)]
+    """Returns every set of at most ``max_seeds`` slots, forwards and backwards, with one blueprint throughout, and
+    some plans with ``mixed`` ones."""
+    sets = [order for n in range(1, max_seeds + 1) for order in itertools.combinations(slots, n)]
     orders = sorted({order[::step] for order in sets for step in (1, -1)})
     pure = [tuple((slot, blueprint) for slot in order) for order in orders for blueprint in blueprints]
     others: set[Plan] = set()
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=10_000, help="run seed of the hosts that are searched on")
     parser.add_argument("--hosts", type=int, default=4, help="hosts for every candidate")
     parser.add_argument("--mixed", type=int, default=12, help="candidates with different blueprints")
+    parser.add_argument("--max-seeds", type=int, help="max seeds of a candidate; default: the number of slots")
     parser.add_argument("--finalists", type=int, default=6)
     parser.add_argument("--final-hosts", type=int, default=24)
     parser.add_argument("--out", type=Path, required=True)
@@ -72,7 +74,9 @@ def main() -> None:
     maker = EnvMaker.of(config)
     env, final = maker.make(arguments.hosts), maker.make(arguments.final_hosts)
     spec = env.action_spec
-    plans = candidates(spec.slots, spec.blueprints, arguments.mixed, np.random.default_rng(arguments.seed))
+    draw = np.random.default_rng(arguments.seed)
+    max_seeds = arguments.max_seeds or len(spec.slots)
+    plans = candidates(spec.slots, spec.blueprints, max_seeds, arguments.mixed, draw)
     found = []
     for number, plan in enumerate(plans, 1):
         found.append((committed(env, plan, arguments.seed), plan))
