@@ -43,8 +43,8 @@ class RunConfig(Section):
     """Seed of everything random in the run."""
     controller: str = "ppo"
     """Controller that chooses actions: ppo (an agent that learns), plans (a bandit that learns), checkpoint:PATH (a
-    trained agent), pretrained (the agent that ships), schedule (the one that ships for the task), schedule:FILE.toml,
-    heuristic, random, none, or one of your own, path.py:function."""
+    trained agent), pretrained (an agent that comes with Esper), schedule (the one that comes with the task),
+    schedule:FILE.toml, heuristic, random, none, or one of your own, path.py:function."""
     rounds: Count | None = None
     """Number of rounds of n_envs episodes; None takes the task's default, which is larger for an agent that learns."""
     evaluation_pairs: Annotated[int, Field(ge=0, strict=True)] = 16

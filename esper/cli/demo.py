@@ -1,4 +1,4 @@
-"""`esper demo`: the whole story in two minutes: the agent that ships grows hosts beside the same hosts left alone."""
+"""`esper demo`: the whole story in two minutes: the pretrained agent grows hosts beside the same hosts left alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 2
 
 
 def configuration(seed: int) -> TrainingConfig:
-    """Returns the config of the demo: the defaults, with the agent that ships."""
+    """Returns the config of the demo: the defaults, with the pretrained agent."""
     return TrainingConfig.parse({"run": {"controller": "pretrained", "rounds": ROUNDS, "seed": seed}})
 
 
@@ -24,8 +24,8 @@ def configuration(seed: int) -> TrainingConfig:
 def command(seed: int, out: Path | None) -> None:
     """See in two minutes what Esper does, on 8x8 images of digits that are installed with it.
 
-    The agent that ships with Esper grows 16 small networks while they train. The same 16 networks, with the same
-    initial weights and the same batches, are left alone beside them, and the two are compared on test images.
+    The pretrained agent grows 16 small networks while they train. The same 16 networks, with the same initial weights
+    and the same batches, are left alone beside them, and the two are compared on test images.
     """
     click.echo(
         "A trained agent grows 16 small networks while they learn to read digits. The\n"

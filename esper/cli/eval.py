@@ -71,11 +71,11 @@ def command(
 ) -> None:
     """Evaluate a trained agent on held-out hosts, beside the same hosts left alone.
 
-    RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained" for the shipped agent. It
-    plays twice: greedy (its most likely actions) and stochastic (actions from its policy). With --task or --width, it
-    plays hosts unlike those it learned on; with --explore, it first gathers experience there, and the bandit "plans"
-    is evaluated with the same experience. RUN can also be a controller of your own, path.py:function, which plays
-    once.
+    RUN is a run folder, its checkpoint.pt, a policy in a .safetensors file, or "pretrained", an agent that comes with
+    Esper. It plays twice: greedy (its most likely actions) and stochastic (actions from its policy). With --task or
+    --width, it plays hosts unlike those it learned on; with --explore, it first gathers experience there, and the
+    bandit "plans" is evaluated with the same experience. RUN can also be a controller of your own, path.py:function,
+    which plays once.
     """
     ranks = RankOptions.of(processes, max_restarts, rank_timeout)
     if ranks.is_other:

@@ -1,4 +1,4 @@
-"""`esper demo`: a whole run of the agent that ships, from the parts of `esper run`."""
+"""`esper demo`: a whole run of the pretrained agent, from the parts of `esper run`."""
 
 from __future__ import annotations
 
