@@ -99,6 +99,7 @@ class LoopBackend(Backend):
                 alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
                 site.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
         self.groups.set_learning([site.name for site in self.sites if site.seed is not None and site.learning])
+        self.hooks.prepare_passes()
         self.hooks.refresh_probes()
 
     def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
@@ -175,6 +176,9 @@ class LoopBackend(Backend):
             seeds[name] = {"blueprint": site.blueprint.name, "style": styles[site.style], "weights": weights}
         return {
             "seeds": seeds,
+            "buffers": {
+                name: [buffer.cpu().clone() for buffer in own.tensors()] for name, own in self.hooks.own_buffers.items()
+            },
             "channels": {name: site.place.channels for name, site in self.hooks.sites.items()},
             "probes": {name: probe.cpu().clone() for name, probe in self.hooks.probes.items()},
             "germinations": self.germinations,
@@ -195,6 +199,9 @@ class LoopBackend(Backend):
         if self.governor is not None:
             self.governor.load_state_dict(saved["governor"], device)
         self.train(~state.done, state)
+        for name, own in self.hooks.own_buffers.items():
+            for buffer, value in zip(own.tensors(), saved["buffers"][name], strict=True):
+                buffer.copy_(value)
 
     def close(self) -> None:
         self.hooks.remove()

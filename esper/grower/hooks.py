@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from esper.config import ConfigError
 from esper.hosts.graft import LAYOUTS, check_features
 from esper.hosts.outputs import features_of, with_features
 from esper.seeds.site import Site, SlotSite
+from esper.training.shadow import ShadowBuffers, copied_buffers
 from esper.training.step import delta_of, straight_through
 
 MAX_PROBE = 8
@@ -41,6 +42,8 @@ class SiteHooks:
         """Sites by slot name, in execution order; those that a forward pass has reached."""
         self.probes: dict[str, Tensor] = {}
         """Features [B ≤ 8, ...] of the last training pass, by slot name."""
+        self.own_buffers: dict[str, ShadowBuffers] = {}
+        """The model's buffers of each seed that learns in passes of its own, by slot name."""
         self._alphas: Mapping[str, float] | None = None
         self._shadowed: str | None = None
         self._reached: set[str] = set()  # by the present forward pass
@@ -86,6 +89,17 @@ class SiteHooks:
         """Adds a site that no forward pass has reached yet."""
         self.sites.setdefault(name, Site(SlotSite(name, channels)))
 
+    def prepare_passes(self) -> None:
+        """Gives each seed that learns in passes of its own its own buffers, which start with the model's present ones.
+
+        Statistics that were gathered without the seed would be wrong in its trials.
+        """
+        incubating = [name for name, site in self.sites.items() if site.seed is not None and site.incubating]
+        kept = self.own_buffers
+        self.own_buffers = {
+            name: kept.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
+        }
+
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Adds to the gradients of each incubating seed those of ``loss``, computed with the seed at its target."""
         for site in self.sites.values():
@@ -100,10 +114,17 @@ class SiteHooks:
 
     @contextmanager
     def trying(self, alphas: Mapping[str, float]) -> Iterator[None]:
-        """Uses these alphas by slot instead of the sites' own; 0 leaves a seed out."""
+        """Uses these alphas by slot instead of the sites' own; 0 leaves a seed out.
+
+        A seed on trial that learns in passes of its own is tried with its own buffers.
+        """
         self._alphas = alphas
         try:
-            yield
+            with ExitStack() as stack:
+                for name, own in self.own_buffers.items():
+                    if alphas.get(name):
+                        stack.enter_context(own.in_place())
+                yield
         finally:
             self._alphas = None
 
@@ -111,20 +132,21 @@ class SiteHooks:
     def shadowing(self, name: str) -> Iterator[None]:
         """Blends the incubating seed of slot ``name`` in at its target alpha, and detaches the features before it.
 
-        Buffers of the model and of other seeds, and torch's random numbers, are afterwards as they were.
+        The pass uses and updates the seed's own buffers. Those of the model and of other seeds, and torch's random
+        numbers, are afterwards as they were.
         """
         others = [site.seed for site in self.sites.values() if site.seed is not None and site.name != name]
-        buffers = [(buffer, buffer.clone()) for module in (self.model, *others) for buffer in module.buffers()]
         devices = {p.device for p in self.model.parameters() if p.device.type == "cuda"}
         self._shadowed = name
         try:
-            with torch.random.fork_rng(devices=list(devices)):
+            with (
+                self.own_buffers[name].in_place(),
+                copied_buffers(others),
+                torch.random.fork_rng(devices=list(devices)),
+            ):
                 yield
         finally:
             self._shadowed = None
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
 
     def refresh_probes(self) -> None:
         """Takes new probes from the next training pass."""

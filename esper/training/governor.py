@@ -117,9 +117,9 @@ class Governor:
             not_finite: number of non-finite values in losses, and in weights, buffers and gradients of host and
                 fossils.
             train_loss: its mean training loss; NaN if it is not known. A host that trains better than in all recent
-                epochs, or than chance if there are none, does not diverge, whatever its validation loss is, which then only stays out of
-                the history: at high learning rates, the running statistics of batch normalisation, which only
-                validation uses, lag behind the weights.
+                epochs, or than chance if there are none, does not diverge, whatever its validation loss is, which then
+                only stays out of the history: at high learning rates, the running statistics of batch normalisation,
+                which only validation uses, lag behind the weights.
         """
         if not_finite > 0 or not math.isfinite(loss):
             return Panic("not finite", not_finite if not_finite > 0 else loss, 0.0)

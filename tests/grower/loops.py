@@ -152,6 +152,15 @@ class Loop:
         return self
 
 
+def shadowed(loop: Loop, x: Tensor, y: Tensor) -> None:
+    """A step that also trains incubating seeds in passes of their own."""
+    loop.optimizer.zero_grad()
+    nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
+    if loop.grower is not None:
+        loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(x), y))
+    loop.optimizer.step()
+
+
 def plain(loop: Loop, x: Tensor, y: Tensor) -> None:
     loss = nn.functional.cross_entropy(loop.model(x), y)
     loop.optimizer.zero_grad()

@@ -16,7 +16,23 @@ from torch.utils.checkpoint import checkpoint
 from esper.lifecycle.stage import SeedStage
 from esper.seeds.blueprints import BLUEPRINTS
 from esper.spaces.action import Op
-from tests.grower.loops import GROW, Loop, Net, X, Y, do, net, plain, plant, same, scores, script, stages, weights
+from tests.grower.loops import (
+    GROW,
+    Loop,
+    Net,
+    X,
+    Y,
+    do,
+    net,
+    plain,
+    plant,
+    same,
+    scores,
+    script,
+    shadowed,
+    stages,
+    weights,
+)
 
 
 def test_a_seed_goes_through_its_life_in_a_loop_of_ones_own() -> None:
@@ -166,14 +182,6 @@ def test_evaluate_runs_once_for_each_network_and_modes_are_restored() -> None:
     assert numbers == [1, 1, 2, 2, 2, 2, 2, 2, 2]
 
 
-def shadowed(loop: Loop, x: Tensor, y: Tensor) -> None:
-    loop.optimizer.zero_grad()
-    nn.functional.cross_entropy(loop.model(x), y).backward()  # type: ignore[no-untyped-call]
-    if loop.grower is not None:
-        loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(x), y))
-    loop.optimizer.step()
-
-
 def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None:
     """Not its weights, its BatchNorm statistics, or the random numbers of its dropout."""
     torch.manual_seed(7)
@@ -214,6 +222,31 @@ def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
     assert torch.equal(batches, before)
     loop.model(X)
     assert int(batches) == int(before) + 1
+
+
+def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -> None:
+    """BatchNorm takes a shift away again, but not with statistics that were gathered without it."""
+    registry = BLUEPRINTS.copy()
+
+    class Shift(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.full((channels,), 1000.0))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return torch.zeros_like(h) + self.shift
+
+    registry.register("mlp", "shift", parameters=lambda channels: channels)(Shift)
+    actions = script({0: plant("r0c1", "shift"), 1: do(Op.ADVANCE, "r0c1")})
+    trials = {}
+    for incubation, step in (("shadow", shadowed), ("ste", plain)):
+        loop = Loop(controller=actions, incubation=incubation, step=step, epochs=30, blueprints=registry).run(28)
+        assert stages(loop, "r0c1")[-1] == "TRAINING"
+        assert loop.steps[-1].score > 0.9
+        trials[incubation] = loop.steps[-1].slots["r0c1"].trial
+    assert trials["shadow"] == pytest.approx(0, abs=0.05)
+    assert trials["ste"] is not None
+    assert trials["ste"] < -0.3
 
 
 def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:

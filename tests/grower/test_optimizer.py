@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.config import ConfigError
 from esper.spaces.action import Op
-from tests.grower.loops import GROW, Loop, net, plain, same, script, stages, weights
+from tests.grower.loops import GROW, Loop, net, plain, same, script, shadowed, stages, weights
 
 
 def test_planting_adds_a_group_and_pruning_removes_it_and_its_state() -> None:
@@ -141,10 +141,17 @@ def test_a_gradient_scaler_scales_seeds_too(fused: bool) -> None:
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
 
 
-def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
-    whole = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run()
+@pytest.mark.parametrize(("incubation", "step"), [("ste", None), ("shadow", shadowed)])
+def test_a_loop_that_resumes_grows_on_to_the_same_bits(incubation: str, step: Any) -> None:
+    def begun(model: nn.Module | None = None) -> Loop:
+        scheduler = SCHEDULERS["one cycle"]
+        return Loop(
+            lambda p: torch.optim.AdamW(p, 0.01), model, make_scheduler=scheduler, step=step, incubation=incubation
+        )
+
+    whole = begun().run()
     for cut in (1, 2, 4, 6, 9, 11):
-        first = Loop(lambda p: torch.optim.AdamW(p, 0.01), make_scheduler=SCHEDULERS["one cycle"]).run(cut)
+        first = begun().run(cut)
         assert first.grower is not None
         saved = copy.deepcopy(
             {
@@ -154,16 +161,19 @@ def test_a_loop_that_resumes_grows_on_to_the_same_bits() -> None:
                 "scheduler": first.scheduler.state_dict(),
             }
         )
-        second = Loop(lambda p: torch.optim.AdamW(p, 0.01), model=net(seed=5), make_scheduler=SCHEDULERS["one cycle"])
+        second = begun(net(seed=5))
         assert second.grower is not None
         second.model.load_state_dict(saved["model"])
         second.grower.load_state_dict(saved["grower"])
         second.optimizer.load_state_dict(saved["optimizer"])
         second.scheduler.load_state_dict(saved["scheduler"])
         second.epoch = cut
+        if cut == 4 and incubation == "shadow":  # in TRAINING
+            of_seeds = [loop.grower.hooks.own_buffers["r0c0"].tensors() for loop in (first, second) if loop.grower]
+            assert all(torch.equal(one, other) for one, other in zip(*of_seeds, strict=True))
         second.run()
         assert same(weights(second.model), weights(whole.model)), f"cut after {cut} epochs"
-        assert second.steps[-1].slots == whole.steps[-1].slots
+        assert [each.slots for each in second.steps] == [each.slots for each in whole.steps[cut:]]
 
 
 class Prepared(torch.optim.Optimizer):
