@@ -25,24 +25,24 @@ class FirstRounds:
 
     def __init__(self) -> None:
         self.gains: list[float] = []
-        self.run: esper.Experiment | None = None
+        self.experiment: esper.Experiment | None = None
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, RoundCompleted) and self.run is not None:
+        if isinstance(event, RoundCompleted) and self.experiment is not None:
             self.gains.append(event.committed_accuracy - event.baseline_accuracy)
             if len(self.gains) == ROUNDS:
-                self.run.stop()
+                self.experiment.stop()
 
     def close(self) -> None:
-        """Keeps the gains."""
+        """Does nothing: the gains are kept."""
 
 
 def gain(controller: str, seed: int, folder: Path) -> float:
     """Returns the mean gain of the first rounds of a run, pp."""
     config = esper.TrainingConfig.parse({"run": {"controller": controller, "seed": seed, "evaluation_pairs": 0}})
     first = FirstRounds()
-    first.run = esper.Experiment(config, folder, [first])
-    first.run.run()
+    first.experiment = esper.Experiment(config, folder, [first])
+    first.experiment.run()
     return float(np.mean(first.gains))
 
 

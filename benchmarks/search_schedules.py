@@ -29,7 +29,7 @@ def candidates(
     slots: tuple[str, ...], blueprints: tuple[str, ...], max_seeds: int, mixed: int, draw: np.random.Generator
 ) -> list[Plan]:
     """Returns every set of at most ``max_seeds`` slots, forwards and backwards, with one blueprint throughout, and
-    some plans with ``mixed`` ones."""
+    ``mixed`` plans with different ones."""
     sets = [order for n in range(1, max_seeds + 1) for order in itertools.combinations(slots, n)]
     orders = sorted({order[::step] for order in sets for step in (1, -1)})
     pure = [tuple((slot, blueprint) for slot in order) for order in orders for blueprint in blueprints]

@@ -105,7 +105,7 @@ class SlotView:
 
     @property
     def blended(self) -> bool:
-        return bool(self.env.state.slots.blended_alpha[self.place] > 0)
+        return bool(self.env.state.slots.alpha_on[self.place] > 0)
 
     @property
     def site(self) -> Site:

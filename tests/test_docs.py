@@ -178,7 +178,8 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of the headings of a page, as GitHub and MkDocs make them of plain words."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 

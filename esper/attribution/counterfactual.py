@@ -22,7 +22,7 @@ ALL_OFF = "all off"
 COMMITTED = "committed"
 
 PAIRED_SEEDS = (3, 4)
-"""Numbers of seeds on whose pairs are measured: with two, the pair is all on; with more there are too many."""
+"""Numbers of seeds that are on at which pairs are measured: a pair of two is all on; more make too many."""
 MAX_PAIRS = math.comb(max(PAIRED_SEEDS), 2)
 
 
@@ -50,8 +50,8 @@ class CounterfactualHelper:
     def plan(self, sites: list[Site], costly: bool) -> list[Configuration]:
         """Returns the distinct configurations to evaluate for ``sites`` (execution order); forgets earlier results.
 
-        They are all on (blended seeds and fossils), all off, committed, each of those that are on off, and each
-        incubating seed on trial at its target alpha. ``costly`` adds each alone, and pairs if 3 or 4 are on.
+        They are all on (blended seeds and fossils), all off, committed, all on without each one, and each incubating
+        seed on trial at its target alpha. ``costly`` adds each alone, and pairs if 3 or 4 are on.
         """
         self.reset()
         current = [site.alpha if site.on else 0.0 for site in sites]

@@ -18,7 +18,7 @@ from esper.attribution.paired import Floats, Paired, paired
 Coalition = frozenset[str]
 
 EXACT_UP_TO = 4
-"""Max number of seeds on for which a costly plan measures all 2^n coalitions."""
+"""Max number of seeds that are on for which a costly plan measures all 2^n coalitions."""
 
 
 def coalitions(slots: Sequence[str]) -> list[Coalition]:

@@ -23,13 +23,11 @@ def largest_sizes(topology: str, channels: Mapping[str, int], spec: ActionSpec, 
     """Returns the number of parameters of each blueprint in each slot with its largest blend style, [S, B].
 
     The gated style is the largest, so a blueprint that is affordable is so in any style. ``channels`` is by slot.
-    Raises ConfigError for a blueprint that does not say its size.
+    Raises ConfigError for a blueprint whose ``parameters`` raises.
     """
     recipes = [blueprints.get(topology, name) for name in spec.blueprints]
     widths = [channels[name] for name in spec.slots]
-    return np.array(
-        [[_ask(each, "be counted", each.parameters, c) + gate_parameters(c) for each in recipes] for c in widths]
-    )
+    return np.array([[_ask(each, "be counted", _size, c) + gate_parameters(c) for each in recipes] for c in widths])
 
 
 def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: BlueprintRegistry) -> Floats:
@@ -42,7 +40,7 @@ def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: Bluepri
     with seeded(0):
         for name in spec.blueprints:
             recipe = blueprints.get(topology, name)
-            shapes = [tuple(p.shape) for p in _ask(recipe, "be built", recipe.build, channels).parameters()]
+            shapes = _ask(recipe, "be built", _shapes, channels)
             sizes = np.array([math.prod(shape) for shape in shapes])
             spatial = np.array([math.prod(shape[2:]) > 1 for shape in shapes], dtype=bool)
             vector = np.array([len(shape) < 2 or max(shape) == math.prod(shape) for shape in shapes], dtype=bool)
@@ -51,10 +49,18 @@ def kinds_of(topology: str, channels: int, spec: ActionSpec, blueprints: Bluepri
     return np.array(rows, dtype=np.float64)
 
 
-def _ask(recipe: Blueprint, what: str, function: Callable[[int], Answer], channels: int) -> Answer:
-    """Returns what a function of the blueprint answers; ConfigError if it raises, as a user's may do for any reason."""
+def _size(recipe: Blueprint, channels: int) -> int:
+    return int(recipe.parameters(channels))
+
+
+def _shapes(recipe: Blueprint, channels: int) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for p in recipe.build(channels).parameters()]
+
+
+def _ask(recipe: Blueprint, what: str, question: Callable[[Blueprint, int], Answer], channels: int) -> Answer:
+    """Returns the answer of a blueprint; ConfigError if that raises, as functions of a user may do for any reason."""
     try:
-        return function(channels)
+        return question(recipe, channels)
     except Exception as error:
         reason = f"cannot {what} for {channels} channels: {type(error).__name__}: {error}"
         raise ConfigError(f"blueprint {recipe.name} {reason}; repair it, or leave it out of env.blueprints") from error

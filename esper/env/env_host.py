@@ -38,7 +38,7 @@ class EnvHost:
         """Sites in the order of the arrays' slots; ``training.sites`` are in the order of execution."""
         self.counterfactual = CounterfactualHelper()
         self.not_finite = 0.0
-        """Number of non-finite values in losses, scores, and the weights, buffers and gradients of host and fossils."""
+        """Number of non-finite values in losses, scores, the host with its buffers, fossils, and their gradients."""
         self.finite: NDArray[np.bool_] = np.ones(len(slots), dtype=np.bool_)
         """[S]: False for a seed that had a non-finite value."""
         restorable = RestorableHost(training)

@@ -56,8 +56,7 @@ class Governance:
 
         Args:
             train_loss: mean training loss of the epoch; NaN if it is not known.
-            not_finite: number of non-finite values in losses, and in weights, buffers and gradients of host and
-                fossils.
+            not_finite: number of non-finite values in losses and in what makes up the committed network.
             finite: [S], False for a seed that had a non-finite value.
 
         Returns:

@@ -11,7 +11,7 @@ from esper.env.backend import Backend
 from esper.env.planted_law import Law
 from esper.env.state import EnvState, copied
 from esper.lifecycle.ramps import STYLE_IS_GATED, STYLE_OPERATOR
-from esper.lifecycle.slots import IS_BLENDED, Bools, Floats, Ints, Slots
+from esper.lifecycle.slots import IS_ON, Bools, Floats, Ints, Slots
 from esper.lifecycle.stage import SeedStage
 from esper.training.rng import RngStream, derive_seed
 
@@ -107,7 +107,7 @@ class PlantedBackend(Backend):
         law, slots, here = self.law, state.slots, active[:, None]
         self.experience[here & (slots.stage == SeedStage.GERMINATED)] = 0.0
         plasticity = (1 + np.cos(np.pi * state.epoch / self.horizon)) / 2
-        alpha, maturity = slots.blended_alpha, self.maturity
+        alpha, maturity = slots.alpha_on, self.maturity
         change = np.where(here, alpha - self.trained_alpha, 0.0)
         shock = np.where(change > 0, law.rising_shock * (1 - maturity), law.falling_shock * maturity)
         self.scar *= 1 - law.healing * plasticity * active
@@ -130,7 +130,7 @@ class PlantedBackend(Backend):
         self, state: EnvState, true: Accuracies, errors: Floats, trial_errors: Floats, here: Bools
     ) -> None:
         seeds, paired = state.slots, self.paired_noise
-        blended = here & IS_BLENDED[seeds.stage] & (seeds.alpha > 0)
+        blended = here & IS_ON[seeds.stage] & (seeds.alpha > 0)
         contribution = true.contribution + errors
         seeds.epochs_since_measured += here & ~np.isnan(seeds.contribution)
         seeds.write(blended, contribution_change=contribution - np.nan_to_num(seeds.contribution))
@@ -160,7 +160,7 @@ class PlantedBackend(Backend):
         worth = np.take_along_axis(self.worth, np.maximum(slots.blueprint, 0)[:, :, None], axis=2)[:, :, 0]
         worth = np.where(slots.blueprint >= 0, worth * self.share[STYLE_OPERATOR[slots.style]], 0.0)
         helpful, maturity = worth > 0, self.maturity
-        realised = slots.blended_alpha * maturity
+        realised = slots.alpha_on * maturity
         pull = self.law.synergy * _neighbours(realised * helpful)
         interaction = realised * helpful * pull
         on_trial = slots.incubation_target * maturity

@@ -138,7 +138,7 @@ class Reporter:
         for change in self._pending[env]:
             self.emit(change)
         self._pending[env].clear()
-        measured = (slots.blended_alpha[env] > 0) & ~np.isnan(slots.contribution[env])
+        measured = (slots.alpha_on[env] > 0) & ~np.isnan(slots.contribution[env])
         shown = {names[s]: (env, s) for s in np.flatnonzero(measured).tolist()}
         errors = {name: float(slots.contribution_error[at]) for name, at in shown.items()}
         now: dict[str, Any] = {

@@ -94,6 +94,7 @@ class GrowthVectorEnv(SlotVectorEnv):
         spec = ActionSpec(host.slot_names, names)
         channels = {site.name: site.channels for site in host.sites}
         largest = largest_sizes(host.topology, channels, spec, self.blueprints)
+        kinds = kinds_of(host.topology, max(channels.values()), spec, self.blueprints)
         self.task, self.emit = task, emit
         spans = Spans(marks=config.run.mark_phases)
         self.parts = parts or MicroBatchPolicy(config)
@@ -109,7 +110,6 @@ class GrowthVectorEnv(SlotVectorEnv):
         self.backend: TrainingBackend | RankedBackend = self.local
         if ranks is not None:
             self.backend = RankedBackend(ranks, self.local, config, range(n_envs))
-        kinds = kinds_of(host.topology, max(channels.values()), spec, self.blueprints)
         super().__init__(config, spec, self.backend, spans, largest, kinds, autoreset_mode, self.reporter)
         self.baseline, self.tier, self.pinned, self.score = baseline, tier, pinned, task.score_shown
         self._not_captured: set[str] = set()

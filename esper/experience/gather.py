@@ -96,7 +96,7 @@ class Gatherer:
         """
         if not (self.learns and ended.any()):
             return
-        gains = np.where(((slots.blended_alpha > 0) & ~slots.fossil).any(axis=1), np.nan, gains)
+        gains = np.where(((slots.alpha_on > 0) & ~slots.fossil).any(axis=1), np.nan, gains)
         kept = np.zeros(self.trials.shape, dtype=np.bool_)
         env, slot = np.nonzero(slots.fossil)
         kept[env, slot, slots.blueprint[env, slot]] = True

@@ -99,8 +99,7 @@ class LoopBackend(Backend):
                 alpha, target = float(slots.alpha[0, s]), float(slots.incubation_target[0, s])
                 site.assign(role_of(int(slots.stage[0, s]), alpha), alpha, target, bool(slots.learning[0, s]))
         self.groups.set_learning([site.name for site in self.sites if site.seed is not None and site.learning])
-        self.hooks.prepare_passes()
-        self.hooks.refresh_probes()
+        self.hooks.prepare_epoch()
 
     def score(self, evaluate: Evaluate, decision: int, epoch: int) -> None:
         """Scores all networks that are to be compared, after ``epoch`` epochs and ``decision`` decisions.

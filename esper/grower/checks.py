@@ -12,7 +12,7 @@ from esper.config import ConfigError
 from esper.grower.hooks import SiteHooks
 from esper.grower.ranks import Ranks, is_sharded
 
-FORMAT = 1
+FORMAT = 2
 """Format of a Grower's state."""
 
 

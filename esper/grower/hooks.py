@@ -89,17 +89,6 @@ class SiteHooks:
         """Adds a site that no forward pass has reached yet."""
         self.sites.setdefault(name, Site(SlotSite(name, channels)))
 
-    def prepare_passes(self) -> None:
-        """Gives each seed that learns in passes of its own its own buffers, which start with the model's present ones.
-
-        Statistics that were gathered without the seed would be wrong in its trials.
-        """
-        incubating = [name for name, site in self.sites.items() if site.seed is not None and site.incubating]
-        kept = self.own_buffers
-        self.own_buffers = {
-            name: kept.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
-        }
-
     def incubate(self, loss: Callable[[], Tensor]) -> None:
         """Adds to the gradients of each incubating seed those of ``loss``, computed with the seed at its target."""
         for site in self.sites.values():
@@ -148,9 +137,18 @@ class SiteHooks:
         finally:
             self._shadowed = None
 
-    def refresh_probes(self) -> None:
-        """Takes new probes from the next training pass."""
+    def prepare_epoch(self) -> None:
+        """Takes new probes from the next training pass, and gives incubating seeds their own buffers.
+
+        Only seeds that learn in passes of their own have them. They start with the model's present ones: statistics
+        that were gathered without a seed would be wrong in its trials.
+        """
         self._fresh.clear()
+        incubating = [name for name, site in self.sites.items() if site.seed is not None and site.incubating]
+        kept = self.own_buffers
+        self.own_buffers = {
+            name: kept.get(name) or ShadowBuffers(self.model) for name in incubating if not self.straight_through
+        }
 
     def remove(self) -> None:
         """Removes the hooks; the model is as it was."""

@@ -75,7 +75,7 @@ def _slot(env: LoopEnv, s: int, points: float) -> SlotReport:
     return SlotReport(
         stage=SeedStage(slots.stage[at]).name,
         blueprint=env.action_spec.blueprints[index] if index >= 0 else None,
-        alpha=float(slots.blended_alpha[at]),
+        alpha=float(slots.alpha_on[at]),
         contribution=contribution,
         trial=trial,
     )

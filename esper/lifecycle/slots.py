@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.lifecycle.stage import BLENDED, COOLDOWN, LIVING, SeedStage
+from esper.lifecycle.stage import COOLDOWN, LIVING, ON, SeedStage
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -23,7 +23,7 @@ def stage_table(stages: Collection[SeedStage]) -> Bools:
     return table
 
 
-IS_LIVING, IS_BLENDED, IS_COOLING = stage_table(LIVING), stage_table(BLENDED), stage_table(COOLDOWN)
+IS_LIVING, IS_ON, IS_COOLING = stage_table(LIVING), stage_table(ON), stage_table(COOLDOWN)
 HAS_SEED = stage_table({*LIVING, SeedStage.FOSSILIZED})
 IS_RAMPED = stage_table({SeedStage.BLENDING, SeedStage.HOLDING})
 """Stages in which alpha moves by ramps."""
@@ -146,9 +146,9 @@ class Slots(Arrays):
         return np.asarray(self.occupied & (self.stage != SeedStage.GERMINATED) & ~self.lowering)
 
     @property
-    def blended_alpha(self) -> Floats:
+    def alpha_on(self) -> Floats:
         """Alpha of seeds in the forward pass, 0 for other slots."""
-        return np.where(IS_BLENDED[self.stage], self.alpha, 0.0)
+        return np.where(IS_ON[self.stage], self.alpha, 0.0)
 
 
 MEASUREMENTS = (

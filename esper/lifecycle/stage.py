@@ -39,7 +39,7 @@ TRANSITIONS: Mapping[SeedStage, frozenset[SeedStage]] = MappingProxyType(
 
 STAGES: tuple[SeedStage, ...] = tuple(SeedStage)
 LIVING = frozenset({S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING})
-BLENDED = frozenset({S.BLENDING, S.HOLDING, S.FOSSILIZED})
+ON = frozenset({S.BLENDING, S.HOLDING, S.FOSSILIZED})
 """Stages in which the seed is in the forward pass."""
 COOLDOWN = frozenset({S.PRUNED, S.EMBARGOED, S.RESETTING})
 ADVANCES: Mapping[SeedStage, SeedStage] = MappingProxyType(

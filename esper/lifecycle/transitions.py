@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from esper.lifecycle.ramps import PROGRESS, STYLE_CURVE
-from esper.lifecycle.slots import IS_BLENDED, IS_COOLING, IS_RAMPED, Bools, Floats, Ints, Slots
+from esper.lifecycle.slots import IS_COOLING, IS_ON, IS_RAMPED, Bools, Floats, Ints, Slots
 from esper.lifecycle.stage import ADVANCES, COOLDOWN, TRANSITIONS, IllegalTransition, SeedStage, check_transition
 
 # Tables by the values of stages: the next one by ADVANCE or in a cooldown (itself if none), and the legal transitions.
@@ -59,7 +59,7 @@ def set_alpha_target(slots: Slots, where: Bools, target: Floats, steps: Ints, cu
 
 def prune(slots: Slots, where: Bools, steps: Ints, curve: Ints) -> None:
     """Removes seeds: blended ones after fading to alpha 0 in ``steps`` epochs, others at once."""
-    fades = where & IS_BLENDED[slots.stage] & (slots.alpha > 0) & (steps > 0)
+    fades = where & IS_ON[slots.stage] & (slots.alpha > 0) & (steps > 0)
     _ramp(slots, fades, np.zeros((1, 1)), steps, curve)
     slots.fading |= fades
     _enter(slots, fades & (slots.stage == SeedStage.HOLDING), SeedStage.BLENDING)

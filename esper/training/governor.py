@@ -114,8 +114,7 @@ class Governor:
 
         Args:
             loss: its validation loss.
-            not_finite: number of non-finite values in losses, and in weights, buffers and gradients of host and
-                fossils.
+            not_finite: number of non-finite values in losses and in what makes up the committed network.
             train_loss: its mean training loss; NaN if it is not known. A host that trains better than in all recent
                 epochs, or than chance if there are none, does not diverge, whatever its validation loss is, which then
                 only stays out of the history: at high learning rates, the running statistics of batch normalisation,
@@ -142,10 +141,8 @@ class Governor:
         return None
 
     def _divergence_threshold(self, mean: float, chance: float) -> float:
-        """A loss above all three of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance is an anomaly.
-
-        It is none if training improves, see :meth:`check`.
-        """
+        """Returns the largest of mean + 6σ, 1.5 · mean and recent best + 0.25 · chance; :meth:`check` says when a loss
+        above it is an anomaly."""
         config = self.config
         return max(
             mean + config.divergence_sigma * float(np.std(self.losses)),

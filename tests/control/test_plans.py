@@ -79,5 +79,5 @@ def test_it_begins_nothing_that_cannot_be_kept_before_the_episode_ends() -> None
     env = PlantedVectorEnv(TrainingConfig.parse({"env": {"n_envs": 16, "episode_length": 12}}), law)
     play_round(env, PlansController(env.action_spec, env.layout, 16))
     seeds = env.state.slots
-    assert not ((seeds.blended_alpha > 0) & ~seeds.fossil).any()
+    assert not ((seeds.alpha_on > 0) & ~seeds.fossil).any()
     assert (seeds.fossil.sum(axis=1) >= 1).mean() > 0.9

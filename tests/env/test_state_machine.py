@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esper.data.split import Split
 from esper.data.task import Task
 from esper.env.vector_env import GrowthVectorEnv
-from esper.lifecycle.stage import BLENDED, LIVING, TRANSITIONS, SeedStage
+from esper.lifecycle.stage import LIVING, ON, TRANSITIONS, SeedStage
 from esper.spaces.action import Op
 from esper.telemetry.event import ActionTaken, Event, GateEvaluated, GovernorRollback, SeedCut, StageChanged
 from tests.core_helpers import SlotView, digits, flat_baseline, same_bits, tensors_of, tiny_config, wait_actions
@@ -254,7 +254,7 @@ class Lives(RuleBasedStateMachine):
             assert (slot.seed is not None) == (slot.stage in {*LIVING, S.FOSSILIZED})
             if slot.stage in (S.HOLDING, S.FOSSILIZED):
                 assert slot.alpha == 1
-            elif slot.stage not in BLENDED:
+            elif slot.stage not in ON:
                 assert slot.alpha == 0
             if slot.seed is not None:
                 assert 0 <= slot.epochs_in_stage <= slot.age <= self.training.epoch
@@ -290,7 +290,7 @@ class Lives(RuleBasedStateMachine):
 
     def check_twin(self, rolled_back: bool) -> None:
         """As long as nothing was blended or restored, the host is the same bits as one left alone."""
-        blended = any(stage in BLENDED for stage in {*self.known.values(), *self.stage_in_training().values()})
+        blended = any(stage in ON for stage in {*self.known.values(), *self.stage_in_training().values()})
         self.alone &= not (blended or rolled_back)
         if self.alone:
             self.twin.step(wait_actions(1))

@@ -8,7 +8,7 @@ import pytest
 
 from esper.lifecycle import transitions
 from esper.lifecycle.slots import Slots
-from esper.lifecycle.stage import BLENDED, LIVING, IllegalTransition, SeedStage
+from esper.lifecycle.stage import LIVING, ON, IllegalTransition, SeedStage
 from tests.lifecycle.grown import LINEAR, column, every, germinate, grown, made, prune, set_target, tick
 
 S = SeedStage
@@ -90,7 +90,7 @@ def test_what_follows_from_a_stage(stage: SeedStage) -> None:
     assert slots.living == (stage in LIVING)
     assert slots.occupied == (stage in LIVING or stage is S.FOSSILIZED)
     assert slots.fossil == (stage is S.FOSSILIZED)
-    assert slots.blended_alpha == (1.0 if stage in BLENDED else 0.0)
+    assert slots.alpha_on == (1.0 if stage in ON else 0.0)
     assert slots.learning == (stage in (S.TRAINING, S.BLENDING, S.HOLDING, S.FOSSILIZED))
 
 
@@ -204,7 +204,7 @@ def test_a_fossil_is_removed_by_a_rollback_only() -> None:
 def test_a_fossil_goes_on_learning() -> None:
     slots = grown(S.FOSSILIZED)
     assert slots.learning
-    assert slots.blended_alpha == 1
+    assert slots.alpha_on == 1
 
 
 def test_seeds_at_every_stage_change_side_by_side() -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,13 +153,30 @@ def test_a_copy_of_the_registry_does_not_see_later_blueprints() -> None:
     assert "later" not in BLUEPRINTS.copy().names("cnn")
 
 
+def code_of(file: str, made: nn.Module) -> dict[str, Any]:
+    """Runs a file that defines a function, a class and a factory of functions, all called body."""
+    scope: dict[str, Any] = {"made": made, "__name__": file}
+    exec(
+        "def body(channels): return made\n"
+        "class Bodies:\n    def body(self, channels): return made\n"
+        "def factory():\n    def body(channels): return made\n    return body\n",
+        scope,
+    )
+    return scope
+
+
 def test_a_blueprint_is_replaced_when_its_code_runs_again_and_by_nothing_else() -> None:
-    registry, code = BlueprintRegistry(), "def body(channels): return made"
+    registry = BlueprintRegistry()
+    register = registry.register("cnn", "body", parameters=lambda channels: 0)
     for made in (nn.Identity(), nn.ReLU()):
-        scope = {"made": made, "__name__": "a_file"}
-        exec(code, scope)
-        registry.register("cnn", "body", parameters=lambda channels: 0)(scope["body"])
+        register(code_of("a_file", made)["body"])
     assert registry.names("cnn") == ("body",)
     assert isinstance(registry.get("cnn", "body").build(1), nn.ReLU)
-    with pytest.raises(ValueError, match="cnn already has a blueprint named 'body'"):
-        registry.register("cnn", "body", parameters=lambda channels: 0)(nn.Identity)
+    again, other = code_of("a_file", nn.Tanh()), code_of("another_file", nn.Tanh())
+    for build in (other["body"], again["factory"](), again["Bodies"]().body, lambda channels: nn.Tanh()):
+        with pytest.raises(ValueError, match="cnn already has a blueprint named 'body'"):
+            register(build)
+    made_twice = registry.register("cnn", "made", parameters=lambda channels: 0)
+    made_twice(again["factory"]())
+    with pytest.raises(ValueError, match="already has a blueprint named 'made'"):
+        made_twice(again["factory"]())

@@ -1,5 +1,7 @@
 """Every blueprint with every operator: finite, small at birth, and every parameter learns within two steps of it."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -105,9 +107,9 @@ def test_a_body_keeps_no_running_statistics_and_no_relu_may_be_born_dead(topolog
         modules = list(BLUEPRINTS.get(topology, name).build(width).modules())
         assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
         chains = [list(module) for module in modules if isinstance(module, nn.Sequential)]
-        before = [chain[i - 1] for chain in chains for i, module in enumerate(chain) if isinstance(module, nn.ReLU)]
-        assert all(isinstance(module, nn.GroupNorm) for module in before)
-        assert len(before) == sum(isinstance(module, nn.ReLU) for module in modules)
+        pairs = [pair for chain in chains for pair in itertools.pairwise(chain) if isinstance(pair[1], nn.ReLU)]
+        assert all(isinstance(before, nn.GroupNorm) for before, _ in pairs)
+        assert len(pairs) == sum(isinstance(module, nn.ReLU) for module in modules)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

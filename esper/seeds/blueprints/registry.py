@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
 
 from torch import nn
 
@@ -38,9 +41,10 @@ class BlueprintRegistry:
             self.add(blueprint)
 
     def add(self, blueprint: Blueprint) -> None:
-        """Adds a blueprint, or replaces it if its file or notebook cell runs again.
+        """Adds a blueprint, or replaces it if the function or class at the top of a file or notebook cell that makes it
+        is defined again.
 
-        Raises ValueError if its topology already has one with the same name, made by another function.
+        Raises ValueError if its topology already has one with the same name from elsewhere.
         """
         key = (blueprint.topology, blueprint.name)
         if key in self._table and _origin(self._table[key].build) != _origin(blueprint.build):
@@ -76,9 +80,12 @@ class BlueprintRegistry:
 
 
 def _origin(build: Factory) -> tuple[str, str] | Factory:
-    """Returns the module and name of a function, which are the same when its code runs again; other callables as is."""
-    name: str | None = getattr(build, "__qualname__", None)
-    return build if name is None or "<" in name else (build.__module__, name)
+    """Returns the file and name of a function or class at the top of a file or notebook cell, which are the same when
+    it runs again; other callables themselves."""
+    if not isinstance(build, FunctionType | type) or "<" in build.__qualname__:
+        return build
+    file: str | None = getattr(sys.modules.get(build.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else build.__module__, build.__qualname__
 
 
 BLUEPRINTS = BlueprintRegistry()
