@@ -1,4 +1,4 @@
-# An image in which the README's commands work. Run folders stay in ./runs of the host:
+# An image for the README's commands; it has been linted, but never built. Run folders stay in ./runs of the host:
 #
 #   docker build -t esper . && docker run --rm -it -v "$PWD/runs:/esper/runs" esper esper run
 FROM python:3.12-slim

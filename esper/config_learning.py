@@ -119,7 +119,7 @@ class PPOConfig(Section):
     """Practice: by how much what two seeds are relied on for overlaps, at most, in either direction; as a fraction."""
     validate_every: Count = 5
     """Rounds between validations of the greedy agent, on hosts that it does not learn from; there is one after the last
-    round, too. The agent with the best mean return there is compared and shipped."""
+    round, too. The agent with the best mean return there is compared and saved."""
     episodes_per_update: Count | None = None
     """Number of episodes per update, a multiple of n_envs; None: n_envs, one round."""
     n_minibatches: Count = 4

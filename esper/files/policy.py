@@ -36,7 +36,7 @@ HEADER = "esper_policy"
 """Key of the JSON text in the file's header."""
 
 PRETRAINED = Path(__file__).parent / "pretrained" / f"digits{SUFFIX}"
-"""The agent shipped with Esper."""
+"""The agent that comes with Esper."""
 
 PARTS = ("network", "observations", "experience")
 VALID = "give the folder of a ppo run, its checkpoint.pt, a policy in a .safetensors file, or pretrained"
