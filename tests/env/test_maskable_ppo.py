@@ -4,9 +4,9 @@ Where every op is as likely as any other a seed is soon pruned, and MaskablePPO 
 200,000 steps of the task as it ships). A lesson with pruning out of reach shows it that there is something to find.
 Discounted returns that the tests measured for seeds 0, 1, 2:
 
-- SHORT, 64,000 steps: flat 1.824, 1.765, 1.856; heads 1.764, 1.766, 1.744. Best 1.876, chance −0.02 to 0.09.
-- WHOLE after UNPRUNED, 150,000 and 100,000 steps, heads: 1.214, 1.204, 1.622. Best 1.719, chance −0.17 to −0.14.
-- SHORT, 20,000 steps, flat, seed 0: 0.280.
+- SHORT, 64,000 steps: flat 1.812, 1.820, 1.828; heads 1.563, 1.712, 1.722. Best 1.876, chance −0.02 to 0.09.
+- WHOLE after UNPRUNED, 150,000 and 100,000 steps, heads: 1.687, 1.629, 1.656. Best 1.719, chance −0.17 to −0.14.
+- SHORT, 20,000 steps, flat, seed 0: 0.725.
 """
 
 from __future__ import annotations
