@@ -32,8 +32,8 @@ def test_the_page_explains_every_term() -> None:
 @pytest.mark.parametrize(
     ("term", "text"),
     [
-        ("benefit", "{benefit_scale:g} pp are 1"),
-        ("advantage", "{benefit_scale:g} pp are 1"),
+        ("benefit", "{benefit_scale:g} pp count as 1"),
+        ("advantage", "{benefit_scale:g} pp count as 1"),
         ("loss_benefit", "{loss_benefit_scale:g} standard deviations of the baseline's final loss are 1"),
         ("rent", "−min({rent_rate} · ln(1 + added / host), {rent_cap}) / T"),
         ("fossil_cost", "−{sparse_parameter_cost} "),

@@ -1,0 +1,103 @@
+"""Seeds of a loop that learn in passes of their own: gradients, buffers and trials."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.seeds.blueprints import BLUEPRINTS
+from esper.spaces.action import Op
+from tests.grower.loops import Loop, X, Y, do, net, plain, plant, same, script, shadowed, stages, weights
+
+
+def test_a_shadow_loss_trains_the_seed_and_changes_no_bit_of_the_model() -> None:
+    """Not its weights, its BatchNorm statistics, or the random numbers of its dropout."""
+    torch.manual_seed(7)
+    grown = Loop(model=net(dropout=0.5), step=shadowed, incubation="shadow").run(4)
+    torch.manual_seed(7)
+    alone = Loop(model=net(dropout=0.5), step=shadowed, controller=None).run(4)
+    assert same(weights(grown.model), weights(alone.model))
+    assert grown.grower is not None
+    seed = grown.grower.hooks.sites["r0c0"].seed
+    assert seed is not None
+    before = weights(seed)
+    grown.run(1)
+    assert not same(weights(seed), before)
+    assert grown.run().steps[-1].slots["r0c0"].stage == "FOSSILIZED"
+
+
+def test_a_shadow_loss_leaves_the_buffers_of_other_seeds_alone() -> None:
+    registry = BLUEPRINTS.copy()
+
+    @registry.register("mlp", "normed", parameters=lambda channels: 2 * channels)
+    def normed(channels: int) -> nn.Module:
+        """BatchNorm."""
+        return nn.BatchNorm1d(channels)
+
+    first = {0: plant("r0c1", "normed"), **{epoch: do(Op.ADVANCE, "r0c1") for epoch in (1, 4, 8)}}
+    second = {9: plant("r0c0"), 10: do(Op.ADVANCE, "r0c0")}
+    actions = script({**first, **second})
+    loop = Loop(controller=actions, incubation="shadow", step=shadowed, epochs=16, blueprints=registry).run(12)
+    assert (stages(loop)[-1], stages(loop, "r0c1")[-1]) == ("TRAINING", "HOLDING")
+    assert loop.grower is not None
+    seed = loop.grower.hooks.sites["r0c1"].seed
+    assert seed is not None
+    batches = seed.get_buffer("body.num_batches_tracked")
+    loop.model.train()
+    loop.model(X)  # its own pass
+    before = batches.clone()
+    loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
+    assert torch.equal(batches, before)
+    loop.model(X)
+    assert int(batches) == int(before) + 1
+
+
+def test_a_seed_with_passes_of_its_own_is_tried_with_the_statistics_of_these() -> None:
+    """BatchNorm takes a shift away again, but not with statistics that were gathered without it."""
+    registry = BLUEPRINTS.copy()
+
+    class Shift(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.full((channels,), 1000.0))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return torch.zeros_like(h) + self.shift
+
+    registry.register("mlp", "shift", parameters=lambda channels: channels)(Shift)
+    actions = script({0: plant("r0c1", "shift"), 1: do(Op.ADVANCE, "r0c1")})
+    trials = {}
+    for incubation, step in (("shadow", shadowed), ("ste", plain)):
+        loop = Loop(controller=actions, incubation=incubation, step=step, epochs=30, blueprints=registry).run(28)
+        assert stages(loop, "r0c1")[-1] == "TRAINING"
+        assert loop.steps[-1].score > 0.9
+        trials[incubation] = loop.steps[-1].slots["r0c1"].trial
+    assert trials["shadow"] == pytest.approx(0, abs=0.05)
+    assert trials["ste"] is not None
+    assert trials["ste"] < -0.3
+
+
+def test_a_shadow_gradient_is_that_of_the_loss_with_the_seed_at_its_target() -> None:
+    loop = Loop(step=shadowed, incubation="shadow").run(3)
+    assert loop.grower is not None
+    site = loop.grower.hooks.sites["r0c0"]
+    assert site.seed is not None
+    loop.model.train()
+    loop.optimizer.zero_grad()
+    loop.grower.incubate(lambda: nn.functional.cross_entropy(loop.model(X), Y))
+    found = [p.grad.clone() for p in site.seed.parameters() if p.grad is not None]
+    with loop.grower.hooks.trying({"r0c0": 1.0}):
+        loss = nn.functional.cross_entropy(loop.model(X), Y)
+    expected = torch.autograd.grad(loss, list(site.seed.parameters()))
+    assert len(found) == len(expected)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert all(p.grad is None for p in loop.model.parameters())
+
+
+def test_a_shadow_loss_that_is_never_given_is_missed() -> None:
+    with pytest.raises(RuntimeError, match=r"r0c0 has learned nothing: .*call grower\.incubate"):
+        Loop(incubation="shadow").run()
+    with pytest.raises(RuntimeError, match="needs incubation='shadow'"):
+        Loop(step=shadowed).run(1)
