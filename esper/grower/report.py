@@ -33,7 +33,7 @@ class GrowthStep:
     epoch: int
     """Number of epochs trained so far."""
     score: float
-    """Score of the model with all blended seeds."""
+    """Score of the model with all seeds that are on."""
     committed: float
     """Score of the model with its kept seeds only, which :meth:`Grower.finish` would return."""
     without_seeds: float

@@ -100,7 +100,7 @@ class Slots(Arrays):
     contribution_error: Floats = field(metadata=MEASURED)
     contribution_change: Floats = field(metadata=FLOAT)
     interaction: Floats = field(metadata=FLOAT)
-    """Sum of the pairwise interactions with the other blended seeds, pp."""
+    """Sum of the pairwise interactions with the other seeds that are on, pp."""
     epochs_since_measured: Ints = field(metadata=INT)
     gradient_norm: Floats = field(metadata=MEASURED)
     gradient_ratio: Floats = field(metadata=MEASURED)

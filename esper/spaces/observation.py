@@ -99,7 +99,7 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature("contribution_error", C, "paired standard error of the contribution, pp / 10"),
     Feature("contribution_measured", FLAG, "the contribution was measured for this seed"),
     Feature("epochs_since_measured", C, "epochs since the contribution was measured / horizon"),
-    Feature("interaction", C, "summed interaction with the other blended seeds, clamped to 10 pp, / 10"),
+    Feature("interaction", C, "summed interaction with the other seeds that are on, clamped to 10 pp, / 10"),
     Feature("gradient_norm", C, "symlog of the seed's gradient norm"),
     Feature("gradient_ratio", C, "symlog of the seed's to the host's gradient, per element"),
     Feature("gradient_health", C, "0 to 1"),

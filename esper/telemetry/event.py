@@ -216,7 +216,7 @@ class EpisodeCompleted(Event):
     rollbacks: int
     terminated: bool
     shapley: dict[str, tuple[float, float]]
-    """Shapley value of each blended seed and its standard error, pp; empty unless all coalitions were measured."""
+    """Shapley value of each seed that is on and its standard error, pp; empty unless all coalitions were measured."""
     stopped: str | None = None
     """Why it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 
