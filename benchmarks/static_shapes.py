@@ -41,13 +41,22 @@ class WithInput(nn.Module):
         return cat([x, self.module(x)], dim=1)
 
 
-def network(first: int, second: int, depths: tuple[int, int] = (1, 1), more: int = 0) -> nn.Module:
-    """Makes two blocks with these channels and numbers of convolutions, and ``more`` channels for the head."""
+def network(
+    first: int, second: int, depths: tuple[int, int] = (1, 1), more: int = 0, beside: tuple[int, int] = (0, 0)
+) -> nn.Module:
+    """Makes two blocks with these channels and numbers of convolutions, and ``more`` channels for the head.
+
+    Beside each block is a branch with as many hidden channels as ``beside`` says; it reads what the block reads.
+    """
     layers: list[nn.Module] = []
     channels = 1
-    for width, depth in ((first, depths[0]), (second, depths[1])):
-        block = [convolution(channels if number == 0 else width, width) for number in range(depth)]
-        layers += [nn.Sequential(*block), nn.MaxPool2d(2)]
+    for width, depth, hidden in zip((first, second), depths, beside, strict=True):
+        block: nn.Module = nn.Sequential(
+            *(convolution(channels if number == 0 else width, width) for number in range(depth))
+        )
+        if hidden:
+            block = WithBranch(block, nn.Sequential(convolution(channels, hidden), nn.Conv2d(hidden, width, 1)))
+        layers += [block, nn.MaxPool2d(2)]
         channels = width
     if more:
         layers.insert(-1, WithInput(convolution(channels, more)))
@@ -101,6 +110,8 @@ DIGITS: dict[str, Callable[[], nn.Module]] = {
     "deeper first block": lambda: network(3, 6, (2, 1)),
     "deeper second block": lambda: network(3, 6, (1, 2)),
     "wider for the head, by 4": lambda: network(3, 6, more=4),
+    "branch of 10 channels beside the second block": lambda: network(3, 6, beside=(0, 10)),
+    "branches of 8 and 6 channels beside both blocks": lambda: network(3, 6, beside=(8, 6)),
     "branch of 4 channels from the image": with_branch,
 }
 TABLE: dict[str, Callable[[], nn.Module]] = {

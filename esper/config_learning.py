@@ -75,9 +75,10 @@ class PPOConfig(Section):
     """The same for PRUNE."""
     prior_retarget: Finite = -1.0
     """The same for SET_ALPHA_TARGET."""
-    prior_profit: Finite = 2.0
-    """Initial weight of a seed's profit, in standard deviations, in its logit, and of whether the best one pays (±1) in
-    the logit of planting; times the prior's strength."""
+    prior_profit: Finite = 8.0
+    """Initial weight of a seed's profit, in standard deviations, in its logit, times the prior's strength."""
+    prior_pays: Finite = 2.0
+    """Initial weight of whether the most profitable seed pays (±1) in the logit of planting, likewise."""
     prior_full_alpha: Finite = 3.0
     """Initial logit of a target alpha of 1, which alone can be kept, times the prior's strength; of others: 0."""
     practised_rate: Positive = 0.2

@@ -1,5 +1,7 @@
 """A bandit over plans: in each slot the blueprint that pays best by experience, planted as early as possible.
 
+The largest seed is planted first: it has the most to learn, and a small one that waits for its gate would hold it up.
+
 A plan is at most one blueprint a slot, each the best, after its rent, by a draw from what the run has learned of their
 worths; the env makes the draw at the start of an episode and shows it in the observation. So this is Thompson sampling
 (Thompson 1933) over a linear model of gains: early rounds try everything, later ones play what has paid. In evaluation
@@ -8,6 +10,7 @@ the env shows means, and the plan is the best one known."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +32,7 @@ BLEND = 4, 2 / 15
 
 
 class PlansController(PerEnvController):
-    """Carries seeds through as their gates pass, and plants the most promising seed whenever that is legal."""
+    """Carries seeds through as their gates pass, and plants the largest promising seed whenever that is legal."""
 
     EPISODE_STATE = ("given_up",)
 
@@ -53,16 +56,20 @@ class PlansController(PerEnvController):
             if view.legal(Op.PRUNE, slot) and self._stuck(view, slot):
                 self.given_up[env].append(slot)
                 return self.spec.encode(Op.PRUNE, slot)
-        options = [
-            (view.value(f"{slot}/{name}/profit"), slot, name)
-            for slot in self.spec.slots
-            for name in self.spec.blueprints
-            if slot not in self.given_up[env] and view.legal(Op.GERMINATE, slot, name)
-        ]
-        profit, slot, name = max(options, default=(0.0, "", ""))
-        if profit <= 0 or view.epochs_left < self.life:
+        if view.epochs_left < self.life or not (seeds := list(self._promising(env, view))):
             return self.spec.encode(Op.WAIT)
+        *_, slot, name = max(seeds)
         return self.spec.encode(Op.GERMINATE, slot, name, tempo=self.tempo)
+
+    def _promising(self, env: int, view: EnvView) -> Iterator[tuple[float, float, str, str]]:
+        """Yields size, profit, slot and blueprint of the best seed for each slot that may be planted and pays."""
+        for slot in self.spec.slots:
+            if slot in self.given_up[env]:
+                continue
+            legal = [name for name in self.spec.blueprints if view.legal(Op.GERMINATE, slot, name)]
+            profit, name = max(((view.value(f"{slot}/{name}/profit"), name) for name in legal), default=(0.0, ""))
+            if profit > 0:
+                yield view.value(f"{slot}/{name}/size"), profit, slot, name
 
     def _stuck(self, view: EnvView, slot: str) -> bool:
         waits = view.stage(slot) in (SeedStage.TRAINING, SeedStage.HOLDING)

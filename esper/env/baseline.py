@@ -30,6 +30,15 @@ class Baseline:
         """
         return np.asarray(np.fmin(loss, max(self.loss)) / self.final_loss_std)
 
+    def gain_by_loss(self, loss: Floats) -> Floats:
+        """Returns by how much ``loss`` [...] is below the final loss, in the pp of accuracy that it was worth to hosts
+        left alone: as their accuracy rose from its worst to its best, so their loss fell.
+
+        Losses are clipped as in :meth:`in_stds`.
+        """
+        worth = np.ptp(self.accuracy) / max(float(np.ptp(self.loss)), SMALLEST_STD)
+        return np.asarray((self.loss[-1] - np.fmin(loss, max(self.loss))) * worth)
+
     def check(self, horizon: int) -> None:
         """Raises ValueError when the curves are not those of an episode of ``horizon`` epochs."""
         if len(self.accuracy) != horizon + 1 or len(self.loss) != horizon + 1:

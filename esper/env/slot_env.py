@@ -278,8 +278,9 @@ def gather(env: SlotVectorEnv, active: Bools) -> None:
     assert env.rules is not None
     state = env.state
     env.gatherer.watch(state.slots)
-    gains = state.committed - env.rules.baseline_at(state.epoch)
-    env.gatherer.end(active & state.done, np.where(state.epoch >= env.horizon, gains, np.nan), state.slots)
+    baseline = env.rules.baseline
+    gains = np.stack((state.committed - baseline.accuracy[-1], baseline.gain_by_loss(state.committed_loss)), axis=1)
+    env.gatherer.end(active & state.done, np.where(state.epoch[:, None] >= env.horizon, gains, np.nan), state.slots)
 
 
 def info_of(env: SlotVectorEnv, idle: Bools) -> Info:

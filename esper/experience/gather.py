@@ -88,7 +88,7 @@ class Gatherer:
             last[env, slot, slots.blueprint[env, slot]] = measured[env, slot]
 
     def end(self, ended: Bools, gains: Floats, slots: Slots) -> None:
-        """Adds the episodes of ``ended`` bool [E]; ``gains`` [E] are their final gains over no growth, pp.
+        """Adds the episodes of ``ended`` bool [E]; ``gains`` [E, 2] are those of ``Experience.add``.
 
         A NaN is the gain of an episode that was cut short: only what was measured of its seeds is added. The same is
         done if there are blended seeds that are not kept: the host leans on them, so what the committed network has
@@ -96,7 +96,8 @@ class Gatherer:
         """
         if not (self.learns and ended.any()):
             return
-        gains = np.where(((slots.alpha_on > 0) & ~slots.fossil).any(axis=1), np.nan, gains)
+        unkept = ((slots.alpha_on > 0) & ~slots.fossil).any(axis=1, keepdims=True)
+        gains = np.where(unkept, np.nan, gains)
         kept = np.zeros(self.trials.shape, dtype=np.bool_)
         env, slot = np.nonzero(slots.fossil)
         kept[env, slot, slots.blueprint[env, slot]] = True

@@ -4,19 +4,24 @@ Worths w [S·B] are in pp: what a seed that is kept adds to the final accuracy o
 
     w ~ N(0, s² K),  K = a + b [same blueprint] + c [same slot] + d [same both],  a + b + c + d = 1,
 
-so what one slot shows of a blueprint also says something about the others. Three kinds of measurements depend on them:
+so what one slot shows of a blueprint also says something about the others. Four kinds of measurements depend on them:
 
-    gain of an episode     y = o + Σ w over its fossils + ε    ε ~ N(0, σ_g²),  o ~ N(0, baseline_error²)
-    trial of a seed        y = α_t + λ_t w + ε                 ε ~ N(0, σ_t²)
-    contribution           y = α_c + λ_c w + ε                 ε ~ N(0, σ_c²)
+    gain in accuracy of an episode     y = o_a +     Σ w over its fossils + ε_a    (ε_a, ε_l) ~ N(0, Σ_g)
+    gain by its loss                   y = o_l + λ_l Σ w over its fossils + ε_l    o_a, o_l ~ N(0, baseline_error²)
+    trial of a seed                    y = α_t + λ_t w + ε                         ε ~ N(0, σ_t²)
+    contribution                       y = α_c + λ_c w + ε                         ε ~ N(0, σ_c²)
 
-The gain is accuracy over the no-growth baseline, whose own error is the offset o; a loss counts as at most
-``max_loss``. A trial or contribution is the last one of a seed, a contribution while its alpha stood still; it measures
-how much a host leans on the seed, so its scale λ and its noise are unknown, and so is an offset α for each slot: hosts
-lean on early seeds by 60 pp and on late ones by 2, whatever they gain. Given λ and the noises, the posterior of
-θ = (o, α_t, α_c, w) is normal (Bayesian linear regression, Bishop 2006, 3.3). Given the posterior, λ and the noises
-have closed forms, so both are found in turn (expectation maximisation, with weak priors on every unknown). A kind that
-predicts nothing gets λ ≈ 0 or a large σ, and then counts for nothing."""
+Gains are over the no-growth baseline, whose own errors are the offsets o; a negative one counts as at most
+``max_loss``. The loss, in the pp that it was worth to hosts left alone, tells plans apart with fewer episodes: it is
+less noisy than the number of samples that are right. What it is worth for seeds, λ_l, is unknown, and so is how its
+errors go with those of the accuracy (Σ_g). A trial or contribution is the last one of a seed, a contribution while its
+alpha stood still; it measures how much a host leans on the seed, so its scale λ and its noise are unknown, and so is an
+offset α for each slot: hosts lean on early seeds by 60 pp and on late ones by 2, whatever they gain.
+
+Given the scales λ and the noises, the posterior of θ = (o_a, o_l, α_t, α_c, w) is normal (Bayesian linear regression,
+Bishop 2006, 3.3). Given the posterior, each λ and each noise has a closed form, so all are found in turn (expectation
+maximisation, with weak priors on every unknown). A kind that predicts nothing gets λ ≈ 0 or a large noise, and then
+counts for nothing."""
 
 from __future__ import annotations
 
@@ -32,10 +37,13 @@ from esper.config import ExperienceConfig
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 ITERATIONS = 12
 SLOPE, SLOPE_STD = 0.5, 0.5
-"""Prior of λ: mean and standard deviation."""
+"""Prior of λ_t and λ_c: mean and standard deviation."""
+LOSS_SLOPE, LOSS_SLOPE_STD = 1.0, 0.5
+"""The same of λ_l."""
 OFFSET_STD = 30.0
 """Prior standard deviation of each α, pp."""
 
@@ -52,7 +60,7 @@ class Worths:
     scale: float
     """s, the prior standard deviation of a worth as estimated."""
     noise: float
-    """σ_g, the standard deviation of an episode's gain given its fossils."""
+    """Standard deviation of an episode's gain in accuracy given its fossils, the root of Σ_g's first entry."""
 
     def draw(self, z: Floats) -> Floats:
         """Returns a draw from the posterior, [S, B], for standard normal ``z`` [S·B]."""
@@ -68,20 +76,20 @@ class Experience:
         config: the prior.
     """
 
-    SUMS = ("gains", "gram", "moment", "kept", "counts", "sums", "squares")
+    SUMS = ("gains", "gram", "moments", "kept", "counts", "sums", "squares")
 
     def __init__(self, slots: tuple[str, ...], blueprints: tuple[str, ...], config: ExperienceConfig) -> None:
         self.slots, self.blueprints, self.config = slots, blueprints, config
         size = len(slots) * len(blueprints)
         self._prior = np.linalg.inv(prior_correlations(len(slots), len(blueprints), config))
-        seed, first = np.arange(size), 1 + 2 * len(slots)
-        offsets = 1 + len(slots) * np.arange(2)[:, None] + seed // len(blueprints)
-        self._places = offsets, np.r_[0, first + seed], first + seed
-        """Places in θ of the offsets of each seed's trial and contribution [2, S·B], of (o, w), and of w [S·B]."""
-        self.gains = np.zeros(2)
-        """Number of episodes, and the sum of their squared gains."""
-        self.gram, self.moment = np.zeros((1 + size, 1 + size)), np.zeros(1 + size)
-        """Σ x xᵀ and Σ x y over episodes, with x = (1, what was kept)."""
+        seed, first = np.arange(size), 2 + 2 * len(slots)
+        offsets = 2 + len(slots) * np.arange(2)[:, None] + seed // len(blueprints)
+        self._places = offsets, first + seed
+        """Places in θ of the offsets of each seed's trial and contribution [2, S·B], and of w [S·B]."""
+        self.gains = np.zeros((2, 2))
+        """Σ y yᵀ over episodes, with y = (gain in accuracy, gain by the loss)."""
+        self.gram, self.moments = np.zeros((1 + size, 1 + size)), np.zeros((2, 1 + size))
+        """Σ x xᵀ and Σ y xᵀ over episodes, with x = (1, what was kept)."""
         self.kept = np.zeros(size)
         """Number of episodes in which each (slot, blueprint) was kept."""
         self.counts, self.sums, self.squares = (np.zeros((2, size)) for _ in range(3))
@@ -90,13 +98,14 @@ class Experience:
 
     @property
     def episodes(self) -> int:
-        return int(self.gains[0])
+        return int(self.gram[0, 0])
 
     def add(self, gains: Floats, kept: Bools, trials: Floats, contributions: Floats) -> None:
         """Adds N episodes.
 
         Args:
-            gains: final committed accuracy minus the no-growth baseline's, pp [N]; NaN if it says nothing.
+            gains: of the committed network at the end over the no-growth baseline, by accuracy and by loss, pp [N, 2];
+                NaN if they say nothing.
             kept: what was fossilized, [N, S, B].
             trials: the last trial of each seed, pp [N, S, B]; NaN if there is none.
             contributions: the last contribution, likewise.
@@ -106,13 +115,13 @@ class Experience:
             self.counts[i] += np.isfinite(rows).sum(axis=0)
             self.sums[i] += np.where(np.isfinite(rows), rows, 0.0).sum(axis=0)
             self.squares[i] += np.where(np.isfinite(rows), rows**2, 0.0).sum(axis=0)
-        known = np.isfinite(gains)
+        known = np.isfinite(gains).all(axis=1)
         gains = np.maximum(gains[known], -self.config.max_loss)
-        x = np.ones((len(gains), len(self.moment)))
+        x = np.ones((len(gains), len(self.gram)))
         x[:, 1:] = kept[known].reshape(len(gains), len(self.kept))
-        self.gains += np.array([len(gains), (gains**2).sum()])
+        self.gains += gains.T @ gains
         self.gram += x.T @ x
-        self.moment += x.T @ gains
+        self.moments += gains.T @ x
         self.kept += x[:, 1:].sum(axis=0)
         self._worths = None
 
@@ -127,13 +136,14 @@ class Experience:
         """Alternates between the posterior of θ and the unknown scales; at first, gains alone count."""
         config, shape = self.config, (len(self.slots), len(self.blueprints))
         strength, guess = config.strength, config.noise**2
-        scale, noise, slopes, errors = config.worth_std**2, guess, np.zeros(2), np.full(2, guess)
-        _, gained, w = self._places
+        scale, noise, loss_slope = config.worth_std**2, guess * np.eye(2), LOSS_SLOPE
+        slopes, errors = np.zeros(2), np.full(2, guess)
+        _, w = self._places
         for _ in range(ITERATIONS):
-            mean, covariance = self._solve(scale, noise, slopes, errors)
+            mean, covariance = self._solve(scale, noise, loss_slope, slopes, errors)
             second = covariance + np.outer(mean, mean)  # E[θ θᵀ]
-            missed = self.gains[1] - 2 * mean[gained] @ self.moment + (self.gram * second[np.ix_(gained, gained)]).sum()
-            noise = (strength * guess + missed) / (strength + self.gains[0])
+            noise = (strength * guess * np.eye(2) + self._missed(mean, second, loss_slope)) / (strength + self.episodes)
+            loss_slope = self._loss_slope(mean, second, noise)
             drawn = (self._prior * second[np.ix_(w, w)]).sum()
             scale = (strength * config.worth_std**2 + drawn) / (strength + len(w))
             for i in range(2):
@@ -144,18 +154,20 @@ class Experience:
             error=np.sqrt(np.diag(posterior)).reshape(shape),
             root=np.asarray(np.linalg.cholesky((posterior + posterior.T) / 2), dtype=np.float64),
             scale=float(np.sqrt(scale)),
-            noise=float(np.sqrt(noise)),
+            noise=float(np.sqrt(noise[0, 0])),
         )
 
-    def _solve(self, scale: float, noise: float, slopes: Floats, errors: Floats) -> tuple[Floats, Floats]:
-        """Returns mean and covariance of θ, given s², σ_g², and λ [2] and σ² [2] of trials and contributions."""
-        _, gained, w = self._places
+    def _solve(
+        self, scale: float, noise: Floats, loss_slope: float, slopes: Floats, errors: Floats
+    ) -> tuple[Floats, Floats]:
+        """Returns mean and covariance of θ, given s², Σ_g, λ_l, and λ [2] and σ² [2] of trials and contributions."""
+        _, w = self._places
         precision = np.diag(np.full(w[-1] + 1, OFFSET_STD**-2))
-        precision[0, 0] = self.config.baseline_error**-2
+        precision[[0, 1], [0, 1]] = self.config.baseline_error**-2
         precision[np.ix_(w, w)] = self._prior / scale
-        right = np.zeros(len(precision))
-        precision[np.ix_(gained, gained)] += self.gram / noise
-        right[gained] += self.moment / noise
+        x, inverse = np.concatenate(gain_rows(w, loss_slope)), np.linalg.inv(noise)
+        precision += x.T @ np.kron(inverse, self.gram) @ x
+        right = x.T @ (inverse @ self.moments).ravel()
         for i in range(2):
             x = self._rows(i, slopes[i])
             precision += (x.T * self.counts[i]) @ x / errors[i]
@@ -163,9 +175,26 @@ class Experience:
         covariance = np.linalg.inv(precision)
         return covariance @ right, covariance
 
+    def _missed(self, mean: Floats, second: Floats, loss_slope: float) -> Floats:
+        """Returns E[Σ ε εᵀ], [2, 2], over the episodes' gains, given E[θ] and E[θ θᵀ]."""
+        x = gain_rows(self._places[1], loss_slope)
+        fitted = (x @ mean) @ self.moments.T  # [2, 2]
+        spread = np.einsum("iap,pq,jbq,ab->ij", x, second, x, self.gram, optimize=True)
+        return np.asarray(self.gains - fitted - fitted.T + spread)
+
+    def _loss_slope(self, mean: Floats, second: Floats, noise: Floats) -> float:
+        """Returns λ_l given E[θ], E[θ θᵀ] and Σ_g: the most likely one, with f = Σ w over an episode's fossils
+        and E[Σ f (y − o)] by accuracy and by loss."""
+        _, w = self._places
+        _, (across, inverse) = np.linalg.inv(noise)
+        squares = (self.gram[1:, 1:] * second[np.ix_(w, w)]).sum()  # E[Σ f²]
+        by_accuracy, by_loss = (self.moments[i, 1:] @ mean[w] - self.gram[1:, 0] @ second[w, i] for i in range(2))
+        target = inverse * by_loss + across * (by_accuracy - squares) + LOSS_SLOPE / LOSS_SLOPE_STD**2
+        return float(target / (inverse * squares + LOSS_SLOPE_STD**-2))
+
     def _line(self, i: int, mean: Floats, second: Floats, error: float) -> tuple[float, float]:
         """Returns λ and σ² of trials (0) or contributions (1), given E[θ], E[θ θᵀ] and the last σ²."""
-        offsets, _, w = self._places
+        offsets, w = self._places
         n, y, strength = self.counts[i], self.sums[i], self.config.strength
         precision = n @ second[w, w] / error + SLOPE_STD**-2
         slope = ((y @ mean[w] - n @ second[offsets[i], w]) / error + SLOPE / SLOPE_STD**2) / precision
@@ -175,7 +204,7 @@ class Experience:
 
     def _rows(self, i: int, slope: float) -> Floats:
         """Returns x [S·B, D] with E[y | θ] = x θ for a trial (0) or contribution (1) of each seed."""
-        offsets, _, w = self._places
+        offsets, w = self._places
         seed, x = np.arange(len(w)), np.zeros((len(w), w[-1] + 1))
         x[seed, offsets[i]], x[seed, w] = 1.0, slope
         return x
@@ -213,7 +242,7 @@ class Experience:
             own = getattr(self, name)
             if values.shape != own.shape or not np.isfinite(values).all():
                 raise ValueError(f"{name} of the experience has a wrong shape or non-finite values")
-        if np.linalg.eigvalsh(sums["gram"]).min() < -1e-6 or min(sums["counts"].min(), sums["gains"].min()) < 0:
+        if min(np.linalg.eigvalsh(sums[name]).min() for name in ("gram", "gains")) < -1e-6 or sums["counts"].min() < 0:
             raise ValueError("the experience has sums that no measurements can have")
         for name, values in sums.items():
             getattr(self, name)[:] = values
@@ -222,6 +251,14 @@ class Experience:
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether a saved experience is of the same slots and blueprints."""
         return (tuple(state["slots"]), tuple(state["blueprints"])) == (self.slots, self.blueprints)
+
+
+def gain_rows(w: Ints, loss_slope: float) -> Floats:
+    """Returns x [2, 1 + S·B, D]: the maps from θ to (o_a, w) and to (o_l, λ_l w). ``w`` [S·B] are the places in θ."""
+    seed, x = np.arange(len(w)), np.zeros((2, 1 + len(w), w[-1] + 1))
+    x[[0, 1], 0, [0, 1]] = 1.0
+    x[0, 1 + seed, w], x[1, 1 + seed, w] = 1.0, loss_slope
+    return x
 
 
 def prior_correlations(slots: int, blueprints: int, config: ExperienceConfig) -> Floats:

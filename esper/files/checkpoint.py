@@ -19,7 +19,7 @@ from esper.config import ConfigError
 from esper.files.atomic import write_atomic
 from esper.ppo.policy import Policy
 
-FORMAT = 5
+FORMAT = 6
 MARK = b"Esper checkpoint, format "
 NAME, PREVIOUS, CONFIG = "checkpoint.pt", "checkpoint.previous.pt", "config.toml"
 KEYS: dict[str, tuple[type, ...]] = {

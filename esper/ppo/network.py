@@ -138,7 +138,7 @@ class PolicyNetwork(nn.Module):
         self.choice_encoder = nn.Sequential(_two_layers(len(CHOICE_INPUTS), part, part), nn.Tanh())
         self.profit_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
         """Weight of a seed's profit in its score."""
-        self.pays_weight = nn.Parameter(torch.tensor(config.prior * config.prior_profit))
+        self.pays_weight = nn.Parameter(torch.tensor(config.prior * config.prior_pays))
         """Weight of whether the best seed pays in the score of planting."""
         self.ops = nn.Embedding(len(Op), part)
         self.slot_encoder = nn.Sequential(nn.Linear(len(PER_SLOT) - 1 + 2 * part + WAVES, part), nn.Tanh())

@@ -27,6 +27,17 @@ def test_it_plants_the_best_blueprint_in_the_best_slot() -> None:
     assert world.ask(controller) == ("GERMINATE", "r0c0", "conv_light")
 
 
+def test_of_the_best_seeds_of_all_slots_it_plants_the_largest_first() -> None:
+    world = World()
+    world.profit[:] = np.array([[1.0, 0.9, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0], [2.0, 0.0, -1.0, -1.0]])
+    world.size[:] = np.array([[0.4, 0.9, 0.9, 0.9], [0.3, 0.3, 0.3, 0.3], [0.2, 0.5, 0.5, 0.5]])
+    controller = plans(world)
+    for slot, blueprint in (("r0c0", "norm"), ("r0c1", "conv_light"), ("r1c0", "norm")):
+        assert world.ask(controller) == ("GERMINATE", slot, blueprint)
+        world.put(slot, S.FOSSILIZED)
+    assert world.ask(controller)[0] == "WAIT"
+
+
 def test_it_plants_nothing_that_does_not_pay() -> None:
     world = World()
     world.profit[:] = -0.1

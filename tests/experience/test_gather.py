@@ -80,6 +80,15 @@ def test_a_new_run_seed_forgets_all_but_what_was_given() -> None:
     assert other.gatherer.experiences[0].episodes == 0
 
 
+def test_an_episode_has_its_gain_in_accuracy_and_the_one_by_its_loss() -> None:
+    env = hosts()
+    end = play_round(env, controller("plans", env))
+    gains = np.stack((end.committed - end.baseline, env.baseline.gain_by_loss(env.state.committed_loss)), axis=1)
+    experience = env.gatherer.experiences[0]
+    np.testing.assert_allclose(experience.moments[:, 0], np.maximum(gains, -10.0).sum(axis=0))
+    assert experience.moments[0, 0] != experience.moments[1, 0]
+
+
 def test_only_whole_episodes_have_a_gain() -> None:
     config = {
         "env": {"n_envs": 4, "episode_length": 20, "stop_on": ["plateau"], "plateau_epochs": 3, "plateau_margin": 99}
@@ -124,7 +133,7 @@ def test_the_gain_of_a_host_that_leans_on_a_seed_that_is_not_kept_is_left_out() 
     """What the committed network lost with that seed says nothing about those that were kept; trials do."""
     env = hosts(n_envs=4)
     env.reset(seed=0)
-    slots, ended, gains = env.state.slots, np.ones(4, dtype=np.bool_), np.ones(4)
+    slots, ended, gains = env.state.slots, np.ones(4, dtype=np.bool_), np.ones((4, 2))
     slots.blueprint[:], slots.stage[:], slots.alpha[:] = 1, S.FOSSILIZED, 1.0
     slots.stage[1, 2], slots.stage[2, 2], slots.stage[3, 2] = S.HOLDING, S.BLENDING, S.TRAINING
     slots.alpha[3, 2] = 0.0

@@ -251,7 +251,7 @@ def test_experience_comes_along_where_the_host_is_the_same(saved: Path) -> None:
     )
     for env in (same, other):
         policy.controller(env, 0)
-    assert same.gatherer.experiences[0].episodes == policy.experience["gains"][0] > 0
+    assert same.gatherer.experiences[0].episodes == policy.experience["gram"][0, 0] > 0
     assert other.gatherer.experiences[0].episodes == 0
 
 

@@ -125,7 +125,7 @@ def test_the_op_knows_the_best_seed_that_may_be_planted() -> None:
 
 
 def test_an_untrained_policy_plants_what_pays() -> None:
-    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_profit=3.0))
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_pays=3.0))
     planted = []
     for pays in (0.0, 1.0):
         policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)

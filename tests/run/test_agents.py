@@ -48,7 +48,7 @@ def test_an_interrupted_learner_ends_as_if_it_had_never_stopped(controller: str,
     resumed = Experiment.resume(tmp_path / "cut").run()
     assert [c.pair.mean_a for c in resumed.comparisons] == [c.pair.mean_a for c in whole.comparisons]
     one, two = (checkpoint.read(tmp_path / name) for name in ("whole", "cut"))
-    assert all(torch.equal(one["experience"][k], two["experience"][k]) for k in ("gram", "moment", "sums"))
+    assert all(torch.equal(one["experience"][k], two["experience"][k]) for k in ("gram", "moments", "sums"))
 
 
 def test_plans_of_a_run_plays_elsewhere_and_without_one_it_is_refused(tmp_path: Path) -> None:
