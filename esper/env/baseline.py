@@ -31,12 +31,13 @@ class Baseline:
         return np.asarray(np.fmin(loss, max(self.loss)) / self.final_loss_std)
 
     def gain_by_loss(self, loss: Floats) -> Floats:
-        """Returns by how much ``loss`` [...] is below the final loss, in the pp of accuracy that it was worth to hosts
-        left alone: as their accuracy rose from its worst to its best, so their loss fell.
+        """Returns the gain in accuracy that ``loss`` [...] stands for, pp: its distance below the final loss, times the
+        range of the accuracies over that of the losses of hosts left alone; 0 if their loss never moved.
 
         Losses are clipped as in :meth:`in_stds`.
         """
-        worth = np.ptp(self.accuracy) / max(float(np.ptp(self.loss)), SMALLEST_STD)
+        moved = float(np.ptp(self.loss))
+        worth = float(np.ptp(self.accuracy)) / moved if moved > 0 else 0.0
         return np.asarray((self.loss[-1] - np.fmin(loss, max(self.loss))) * worth)
 
     def check(self, horizon: int) -> None:

@@ -11,15 +11,16 @@ so what one slot shows of a blueprint also says something about the others. Four
     trial of a seed                    y = α_t + λ_t w + ε                         ε ~ N(0, σ_t²)
     contribution                       y = α_c + λ_c w + ε                         ε ~ N(0, σ_c²)
 
-Gains are over the no-growth baseline, whose own errors are the offsets o; a negative one counts as at most
-``max_loss``. The loss, in the pp that it was worth to hosts left alone, tells plans apart with fewer episodes: it is
+Gains are over the no-growth baseline, whose own errors are the offsets o; one below −``max_loss`` counts as
+−``max_loss``. The loss, in the pp that it was worth to hosts left alone, tells plans apart with fewer episodes: it is
 less noisy than the number of samples that are right. What it is worth for seeds, λ_l, is unknown, and so is how its
-errors go with those of the accuracy (Σ_g). A trial or contribution is the last one of a seed, a contribution while its
-alpha stood still; it measures how much a host leans on the seed, so its scale λ and its noise are unknown, and so is an
-offset α for each slot: hosts lean on early seeds by 60 pp and on late ones by 2, whatever they gain.
+errors are correlated with those of the accuracy (Σ_g). A trial or contribution is the last one of a seed, a
+contribution while its alpha stood still; it measures how much a host leans on the seed, so its scale λ and its noise
+are unknown, and so is an offset α for each slot: hosts lean on early seeds by 60 pp and on late ones by 2, whatever
+they gain.
 
-Given the scales λ and the noises, the posterior of θ = (o_a, o_l, α_t, α_c, w) is normal (Bayesian linear regression,
-Bishop 2006, 3.3). Given the posterior, each λ and each noise has a closed form, so all are found in turn (expectation
+Given the scales λ, the noises and o_l, the posterior of θ = (o_a, α_t, α_c, w) is normal (Bayesian linear regression,
+Bishop 2006, 3.3). Given the posterior, all others have closed forms, so both are found in turn (expectation
 maximisation, with weak priors on every unknown). A kind that predicts nothing gets λ ≈ 0 or a large noise, and then
 counts for nothing."""
 
@@ -44,6 +45,8 @@ SLOPE, SLOPE_STD = 0.5, 0.5
 """Prior of λ_t and λ_c: mean and standard deviation."""
 LOSS_SLOPE, LOSS_SLOPE_STD = 1.0, 0.5
 """The same of λ_l."""
+MAX_STRETCH = 2.0
+"""Max factor by which the unit of worths is corrected in one iteration."""
 OFFSET_STD = 30.0
 """Prior standard deviation of each α, pp."""
 
@@ -82,8 +85,8 @@ class Experience:
         self.slots, self.blueprints, self.config = slots, blueprints, config
         size = len(slots) * len(blueprints)
         self._prior = np.linalg.inv(prior_correlations(len(slots), len(blueprints), config))
-        seed, first = np.arange(size), 2 + 2 * len(slots)
-        offsets = 2 + len(slots) * np.arange(2)[:, None] + seed // len(blueprints)
+        seed, first = np.arange(size), 1 + 2 * len(slots)
+        offsets = 1 + len(slots) * np.arange(2)[:, None] + seed // len(blueprints)
         self._places = offsets, first + seed
         """Places in θ of the offsets of each seed's trial and contribution [2, S·B], and of w [S·B]."""
         self.gains = np.zeros((2, 2))
@@ -136,18 +139,26 @@ class Experience:
         """Alternates between the posterior of θ and the unknown scales; at first, gains alone count."""
         config, shape = self.config, (len(self.slots), len(self.blueprints))
         strength, guess = config.strength, config.noise**2
-        scale, noise, loss_slope = config.worth_std**2, guess * np.eye(2), LOSS_SLOPE
+        scale, noise, line = config.worth_std**2, guess * np.eye(2), np.zeros(2)
         slopes, errors = np.zeros(2), np.full(2, guess)
         _, w = self._places
         for _ in range(ITERATIONS):
-            mean, covariance = self._solve(scale, noise, loss_slope, slopes, errors)
+            gains, moments = self._without_offset(line[0])
+            rows = gain_rows(w, line[1])
+            mean, covariance = self._solve(scale, rows, moments, noise, slopes, errors)
             second = covariance + np.outer(mean, mean)  # E[θ θᵀ]
-            noise = (strength * guess * np.eye(2) + self._missed(mean, second, loss_slope)) / (strength + self.episodes)
-            loss_slope = self._loss_slope(mean, second, noise)
+            fitted = (rows @ mean) @ moments.T  # [2, 2]
+            squares = np.einsum("iap,pq,jbq,ab->ij", rows, second, rows, self.gram, optimize=True)
+            missed = gains - fitted - fitted.T + squares  # E[Σ ε εᵀ]
+            noise = (strength * guess * np.eye(2) + missed) / (strength + self.episodes)
             drawn = (self._prior * second[np.ix_(w, w)]).sum()
             scale = (strength * config.worth_std**2 + drawn) / (strength + len(w))
             for i in range(2):
                 slopes[i], errors[i] = self._line(i, mean, second, errors[i])
+            # Worths whose unit has drifted to that of the loss are stretched back to pp of accuracy (parameter-expanded
+            # EM, Liu et al. 1998): without that, a precise loss keeps the slope that it has.
+            line, stretch = self._gain_lines(mean, second, np.diag(noise))
+            scale, slopes = scale * stretch**2, slopes / stretch
         posterior = covariance[np.ix_(w, w)]
         return Worths(
             mean=mean[w].reshape(shape),
@@ -157,17 +168,32 @@ class Experience:
             noise=float(np.sqrt(noise[0, 0])),
         )
 
+    def _without_offset(self, loss_offset: float) -> tuple[Floats, Floats]:
+        """Returns Σ y yᵀ [2, 2] and Σ y xᵀ [2, 1 + S·B] for gains whose offset by the loss is subtracted."""
+        o, sums = np.array([0.0, loss_offset]), self.moments[:, 0]
+        gains = self.gains - np.outer(o, sums) - np.outer(sums, o) + self.episodes * np.outer(o, o)
+        return gains, self.moments - np.outer(o, self.gram[0])
+
     def _solve(
-        self, scale: float, noise: Floats, loss_slope: float, slopes: Floats, errors: Floats
+        self, scale: float, rows: Floats, moments: Floats, noise: Floats, slopes: Floats, errors: Floats
     ) -> tuple[Floats, Floats]:
-        """Returns mean and covariance of θ, given s², Σ_g, λ_l, and λ [2] and σ² [2] of trials and contributions."""
+        """Returns mean and covariance of θ.
+
+        Args:
+            scale: s².
+            rows: :func:`gain_rows`.
+            moments: Σ y xᵀ over episodes, [2, 1 + S·B].
+            noise: Σ_g.
+            slopes: λ_t and λ_c.
+            errors: σ_t² and σ_c².
+        """
         _, w = self._places
         precision = np.diag(np.full(w[-1] + 1, OFFSET_STD**-2))
-        precision[[0, 1], [0, 1]] = self.config.baseline_error**-2
+        precision[0, 0] = self.config.baseline_error**-2
         precision[np.ix_(w, w)] = self._prior / scale
-        x, inverse = np.concatenate(gain_rows(w, loss_slope)), np.linalg.inv(noise)
+        x, inverse = np.concatenate(rows), np.linalg.inv(noise)
         precision += x.T @ np.kron(inverse, self.gram) @ x
-        right = x.T @ (inverse @ self.moments).ravel()
+        right = x.T @ (inverse @ moments).ravel()
         for i in range(2):
             x = self._rows(i, slopes[i])
             precision += (x.T * self.counts[i]) @ x / errors[i]
@@ -175,22 +201,23 @@ class Experience:
         covariance = np.linalg.inv(precision)
         return covariance @ right, covariance
 
-    def _missed(self, mean: Floats, second: Floats, loss_slope: float) -> Floats:
-        """Returns E[Σ ε εᵀ], [2, 2], over the episodes' gains, given E[θ] and E[θ θᵀ]."""
-        x = gain_rows(self._places[1], loss_slope)
-        fitted = (x @ mean) @ self.moments.T  # [2, 2]
-        spread = np.einsum("iap,pq,jbq,ab->ij", x, second, x, self.gram, optimize=True)
-        return np.asarray(self.gains - fitted - fitted.T + spread)
+    def _gain_lines(self, mean: Floats, second: Floats, variances: Floats) -> tuple[Floats, float]:
+        """Returns o_l and λ_l [2], and the factor by which the unit of worths is too small.
 
-    def _loss_slope(self, mean: Floats, second: Floats, noise: Floats) -> float:
-        """Returns λ_l given E[θ], E[θ θᵀ] and Σ_g: the most likely one, with f = Σ w over an episode's fossils
-        and E[Σ f (y − o)] by accuracy and by loss."""
+        With f = Σ w over an episode's fossils, gains by the loss are regressed on (1, f), with the priors of o_l and
+        λ_l, and gains in accuracy less o_a on f, with that of λ_l; ``variances`` [2] are those of the gains.
+        """
         _, w = self._places
-        _, (across, inverse) = np.linalg.inv(noise)
         squares = (self.gram[1:, 1:] * second[np.ix_(w, w)]).sum()  # E[Σ f²]
-        by_accuracy, by_loss = (self.moments[i, 1:] @ mean[w] - self.gram[1:, 0] @ second[w, i] for i in range(2))
-        target = inverse * by_loss + across * (by_accuracy - squares) + LOSS_SLOPE / LOSS_SLOPE_STD**2
-        return float(target / (inverse * squares + LOSS_SLOPE_STD**-2))
+        total, kept = self.gram[0, 1:] @ mean[w], self.gram[0, 1:]
+        products = self.moments[:, 1:] @ mean[w]  # E[Σ f y], [2]
+        weights = variances / LOSS_SLOPE_STD**2
+        stretch = (products[0] - kept @ second[w, 0] + weights[0]) / (squares + weights[0])
+        stretch = float(np.clip(stretch, 1 / MAX_STRETCH, MAX_STRETCH))
+        least = self.episodes + variances[1] / self.config.baseline_error**2
+        normal = [[least, total], [total, squares + weights[1]]]
+        line = np.linalg.solve(normal, [self.moments[1, 0], products[1] + LOSS_SLOPE * weights[1]])
+        return line / (1.0, stretch), stretch
 
     def _line(self, i: int, mean: Floats, second: Floats, error: float) -> tuple[float, float]:
         """Returns λ and σ² of trials (0) or contributions (1), given E[θ], E[θ θᵀ] and the last σ²."""
@@ -242,7 +269,8 @@ class Experience:
             own = getattr(self, name)
             if values.shape != own.shape or not np.isfinite(values).all():
                 raise ValueError(f"{name} of the experience has a wrong shape or non-finite values")
-        if min(np.linalg.eigvalsh(sums[name]).min() for name in ("gram", "gains")) < -1e-6 or sums["counts"].min() < 0:
+        spectra = [np.linalg.eigvalsh(sums[name]) for name in ("gram", "gains")]
+        if any(values.min() < -1e-9 * max(1.0, values.max()) for values in spectra) or sums["counts"].min() < 0:
             raise ValueError("the experience has sums that no measurements can have")
         for name, values in sums.items():
             getattr(self, name)[:] = values
@@ -254,9 +282,9 @@ class Experience:
 
 
 def gain_rows(w: Ints, loss_slope: float) -> Floats:
-    """Returns x [2, 1 + S·B, D]: the maps from θ to (o_a, w) and to (o_l, λ_l w). ``w`` [S·B] are the places in θ."""
+    """Returns x [2, 1 + S·B, D]: the maps from θ to (o_a, w) and to (0, λ_l w). ``w`` [S·B] are the places in θ."""
     seed, x = np.arange(len(w)), np.zeros((2, 1 + len(w), w[-1] + 1))
-    x[[0, 1], 0, [0, 1]] = 1.0
+    x[0, 0, 0] = 1.0
     x[0, 1 + seed, w], x[1, 1 + seed, w] = 1.0, loss_slope
     return x
 
