@@ -46,7 +46,7 @@ def network(
 ) -> nn.Module:
     """Makes two blocks with these channels and numbers of convolutions, and ``more`` channels for the head.
 
-    Beside each block is a branch with as many hidden channels as ``beside`` says; it reads what the block reads.
+    Beside each block is a branch with ``beside`` hidden channels, none if that is 0; it reads what the block reads.
     """
     layers: list[nn.Module] = []
     channels = 1

@@ -17,10 +17,10 @@ class ExperienceConfig(Section):
     noise: Positive = 2.0
     """Standard deviation of an episode's gain, a trial or a contribution given the worths, pp; likewise."""
     baseline_error: Positive = 0.5
-    """Standard deviation of the error of the no-growth accuracy that gains are measured from, pp."""
+    """Standard deviation of the error of the no-growth accuracy that gains are measured from, pp, and of the loss."""
     max_loss: Positive = 10.0
-    """A host that ends further below the hosts left alone than this counts as this far below, pp, so that one that
-    collapsed does not count for ten."""
+    """A host that ends further below the hosts left alone than this, in accuracy or by the loss, counts as this far
+    below, pp, so that one that collapsed does not count for ten."""
     strength: Positive = 4.0
     """Weight of these two guesses, in measurements."""
     shared: Fraction = 0.2

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,26 +38,40 @@ def test_the_heads_have_the_order_the_choices_and_the_ops_of_the_code() -> None:
         assert told | {op.name for op in Op if op.name in ops.replace("all ops but WAIT", "")} == matters
 
 
-def test_every_op_has_a_row_that_says_when_it_is_legal() -> None:
+def test_every_op_but_wait_has_a_row_in_the_table_of_what_is_legal() -> None:
     assert {row[0] for row in table("Actions", 1)} == {op.name for op in Op if op is not Op.WAIT}
 
 
-@pytest.mark.parametrize("level", ["permissive", "strict"])
-def test_each_gate_names_its_checks(level: str) -> None:
-    config = TrainingConfig.parse({"env": {"gates": {"level": level}}})
-    slots = Slots.fresh(1, 1)
-    gates = Gates(slots, np.zeros(1, dtype=np.bool_), config.env.gates, Durations.of(config, 30))
+def test_each_gate_names_its_checks_and_those_that_strict_adds() -> None:
     rows = {row[0]: row for row in table("Gates")}
     assert list(rows) == list(GATES.values())
-    for stage, conditions in gates.conditions.items():
-        _, opens, checks, strict = rows[GATES[stage]]
+    checks = {}
+    for level in ("permissive", "strict"):
+        config = TrainingConfig.parse({"env": {"gates": {"level": level}}})
+        gates = Gates(Slots.fresh(1, 1), np.zeros(1, dtype=np.bool_), config.env.gates, Durations.of(config, 30))
+        checks[level] = {stage: [each.name for each in found] for stage, found in gates.conditions.items()}
+    for stage, gate in GATES.items():
+        _, opens, told, strict = rows[gate]
         assert opens.startswith(stage.name)
-        told = checks + strict if level == "strict" else checks
-        for condition in conditions if stage is not SeedStage.GERMINATED else ():
-            name = condition.name.replace("trial accuracy difference", "trial")
-            assert name in told
-        if level == "permissive" and stage is not SeedStage.GERMINATED:
-            assert checks.count(";") + 1 == len(conditions)
+        always, all_checks = checks["permissive"][stage], checks["strict"][stage]
+        assert all_checks[: len(always)] == always
+        if stage is SeedStage.GERMINATED:
+            assert (told, strict) == ("none", "")
+            continue
+        for name, cell in [*((name, told) for name in always), *((name, strict) for name in all_checks[len(always) :])]:
+            assert name.replace("trial accuracy difference", "trial") in cell
+        assert told.count(";") + 1 == len(always)
+
+
+def test_every_key_with_a_number_in_brackets_has_that_default() -> None:
+    config, found = TrainingConfig.parse({}).model_dump(), 0
+    for key, told in re.findall(r"`([a-z_.]+)` \((true|[\d.]+)(?: pp)?\)", PAGE):
+        value: Any = config
+        for part in (key if "." in key else f"env.gates.{key}").split("."):
+            value = value[part]
+        assert value == (True if told == "true" else float(told)), key
+        found += 1
+    assert found >= 12
 
 
 def test_the_styles_have_the_operators_and_curves_of_the_code() -> None:

@@ -42,7 +42,7 @@ class BlendOperator(Enum):
     MULTIPLY = "multiply"
     """d = h · tanh(f(h))"""
     GATE = "gate"
-    """d = g(h) · f(h), with g in (0, 1) per sample, and per position in a sequence"""
+    """d = g(h) · f(h), with g in (0, 1) per sample, and per position in a causal sequence"""
 
 
 @dataclass(frozen=True)

@@ -75,24 +75,21 @@ def test_many_episodes_reveal_the_worths_and_the_noise() -> None:
 
 
 def test_the_posterior_is_that_of_bayesian_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the scales at their first guesses, against the textbook formula."""
+    """With the scales at their first guesses, by which accuracies alone count, against the textbook formula."""
     monkeypatch.setattr(worth, "ITERATIONS", 1)
     config = ExperienceConfig(worth_std=2.0, noise=1.5)
     draw = np.random.default_rng(1)
     kept, gains = plans(12, draw), draw.normal(2.0, 2.0, (12, 2))
     found = Experience(SLOTS, BLUEPRINTS, config)
     found.add(gains, kept, nothing(12), nothing(12))
-    x = np.zeros((2, 12, 8))
-    x[:, :, 2:] = kept.reshape(12, -1)
-    x[0, :, 0] = x[1, :, 1] = 1.0
-    x = x.reshape(24, 8)
-    prior = np.zeros((8, 8))
-    prior[:2, :2] = config.baseline_error**2 * np.eye(2)
-    prior[2:, 2:] = 4.0 * prior_correlations(2, 3, config)
+    x = np.concatenate((np.ones((12, 1)), kept.reshape(12, -1)), axis=1)
+    prior = np.zeros((7, 7))
+    prior[0, 0] = config.baseline_error**2
+    prior[1:, 1:] = 4.0 * prior_correlations(2, 3, config)
     covariance = np.linalg.inv(np.linalg.inv(prior) + x.T @ x / 1.5**2)
-    mean = covariance @ x.T @ gains.T.ravel() / 1.5**2
-    np.testing.assert_allclose(found.worths.mean.ravel(), mean[2:], atol=1e-5)
-    np.testing.assert_allclose(found.worths.error.ravel(), np.sqrt(np.diag(covariance)[2:]), atol=1e-5)
+    mean = covariance @ x.T @ gains[:, 0] / 1.5**2
+    np.testing.assert_allclose(found.worths.mean.ravel(), mean[1:], atol=1e-5)
+    np.testing.assert_allclose(found.worths.error.ravel(), np.sqrt(np.diag(covariance)[1:]), atol=1e-5)
 
 
 def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
@@ -119,65 +116,70 @@ def test_trials_that_follow_the_worths_sharpen_them_and_others_do_not() -> None:
 
 def dense_reference(
     gains: np.ndarray, kept: np.ndarray, leanings: tuple[np.ndarray, np.ndarray], config: ExperienceConfig
-) -> tuple[np.ndarray, float, float, float]:
-    """Expectation maximisation with one row for each measurement; returns E[w], s, σ_g and λ_l after twelve rounds.
+) -> tuple[np.ndarray, float, float]:
+    """Expectation maximisation with one row for each measurement; returns E[w], s and σ_g after twelve rounds.
 
-    θ = (o_a, o_l, α of trials by slot, α of contributions by slot, w); a leaning y of seed j has mean α + λ w_j.
+    θ = (o, α of trials by slot, α of contributions by slot, w); a leaning of seed j has mean α + λ w_j, and the gain by the
+    loss of an episode o_l + λ_l f with f = Σ w.
     """
     correlations = np.linalg.inv(prior_correlations(2, 3, config))
     rows = [[(j, y) for host in kind.reshape(-1, 6) for j, y in enumerate(host) if np.isfinite(y)] for kind in leanings]
-    n, guess = len(gains), config.noise**2
-    scale, noise, by_loss, lines = config.worth_std**2, guess * np.eye(2), 1.0, [(0.0, guess)] * 2
+    n, guess, loose = len(gains), config.noise**2, config.baseline_error**-2
+    hosts = kept.reshape(n, 6).astype(float)
+    scale, noise, o_l, by_loss, lines = config.worth_std**2, guess * np.eye(2), 0.0, 0.0, [(0.0, guess)] * 2
 
     def row(i: int, j: int, slope: float) -> np.ndarray:
-        values = np.zeros(12)
-        values[2 + 2 * i + j // 3], values[6 + j] = 1.0, slope
-        return values
-
-    def episode(host: np.ndarray) -> np.ndarray:
-        """The two rows of an episode, [2, 12], by the present λ_l."""
-        values = np.zeros((2, 12))
-        values[0, 0] = values[1, 1] = 1.0
-        values[0, 6:], values[1, 6:] = host.ravel(), by_loss * host.ravel()
+        values = np.zeros(11)
+        values[1 + 2 * i + j // 3], values[5 + j] = 1.0, slope
         return values
 
     for _ in range(12):
-        x = [episode(host) for host in kept]
+        x = np.zeros((n, 2, 11))
+        x[:, 0, 0] = 1.0
+        x[:, 0, 5:], x[:, 1, 5:] = hosts, by_loss * hosts
+        y = gains - np.array([0.0, o_l])
         precision = sum(each.T @ np.linalg.solve(noise, each) for each in x)
-        right = sum(each.T @ np.linalg.solve(noise, y) for each, y in zip(x, gains, strict=True))
-        precision[:6, :6] += np.diag([*[config.baseline_error**-2] * 2, *[30.0**-2] * 4])
-        precision[6:, 6:] += correlations / scale
+        right = sum(each.T @ np.linalg.solve(noise, two) for each, two in zip(x, y, strict=True))
+        precision[:5, :5] += np.diag([loose, *[30.0**-2] * 4])
+        precision[5:, 5:] += correlations / scale
         for i, (slope, error) in enumerate(lines):
-            for j, y in rows[i]:
+            for j, leaning in rows[i]:
                 precision += np.outer(row(i, j, slope), row(i, j, slope)) / error
-                right += row(i, j, slope) * y / error
+                right += row(i, j, slope) * leaning / error
         covariance = np.linalg.inv(precision)
         mean = covariance @ right
-        misses = [y - each @ mean for each, y in zip(x, gains, strict=True)]
-        missed = sum(np.outer(miss, miss) + each @ covariance @ each.T for each, miss in zip(x, misses, strict=True))
+        misses = [(two - each @ mean, each) for each, two in zip(x, y, strict=True)]
+        missed = sum(np.outer(miss, miss) + each @ covariance @ each.T for miss, each in misses)
         noise = (config.strength * guess * np.eye(2) + missed) / (config.strength + n)
-        inverse, normal, target = np.linalg.inv(noise), 4.0, 4.0  # the prior of λ_l: mean 1, standard deviation 0.5
-        for host, (by_accuracy, y) in zip(kept.reshape(n, 6), gains, strict=True):
-            f, with_f = host @ mean[6:], covariance[:, 6:] @ host  # E[f] of f = Σ w, and its covariance with θ
-            f2 = f**2 + host @ with_f[6:]
-            normal += inverse[1, 1] * f2
-            target += inverse[1, 1] * (f * (y - mean[1]) - with_f[1])
-            target += inverse[0, 1] * (f * (by_accuracy - mean[0]) - with_f[0] - f2)
-        by_loss = target / normal
-        spread = np.trace(correlations @ covariance[6:, 6:]) + mean[6:] @ correlations @ mean[6:]
+        spread = np.trace(correlations @ covariance[5:, 5:]) + mean[5:] @ correlations @ mean[5:]
         scale = (config.strength * config.worth_std**2 + spread) / (config.strength + 6)
         for i, kind in enumerate(rows):
             error, normal, target = lines[i][1], 4.0, 2.0
-            for j, y in kind:
-                a, b = 2 + 2 * i + j // 3, 6 + j
+            for j, leaning in kind:
+                a, b = 1 + 2 * i + j // 3, 5 + j
                 normal += (mean[b] ** 2 + covariance[b, b]) / error
-                target += (y * mean[b] - mean[a] * mean[b] - covariance[a, b]) / error
+                target += (leaning * mean[b] - mean[a] * mean[b] - covariance[a, b]) / error
             slope = target / normal
             squares = [
-                (y - row(i, j, slope) @ mean) ** 2 + row(i, j, slope) @ covariance @ row(i, j, slope) for j, y in kind
+                (leaning - row(i, j, slope) @ mean) ** 2 + row(i, j, slope) @ covariance @ row(i, j, slope)
+                for j, leaning in kind
             ]
             lines[i] = slope, (config.strength * guess + sum(squares)) / (config.strength + len(kind))
-    return mean[6:].reshape(SHAPE), float(np.sqrt(scale)), float(np.sqrt(noise[0, 0]))
+        # The prior of λ_l, which the correction of the unit has, too, has mean 1 and standard deviation 0.5.
+        by_accuracy, weight = noise[0, 0] * 4.0, noise[0, 0] * 4.0
+        normal = np.diag([noise[1, 1] * loose, noise[1, 1] * 4.0])
+        target = np.array([0.0, noise[1, 1] * 4.0])
+        for host, two in zip(hosts, gains, strict=True):
+            f, with_f = host @ mean[5:], covariance[:, 5:] @ host  # E[f], and its covariance with θ
+            f2 = f**2 + host @ with_f[5:]
+            by_accuracy += f * (two[0] - mean[0]) - with_f[0]
+            weight += f2
+            normal += np.array([[1.0, f], [f, f2]])
+            target += two[1] * np.array([1.0, f])
+        stretch = by_accuracy / weight
+        o_l, by_loss = np.linalg.solve(normal, target) / (1.0, stretch)
+        scale, lines = scale * stretch**2, [(slope / stretch, error) for slope, error in lines]
+    return mean[5:].reshape(SHAPE), float(np.sqrt(scale)), float(np.sqrt(noise[0, 0]))
 
 
 def test_the_estimates_are_those_of_expectation_maximisation_over_all_measurements() -> None:
@@ -194,26 +196,37 @@ def test_the_estimates_are_those_of_expectation_maximisation_over_all_measuremen
     assert (found.worths.scale, found.worths.noise) == (pytest.approx(scale), pytest.approx(noise))
 
 
-def by_accuracy_and_loss(loss_gain: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> tuple[float, float]:
-    """Mean errors of differences between worths after 60 episodes, true ones and by the posterior, over 20 worlds."""
-    misses, errors = [], []
+def learned(episodes: int, by_loss: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> tuple[float, ...]:
+    """What is found out about differences of worths if the gains by the loss are ``by_loss`` of the true gains, over 20
+    worlds: the mean error, the mean error by the posterior, and the slope of estimates over the truth."""
+    misses, errors, slopes = [], [], []
     for seed in range(20):
         draw = np.random.default_rng(seed)
-        true, kept = draw.normal(0, 2.0, SHAPE), plans(60, draw)
+        true, kept = draw.normal(0, 2.0, SHAPE), plans(episodes, draw)
         gains = (kept * true).sum(axis=(1, 2))
         found = experience()
-        measured = np.stack((gains + draw.normal(0, 2.0, 60), loss_gain(gains, draw)), axis=1)
-        found.add(measured, kept, nothing(60), nothing(60))
-        misses.append(np.abs(WITHIN @ (found.worths.mean - true).ravel()).mean())
+        measured = np.stack((gains + draw.normal(0, 2.0, episodes), by_loss(gains, draw)), axis=1)
+        found.add(measured, kept, nothing(episodes), nothing(episodes))
+        estimate, truth = WITHIN @ found.worths.mean.ravel(), WITHIN @ true.ravel()
+        misses.append(np.abs(estimate - truth).mean())
         errors.append(np.linalg.norm(WITHIN @ found.worths.root, axis=1).mean())
-    return float(np.mean(misses)), float(np.mean(errors))
+        slopes.append(estimate @ truth / (truth @ truth))
+    return float(np.mean(misses)), float(np.mean(errors)), float(np.mean(slopes))
 
 
-def test_a_loss_that_follows_the_gains_sharpens_the_worths_and_another_one_does_not() -> None:
-    idle = by_accuracy_and_loss(lambda gains, draw: draw.normal(0, 2.0, 60))
-    telling = by_accuracy_and_loss(lambda gains, draw: 0.7 * gains + draw.normal(0, 0.4, 60))
-    assert telling[0] < 0.6 * idle[0]
-    assert telling[1] < 0.6 * idle[1]
+def test_a_loss_that_follows_the_gains_sharpens_the_worths_and_another_one_does_no_harm() -> None:
+    telling = learned(60, lambda gains, draw: 0.7 * gains + draw.normal(0, 0.4, 60))
+    idle = learned(60, lambda gains, draw: draw.normal(0, 2.0, 60))
+    blurred = learned(60, lambda gains, draw: gains + draw.normal(0, 200.0, 60))
+    assert telling[0] < 0.6 * blurred[0]
+    assert telling[1] < 0.7 * blurred[1]
+    assert idle[0] < 1.1 * blurred[0]
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.4, 2.5, 0.0, -0.5])
+def test_worths_are_in_pp_of_accuracy_whatever_they_are_worth_in_loss(slope: float) -> None:
+    found = learned(600, lambda gains, draw: slope * gains + draw.normal(0, 0.4 if slope else 0.01, 600))
+    assert found[2] == pytest.approx(1.0, abs=0.05)
 
 
 def test_worths_add_up_to_the_gains_where_a_slot_is_planted_in_every_episode() -> None:

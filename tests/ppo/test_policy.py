@@ -125,7 +125,7 @@ def test_the_op_knows_the_best_seed_that_may_be_planted() -> None:
 
 
 def test_an_untrained_policy_plants_what_pays() -> None:
-    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_pays=3.0))
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_pays=3.0, prior_profit=0.0))
     planted = []
     for pays in (0.0, 1.0):
         policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)
@@ -140,6 +140,22 @@ def test_an_untrained_policy_plants_what_pays() -> None:
         planted.append((policy.act(observation, legal)[:, 0] == Op.GERMINATE).mean())
     assert planted[0] < 0.02
     assert planted[1] > 0.5
+
+
+def test_an_untrained_policy_prefers_the_more_profitable_blueprint() -> None:
+    chosen = []
+    for weight in (0.0, 4.0):
+        network = PolicyNetwork(SPEC, PPOConfig(width=32, prior_profit=weight))
+        policy = Policy(SPEC, LAYOUT, 4000, PPOConfig(width=32), run_seed=1)
+        policy.network = network
+        observation = np.zeros((4000, LAYOUT.size), dtype=np.float32)
+        observation[:, LAYOUT.index["r0c1/second/profit"]] = 1.0
+        legal = masks(4000)
+        legal["op"][:] = np.arange(len(Op)) == Op.GERMINATE
+        legal["op_slot"][:, Op.GERMINATE] = np.arange(2) == 1
+        policy.begin()
+        chosen.append((policy.act(observation, legal)[:, 2] == 1).mean())
+    assert chosen[0] < 0.5 < 0.9 < chosen[1]
 
 
 def test_a_greedy_policy_repeats_itself_and_a_sampling_one_draws_by_counter() -> None:
