@@ -119,8 +119,8 @@ def dense_reference(
 ) -> tuple[np.ndarray, float, float]:
     """Expectation maximisation with one row for each measurement; returns E[w], s and σ_g after twelve rounds.
 
-    θ = (o, α of trials by slot, α of contributions by slot, w); a leaning of seed j has mean α + λ w_j, and the gain by the
-    loss of an episode o_l + λ_l f with f = Σ w.
+    θ = (o, α of trials by slot, α of contributions by slot, w); a leaning of seed j has mean α + λ w_j, and the gain by
+    the loss of an episode has mean o_l + λ_l f with f = Σ w.
     """
     correlations = np.linalg.inv(prior_correlations(2, 3, config))
     rows = [[(j, y) for host in kind.reshape(-1, 6) for j, y in enumerate(host) if np.isfinite(y)] for kind in leanings]

@@ -152,7 +152,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a list": (sealed([1, 2]), "is not a checkpoint: it contains list, not dict"),
     "another format": (
         b"Esper checkpoint, format 99\n\n",
-        "but this version of Esper reads format 5",
+        "but this version of Esper reads format 6",
     ),
     "a part of a run": (
         sealed({"round": 1}),
