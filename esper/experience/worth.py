@@ -143,7 +143,7 @@ class Experience:
         slopes, errors = np.zeros(2), np.full(2, guess)
         _, w = self._places
         for _ in range(ITERATIONS):
-            gains, moments = self._without_offset(line[0])
+            gains, moments = without_offset(self.gains, self.moments, self.gram[0], line[0])
             rows = gain_rows(w, line[1])
             mean, covariance = self._solve(scale, rows, moments, noise, slopes, errors)
             second = covariance + np.outer(mean, mean)  # E[θ θᵀ]
@@ -168,12 +168,6 @@ class Experience:
             noise=float(np.sqrt(noise[0, 0])),
         )
 
-    def _without_offset(self, loss_offset: float) -> tuple[Floats, Floats]:
-        """Returns Σ y yᵀ [2, 2] and Σ y xᵀ [2, 1 + S·B] for gains whose offset by the loss is subtracted."""
-        o, sums = np.array([0.0, loss_offset]), self.moments[:, 0]
-        gains = self.gains - np.outer(o, sums) - np.outer(sums, o) + self.episodes * np.outer(o, o)
-        return gains, self.moments - np.outer(o, self.gram[0])
-
     def _solve(
         self, scale: float, rows: Floats, moments: Floats, noise: Floats, slopes: Floats, errors: Floats
     ) -> tuple[Floats, Floats]:
@@ -187,7 +181,7 @@ class Experience:
             slopes: λ_t and λ_c.
             errors: σ_t² and σ_c².
         """
-        _, w = self._places
+        offsets, w = self._places
         precision = np.diag(np.full(w[-1] + 1, OFFSET_STD**-2))
         precision[0, 0] = self.config.baseline_error**-2
         precision[np.ix_(w, w)] = self._prior / scale
@@ -195,7 +189,7 @@ class Experience:
         precision += x.T @ np.kron(inverse, self.gram) @ x
         right = x.T @ (inverse @ moments).ravel()
         for i in range(2):
-            x = self._rows(i, slopes[i])
+            x = leaning_rows(offsets[i], w, slopes[i])
             precision += (x.T * self.counts[i]) @ x / errors[i]
             right += x.T @ self.sums[i] / errors[i]
         covariance = np.linalg.inv(precision)
@@ -225,16 +219,9 @@ class Experience:
         n, y, strength = self.counts[i], self.sums[i], self.config.strength
         precision = n @ second[w, w] / error + SLOPE_STD**-2
         slope = ((y @ mean[w] - n @ second[offsets[i], w]) / error + SLOPE / SLOPE_STD**2) / precision
-        x = self._rows(i, slope)
+        x = leaning_rows(offsets[i], w, slope)
         missed = self.squares[i].sum() - 2 * y @ (x @ mean) + n @ (x @ second * x).sum(axis=1)
         return slope, (strength * self.config.noise**2 + missed) / (strength + n.sum())
-
-    def _rows(self, i: int, slope: float) -> Floats:
-        """Returns x [S·B, D] with E[y | θ] = x θ for a trial (0) or contribution (1) of each seed."""
-        offsets, w = self._places
-        seed, x = np.arange(len(w)), np.zeros((len(w), w[-1] + 1))
-        x[seed, offsets[i]], x[seed, w] = 1.0, slope
-        return x
 
     def table(self) -> dict[str, dict[str, tuple[float, float, int]]]:
         """Returns mean and error of each worth (pp), and how often such a seed was kept, by slot and blueprint."""
@@ -281,11 +268,26 @@ class Experience:
         return (tuple(state["slots"]), tuple(state["blueprints"])) == (self.slots, self.blueprints)
 
 
+def without_offset(gains: Floats, moments: Floats, counts: Floats, loss_offset: float) -> tuple[Floats, Floats]:
+    """Returns Σ y yᵀ [2, 2] and Σ y xᵀ [2, 1 + S·B] after subtracting the offset of the gains by the loss; ``counts`` are
+    Σ x [1 + S·B]."""
+    o, sums = np.array([0.0, loss_offset]), moments[:, 0]
+    return gains - np.outer(o, sums) - np.outer(sums, o) + counts[0] * np.outer(o, o), moments - np.outer(o, counts)
+
+
 def gain_rows(w: Ints, loss_slope: float) -> Floats:
     """Returns x [2, 1 + S·B, D]: the maps from θ to (o_a, w) and to (0, λ_l w). ``w`` [S·B] are the places in θ."""
     seed, x = np.arange(len(w)), np.zeros((2, 1 + len(w), w[-1] + 1))
     x[0, 0, 0] = 1.0
     x[0, 1 + seed, w], x[1, 1 + seed, w] = 1.0, loss_slope
+    return x
+
+
+def leaning_rows(offsets: Ints, w: Ints, slope: float) -> Floats:
+    """Returns x [S·B, D] with E[y | θ] = x θ for a trial or contribution y of each seed, given the places in θ of their
+    offsets and of w, [S·B] each."""
+    seed, x = np.arange(len(w)), np.zeros((len(w), w[-1] + 1))
+    x[seed, offsets], x[seed, w] = 1.0, slope
     return x
 
 
