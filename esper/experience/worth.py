@@ -269,8 +269,10 @@ class Experience:
 
 
 def without_offset(gains: Floats, moments: Floats, counts: Floats, loss_offset: float) -> tuple[Floats, Floats]:
-    """Returns Σ y yᵀ [2, 2] and Σ y xᵀ [2, 1 + S·B] after subtracting the offset of the gains by the loss; ``counts`` are
-    Σ x [1 + S·B]."""
+    """Returns Σ y yᵀ [2, 2] and Σ y xᵀ [2, 1 + S·B] of gains less the offset of those by the loss.
+
+    ``counts`` are Σ x, [1 + S·B].
+    """
     o, sums = np.array([0.0, loss_offset]), moments[:, 0]
     return gains - np.outer(o, sums) - np.outer(sums, o) + counts[0] * np.outer(o, o), moments - np.outer(o, counts)
 
