@@ -45,6 +45,8 @@ SLOPE, SLOPE_STD = 0.5, 0.5
 """Prior of λ_t and λ_c: mean and standard deviation."""
 LOSS_SLOPE, LOSS_SLOPE_STD = 1.0, 0.5
 """The same of λ_l."""
+MAX_CORRELATION = 0.95
+"""Correlation of the errors of an episode's two gains above which they count as one measurement."""
 MAX_STRETCH = 2.0
 """Max factor by which the unit of worths is corrected in one iteration."""
 OFFSET_STD = 30.0
@@ -185,7 +187,7 @@ class Experience:
         precision = np.diag(np.full(w[-1] + 1, OFFSET_STD**-2))
         precision[0, 0] = self.config.baseline_error**-2
         precision[np.ix_(w, w)] = self._prior / scale
-        x, inverse = np.concatenate(rows), np.linalg.inv(noise)
+        x, inverse = np.concatenate(rows), gain_precision(noise)
         precision += x.T @ np.kron(inverse, self.gram) @ x
         right = x.T @ (inverse @ moments).ravel()
         for i in range(2):
@@ -275,6 +277,19 @@ def without_offset(gains: Floats, moments: Floats, counts: Floats, loss_offset: 
     """
     o, sums = np.array([0.0, loss_offset]), moments[:, 0]
     return gains - np.outer(o, sums) - np.outer(sums, o) + counts[0] * np.outer(o, o), moments - np.outer(o, counts)
+
+
+def gain_precision(noise: Floats) -> Floats:
+    """Returns the inverse [2, 2] of Σ_g; if both errors are nearly the same, that of two gains that count as one.
+
+    On simulated hosts the loss follows from the accuracy, and their difference has no noise. If the slope λ_l were off
+    by 1 %, that difference would say that no seed is worth anything, the more surely, the more episodes there are.
+    """
+    variances = np.diag(noise)
+    correlation = abs(noise[0, 1]) / np.sqrt(variances.prod())
+    if correlation > MAX_CORRELATION:
+        return np.asarray(np.diag(1 / (variances * (1 + correlation))), dtype=np.float64)
+    return np.asarray(np.linalg.inv(noise), dtype=np.float64)
 
 
 def gain_rows(w: Ints, loss_slope: float) -> Floats:

@@ -229,6 +229,17 @@ def test_worths_are_in_pp_of_accuracy_whatever_they_are_worth_in_loss(slope: flo
     assert found[2] == pytest.approx(1.0, abs=0.05)
 
 
+def test_a_loss_that_says_the_same_as_the_accuracy_counts_once() -> None:
+    """As on simulated hosts: the difference of both gains has no noise, and must not tell anything. If nearly all
+    episodes have the same plan, the slope of the loss is not known exactly."""
+    draw = np.random.default_rng(7)
+    true, kept = draw.normal(0, 4.0, SHAPE), np.eye(3, dtype=np.bool_)[draw.integers(0, 3, (6000, 2))]
+    kept[300:] = np.eye(3, dtype=np.bool_)[true.argmax(axis=1)]
+    found = experience(max_loss=99.0)
+    found.add(both((kept * true).sum(axis=(1, 2)) + draw.normal(0, 1.0, 6000)), kept, nothing(6000), nothing(6000))
+    np.testing.assert_allclose(WITHIN @ found.worths.mean.ravel(), WITHIN @ true.ravel(), atol=0.3)
+
+
 def test_worths_add_up_to_the_gains_where_a_slot_is_planted_in_every_episode() -> None:
     """Hosts lean on the seeds of the first slot by 60 pp, and gain 2 pp by them."""
     draw = np.random.default_rng(9)
