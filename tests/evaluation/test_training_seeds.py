@@ -43,7 +43,7 @@ def test_the_interval_is_that_of_resampled_seeds_and_hosts_within_them() -> None
     grouped = values.reshape(seeds, hosts)
     variance = (grouped.mean(axis=1).var() + grouped.var(axis=1).mean() / hosts) / seeds
     half = stats.t.ppf(0.975, seeds - 1) * math.sqrt(variance * seeds / (seeds - 1))
-    low, high = bootstrap_interval(values, resamples=40_000, train_seeds=seeds)
+    low, high = bootstrap_interval(values, resamples=10_000, train_seeds=seeds)
     assert low == pytest.approx(values.mean() - half, abs=0.05 * half)
     assert high == pytest.approx(values.mean() + half, abs=0.05 * half)
 
