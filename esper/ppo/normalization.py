@@ -13,6 +13,10 @@ from esper.config import PPOConfig
 from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
 
 
+SMALLEST_VARIANCE = 1e-8
+"""Variance above which an entry of the observation counts as one that varies."""
+
+
 class RunningMeanStd:
     """Running mean and variance of each entry of a vector [D].
 
@@ -74,7 +78,11 @@ class ObservationStatistics(RunningMeanStd):
         self.merge(base, slots.flatten(0, -2), choices.flatten(0, -2))
 
     def normalize(self, x: Tensor) -> Tensor:
-        """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32."""
+        """(x − mean) / std, clipped to ±``clip``, for the continuous entries of raw observations; float32.
+
+        An entry that has never varied is 0: nothing was learned of it, so a policy must not act on it when it meets
+        another value, such as the size of another host.
+        """
         _, _, choices = split(x, self.slots)
         repeats = 1, self.slots, choices.shape[-3] * choices.shape[-2]
 
@@ -82,8 +90,9 @@ class ObservationStatistics(RunningMeanStd):
             groups = torch.split(values, [len(BASE), len(PER_SLOT), len(PER_CHOICE)])
             return torch.cat([group.repeat(times) for group, times in zip(groups, repeats, strict=True)])
 
-        scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + 1e-8).float())
-        return torch.where(everywhere(self.continuous), scaled.clamp(-self.clip, self.clip), x)
+        scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + SMALLEST_VARIANCE).float())
+        scaled = torch.where(everywhere(self.var > SMALLEST_VARIANCE), scaled.clamp(-self.clip, self.clip), 0.0)
+        return torch.where(everywhere(self.continuous), scaled, x)
 
 
 class RewardNormalizer(RunningMeanStd):

@@ -62,6 +62,20 @@ def test_statistics_of_three_slots_apply_to_any_number(slots: int) -> None:
         torch.testing.assert_close(seen[:, place], expected, atol=1e-5, rtol=1e-5)
 
 
+def test_an_entry_that_never_varied_is_zero_whatever_its_value() -> None:
+    running = ObservationStatistics(2, CPU, PPOConfig())
+    place = [entry.name for entry in BASE].index("host_parameters")
+    batch = observations(slots=2)
+    batch[:, place] = 0.56
+    for rows in batch.split(8):
+        running.update(rows)
+    other = batch.clone()
+    other[:, place] = 0.87  # a larger host
+    assert torch.equal(running.normalize(other), running.normalize(batch))
+    running.update(other)
+    assert (running.normalize(other)[:, place] > 0.5).all()
+
+
 def test_moving_average_includes_the_shift_of_the_mean() -> None:
     running = RunningMeanStd(1, CPU, PPOConfig(observation_warm_updates=1, observation_decay=0.75))
     running.merge(torch.tensor([[0.0], [2.0]]))  # mean 1, variance 1
