@@ -23,6 +23,8 @@ class ExperienceConfig(Section):
     below, pp, so that one that collapsed does not count for ten."""
     strength: Positive = 4.0
     """Weight of these two guesses, in measurements."""
+    caution: NonNegative = 0.5
+    """In evaluation, the worth of a seed counts as its mean less its error times this."""
     shared: Fraction = 0.2
     """Part of the variance of worths that all seeds share: whether growing pays."""
     by_blueprint: Fraction = 0.35
@@ -75,7 +77,7 @@ class PPOConfig(Section):
     """The same for PRUNE."""
     prior_retarget: Finite = -1.0
     """The same for SET_ALPHA_TARGET."""
-    prior_profit: Finite = 8.0
+    prior_profit: Finite = 24.0
     """Initial weight of a seed's profit, in standard deviations, in its logit, times the prior's strength."""
     prior_pays: Finite = 2.0
     """Initial weight of whether the most profitable seed pays (±1) in the logit of planting, likewise."""

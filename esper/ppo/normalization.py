@@ -12,7 +12,6 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
 
-
 SMALLEST_VARIANCE = 1e-8
 """Variance above which an entry of the observation counts as one that varies."""
 
