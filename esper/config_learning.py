@@ -23,8 +23,6 @@ class ExperienceConfig(Section):
     below, pp, so that one that collapsed does not count for ten."""
     strength: Positive = 4.0
     """Weight of these two guesses, in measurements."""
-    caution: NonNegative = 0.5
-    """In evaluation, the worth of a seed counts as its mean less its error times this."""
     shared: Fraction = 0.2
     """Part of the variance of worths that all seeds share: whether growing pays."""
     by_blueprint: Fraction = 0.35
@@ -79,7 +77,7 @@ class PPOConfig(Section):
     """The same for SET_ALPHA_TARGET."""
     prior_profit: Finite = 24.0
     """Initial weight of a seed's profit, in standard deviations, in its logit, times the prior's strength."""
-    prior_pays: Finite = 2.0
+    prior_pays: Finite = 6.0
     """Initial weight of whether the most profitable seed pays (±1) in the logit of planting, likewise."""
     prior_full_alpha: Finite = 3.0
     """Initial logit of a target alpha of 1, which alone can be kept, times the prior's strength; of others: 0."""

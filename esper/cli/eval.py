@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from esper.files.policy import SavedPolicy
 
 
+NO_EXPERIENCE = (
+    "The agent has no experience with such hosts, so it does not know that any seed pays; with --explore 3, it gathers "
+    "some first."
+)
+
+
 @click.command("eval")
 @click.argument("controller", metavar="RUN")
 @click.option(
@@ -163,6 +169,7 @@ def words(found: PolicyEvaluation) -> str:
         *(f"  {c.pair.name_a:10s} {score.value(c.pair.mean_a):>8s}   {c.line(score)}" for c in found.comparisons),
         "",
         f"Parameters: {alone.parameters.mean():,.0f} alone; {sizes}.",
+        *([] if found.informed else [NO_EXPERIENCE]),
         *(["The agent was trained once: the intervals leave out the spread of training."] if len(ours) > 1 else []),
     ]
     return "\n".join(lines)

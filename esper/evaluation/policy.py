@@ -19,6 +19,7 @@ from esper.data.user_code import is_user_code, refuse_untrusted
 from esper.data.user_task import is_user_task, same_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
+from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.analysis import ArmComparison, corrected
 from esper.evaluation.arms import merged
 from esper.evaluation.comparison import ArmResult, environment_without_paths, play_arms
@@ -34,6 +35,7 @@ from esper.evaluation.runner import (
 )
 from esper.files.policy import SavedPolicy, find_policy
 from esper.files.system_info import check_devices
+from esper.ppo.policy import Policy
 from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import controller_for
 from esper.rollout.rollout import play_round
@@ -70,6 +72,8 @@ class PolicyEvaluation:
     """Each of the others minus ``none``."""
     unit: ScoreUnit = ACCURACY
     """How the score of hosts is shown; ``arms`` and ``comparisons`` have it in percentage points."""
+    informed: bool = True
+    """Whether a trained agent had experience with such hosts; without any, it plants next to nothing."""
 
     @property
     def pairs(self) -> int:
@@ -150,9 +154,10 @@ def evaluate_controller(
         maker = maker.with_width(width)
     config, seed = maker.config, maker.config.run.seed + HELD_OUT
     controllers: dict[str, MakeController] = {ALONE: partial(controller_for, ALONE, config, run_seed=seed)}
+    informed: list[bool] = []
     if isinstance(controller, SavedPolicy):
         name, origin = controller.name, controller.origin
-        controllers[GREEDY] = partial(controller.controller, run_seed=seed)
+        controllers[GREEDY] = partial(_informed, controller, seed, informed)
         controllers[STOCHASTIC] = partial(controller.controller, run_seed=seed, greedy=False)
     else:
         name, origin = name_of(controller), ""
@@ -168,7 +173,14 @@ def evaluate_controller(
     name_score(maker.score, progress)
     arms = play_arms(maker, controllers, config.run.evaluation_pairs, seed, progress, baseline, work=work)
     comparisons = corrected([arm.against(arms[0]) for arm in arms[1:]])
-    return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score)
+    return PolicyEvaluation(name, origin, config, width, tuple(arms), tuple(comparisons), maker.score, all(informed))
+
+
+def _informed(policy: SavedPolicy, seed: int, informed: list[bool], env: SlotVectorEnv) -> Policy:
+    """Returns the greedy policy for ``env``, and appends whether it has experience with hosts like these."""
+    greedy = policy.controller(env, seed)
+    informed.append(env.gatherer.given is not None)
+    return greedy
 
 
 def _planned(work: Workload, maker: EnvMaker, controllers: Iterable[str], explore: int) -> Workload:

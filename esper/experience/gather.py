@@ -45,7 +45,6 @@ class Gatherer:
         world_envs: int | None = None,
         world_episodes: int | None = None,
     ) -> None:
-        self.caution = config.caution
         self.world, self.world_episodes = np.arange(n_envs) // (world_envs or n_envs), world_episodes
         self.experiences = [Experience(spec.slots, spec.blueprints, config) for _ in range(self.world[-1] + 1)]
         shape = (n_envs, len(spec.slots), len(spec.blueprints))
@@ -58,8 +57,7 @@ class Gatherer:
         """The last trial and the last contribution of each seed in the running episode, pp [E, S, B]; NaN if none."""
         self.learns = True
         """Whether episodes are added, and worths to act on are drawn from the posterior (Thompson sampling). If not, as
-        in evaluation, they are its mean less ``caution`` errors: the highest of several estimates is likely to be one
-        that errs upwards (the optimizer's curse, Smith and Winkler 2006), and no later episode would correct it."""
+        in evaluation, they are its mean."""
         self.given: Mapping[str, Any] | None = None
         """Experience that a new run seed starts with; None: none."""
 
@@ -80,10 +78,7 @@ class Gatherer:
             seen = self.seen[env]
             seen[..., MEAN], seen[..., ERROR] = worths.mean, worths.error
             seen[..., KEPT] = experience.kept.reshape(worths.mean.shape)
-            if self.learns:
-                seen[..., WORTH] = worths.draw(normals(env, int(episodes[env])))
-            else:
-                seen[..., WORTH] = worths.mean - self.caution * worths.error
+            seen[..., WORTH] = worths.draw(normals(env, int(episodes[env]))) if self.learns else worths.mean
 
     def watch(self, slots: Slots) -> None:
         """Remembers the last measurements of the seeds in ``slots``; contributions while alpha stands still only."""

@@ -115,7 +115,7 @@ PER_SLOT: tuple[Feature, ...] = (
 )
 
 PER_CHOICE: tuple[Feature, ...] = (
-    Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else cautious"),
+    Feature("worth", C, "worth to act on, in typical worths: drawn from the posterior in training, else the mean"),
     Feature("profit", C, "that worth minus the rent of such a seed for a whole episode, in typical worths"),
     Feature("pays", FLAG, "the profit is above 0"),
     Feature("worth_mean", C, "mean of the worth by experience, in typical worths"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from esper.cli.eval import NO_EXPERIENCE
 from esper.data.shared_batches import SharedBatchError
 from esper.files import checkpoint
 from esper.files.policy import find_policy
@@ -65,6 +66,12 @@ def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
     one = esper("eval", str(run), "--pairs", "1").out
     assert "Test accuracy of 1 held-out host (" in one
     assert one.count("pp, no interval: inconclusive") == 2
+
+
+def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(esper: Esper, run: Path) -> None:
+    small = ("--pairs", "1", "--set", "task.samples_per_epoch=32", "--set", "env.episode_length=2")
+    assert NO_EXPERIENCE in esper("eval", str(run), "--task", "digits", *small).out
+    assert NO_EXPERIENCE not in esper("eval", str(run), "--task", "digits", *small, "--explore", "1").out
 
 
 @pytest.mark.slow

@@ -150,6 +150,7 @@ def test_another_task_is_played_with_its_own_sizes(learned: RunSummary) -> None:
     )
     assert found.config.task.name == "chars"
     assert found.config.task.batch_size == 8  # that of chars
+    assert not found.informed
     assert found.pairs == 1
 
 
@@ -159,6 +160,7 @@ def test_a_policy_plays_another_task_with_blueprints_it_never_met(simulated: Pat
         str(simulated), task="digits", changes={**small, "task": {"samples_per_epoch": 64}}, explore=1
     )
     assert [arm.controller for arm in found.arms] == ["none", "greedy", "stochastic", "plans"]
+    assert found.informed
 
 
 def test_a_task_that_is_given_is_played(learned: RunSummary) -> None:

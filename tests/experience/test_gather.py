@@ -54,16 +54,13 @@ def test_what_is_shown_changes_between_episodes_only() -> None:
     assert (env.gatherer.seen[..., MEAN] != start[..., MEAN]).any()
 
 
-@pytest.mark.parametrize("caution", [0.0, 0.5])
-def test_in_evaluation_worths_are_cautious_and_nothing_is_added(caution: float) -> None:
+def test_in_evaluation_worths_are_means_and_nothing_is_added() -> None:
     env = hosts()
-    env.gatherer.caution = caution
     play_round(env, controller("plans", env))
     env.gatherer.learns = False
     before = env.gatherer.experiences[0].state_dict()
     play_round(env, controller("plans", env))
-    seen = env.gatherer.seen
-    np.testing.assert_array_equal(seen[..., WORTH], seen[..., MEAN] - caution * seen[..., ERROR])
+    np.testing.assert_array_equal(env.gatherer.seen[..., WORTH], env.gatherer.seen[..., MEAN])
     after = env.gatherer.experiences[0].state_dict()
     assert all(before[key] is after[key] or np.array_equal(before[key], after[key]) for key in before)
 
