@@ -170,6 +170,10 @@ class RewardConfig(Section):
     """Weight of the stage potential."""
     stage_potentials: Annotated[tuple[Finite, ...], Field(min_length=5, max_length=5)] = (1.0, 2.0, 3.5, 5.5, 6.0)
     """Stage potential Φ of GERMINATED, TRAINING, BLENDING, HOLDING and FOSSILIZED; 0 in other stages."""
+    stage_dwell: Count | None = None
+    """Epochs in which the potential of a stage rises towards that of the next; None: max(2, T/15)."""
+    stage_climb: Fraction = 0.9
+    """Part of the way to the next stage's potential that it rises by then."""
     contribution_potential: NonNegative = 0.05
     """Weight of the contribution potential, per pp."""
     loss_contribution_potential: NonNegative = 0.1
@@ -266,8 +270,7 @@ class Durations:
     min_prune_age: int
     embargo: int
     max_training_epochs: int
-    dwell: int
-    """Epochs over which the stage potential rises towards that of the next stage."""
+    stage_dwell: int
     snapshot_every: int
     governor_window: int
     plateau_epochs: int
@@ -284,7 +287,7 @@ class Durations:
             min_prune_age=scaled(env.min_prune_age, 1, 1 / 30),
             embargo=scaled(env.embargo, 1, 1 / 30),
             max_training_epochs=scaled(env.max_training_epochs, 4, 1 / 5),
-            dwell=scaled(None, 2, 1 / 15),
+            stage_dwell=scaled(config.reward.stage_dwell, 2, 1 / 15),
             snapshot_every=scaled(governor.snapshot_every, 1, 1 / 30),
             governor_window=scaled(governor.window, 5, 20 / 150),
             plateau_epochs=scaled(env.plateau_epochs, 3, 1 / 5),

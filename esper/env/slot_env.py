@@ -111,7 +111,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
         """Set from the first reset on."""
-        self.reward = Reward(config.reward, self.loop.durations.dwell, self.num_envs)
+        self.reward = Reward(config.reward, self.loop.durations.stage_dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
         """What these hosts have shown of their seeds."""

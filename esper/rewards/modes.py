@@ -18,9 +18,7 @@ Potential = Callable[[RewardState, RewardConfig, int], Value]
 
 POTENTIALS: Mapping[str, Potential] = MappingProxyType(
     {
-        "stage_potential": lambda s, config, dwell: (
-            config.stage_potential * terms.stage_potential(s, dwell, config.stage_potentials)
-        ),
+        "stage_potential": lambda s, config, dwell: config.stage_potential * terms.stage_potential(s, dwell, config),
         "contribution_potential": lambda s, config, _: config.contribution_potential * terms.contribution_potential(s),
         "loss_contribution_potential": lambda s, config, _dwell: (
             config.loss_contribution_potential * terms.loss_contribution_potential(s)

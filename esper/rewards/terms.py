@@ -111,12 +111,12 @@ def rent_price(parameters: Count, host_parameters: int, config: RewardConfig) ->
     return config.benefit_scale * rent_rate(parameters, host_parameters, config)
 
 
-def stage_potential(state: RewardState, dwell: int, potentials: tuple[float, ...]) -> Floats:
-    """Σ over slots of Φ(stage) + 0.9 · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
-    (here, climb), total = _by_stage(potentials), np.zeros(np.shape(state.accuracy))
+def stage_potential(state: RewardState, dwell: int, config: RewardConfig) -> Floats:
+    """Σ over slots of Φ(stage) + stage_climb · (Φ(next) − Φ(stage)) · min(epochs in stage / dwell, 1); a fossil: Φ."""
+    (here, climb), total = _by_stage(config.stage_potentials), np.zeros(np.shape(state.accuracy))
     for slot in state.slots:
         done = np.minimum(np.asarray(slot.epochs_in_stage) / dwell, 1.0)
-        total = total + here[slot.stage] + 0.9 * climb[slot.stage] * done
+        total = total + here[slot.stage] + config.stage_climb * climb[slot.stage] * done
     return total
 
 

@@ -69,7 +69,7 @@ def test_few_pairs_are_called_inconclusive(esper: Esper, run: Path) -> None:
 
 
 def test_an_agent_without_experience_of_such_hosts_is_advised_to_explore(esper: Esper, run: Path) -> None:
-    small = ("--pairs", "1", "--set", "task.samples_per_epoch=32", "--set", "env.episode_length=2")
+    small = ("--pairs", "1", "--set", "task.samples_per_epoch=64", "--set", "env.episode_length=2")
     assert NO_EXPERIENCE in esper("eval", str(run), "--task", "digits", *small).out
     assert NO_EXPERIENCE not in esper("eval", str(run), "--task", "digits", *small, "--explore", "1").out
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from esper.config import ConfigError, RewardConfig, TrainingConfig
+from esper.config import ConfigError, Durations, RewardConfig, TrainingConfig
 from esper.lifecycle.stage import SeedStage
 from esper.rewards.modes import MODES, Reward
 from esper.rewards.terms import RewardState, SlotState, Transition
@@ -105,8 +105,13 @@ def test_the_stage_potential_of_one_slot(stage: SeedStage, epochs: int, phi: flo
 
 def test_the_stage_potentials_are_those_of_the_config() -> None:
     after = state((S.TRAINING, DWELL), (S.FOSSILIZED, 2), (S.EMBARGOED, 8))
-    paid = pay(transition(after), gamma=1.0, stage_potentials=(0.0, 1.0, 11.0, 20.0, -5.0))["stage_potential"]
+    phi = (0.0, 1.0, 11.0, 20.0, -5.0)
+    paid = pay(transition(after), gamma=1.0, stage_potentials=phi)["stage_potential"]
     assert paid == pytest.approx(0.1 * (1.0 + 0.9 * 10.0 - 5.0))
+    paid = pay(transition(after), gamma=1.0, stage_potentials=phi, stage_climb=0.5)["stage_potential"]
+    assert paid == pytest.approx(0.1 * (1.0 + 0.5 * 10.0 - 5.0))
+    assert Durations.of(TrainingConfig(), 60).stage_dwell == 4
+    assert Durations.of(TrainingConfig.parse({"reward": {"stage_dwell": 7}}), 60).stage_dwell == 7
     with pytest.raises(ConfigError, match=r"reward\.stage_potentials"):
         TrainingConfig.parse({"reward": {"stage_potentials": (1.0, 2.0)}})
 
