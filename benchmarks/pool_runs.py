@@ -4,13 +4,19 @@
     python benchmarks/pool_runs.py runs/seed-*
 
 Reads the checkpoints of finished runs whose controller learns, and prints Markdown: for each run the paired differences
-in test accuracy (pp) between the agent and each baseline, then all runs together. The pooled intervals resample
-training seeds, and hosts within them, so they cover the spread of training.
+in test accuracy (pp) between the agent and each baseline, and what its hosts gain as a share of what the better of
+`plans` and `schedule` gains; then all runs together. The pooled intervals resample training seeds, and hosts within
+them, so they cover the spread of training.
+
+Instead of runs, the folder of a comparison may be given, in which the agent and the `plans` of each run play the same
+hosts: arms `checkpoint:RUN` and `plans:RUN`, and those that belong to no run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +26,12 @@ from esper.evaluation.runner import HostResult
 from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
 from esper.files import checkpoint
 
+Run = dict[str, list[HostResult]]
+"""Hosts by what played them, the agent first."""
 
-def hosts_of(folder: Path) -> dict[str, list[HostResult]]:
-    """Returns the compared hosts of a finished run by controller, the agent first."""
+
+def hosts_of(folder: Path) -> Run:
+    """Returns the compared hosts of a finished run."""
     state = checkpoint.read(folder)
     rounds = state.get("agent", state).get("compared", {})
     if not rounds or not all(rounds.values()):
@@ -31,6 +40,20 @@ def hosts_of(folder: Path) -> dict[str, list[HostResult]]:
         name: [HostResult.parse(host) for number in sorted(by_round, key=int) for host in by_round[number]]
         for name, by_round in rounds.items()
     }
+
+
+def compared_runs(folder: Path) -> dict[str, Run]:
+    """Returns the hosts of each run whose agent was compared in ``folder``, with those of the arms of no run."""
+    rounds: dict[str, dict[int, list[HostResult]]] = defaultdict(dict)
+    for line in (folder / "played.jsonl").read_text(encoding="utf-8").splitlines():
+        played = json.loads(line)
+        rounds[played["arm"]][played["round"]] = [HostResult.parse(host) for host in played["hosts"]]
+    arms = {
+        name: [host for _, hosts in sorted(by_round.items()) for host in hosts] for name, by_round in rounds.items()
+    }
+    shared = {name: hosts for name, hosts in arms.items() if ":" not in name}
+    runs = [name.removeprefix("checkpoint:") for name in sorted(arms) if name.startswith("checkpoint:")]
+    return {Path(run).name: {"ppo": arms[f"checkpoint:{run}"], **shared, "plans": arms[f"plans:{run}"]} for run in runs}
 
 
 def cell(pair: PairedComparison) -> str:
@@ -42,35 +65,46 @@ def accuracies(hosts: list[HostResult]) -> Floats:
     return np.array([host.accuracy for host in hosts])
 
 
-def pool(folders: list[Path]) -> None:
+def parameters(hosts: list[HostResult]) -> str:
+    return f"{np.mean([host.parameters for host in hosts]):,.0f}"
+
+
+def share(run: Run, agent: str) -> str:
+    """Returns what the agent's hosts gain over those left alone, as a share of the better of `plans` and `schedule`."""
+    gains = {name: accuracies(hosts).mean() - accuracies(run["none"]).mean() for name, hosts in run.items()}
+    return f"{gains[agent] / max(gains['plans'], gains['schedule']):.2f}"
+
+
+def pool(runs: dict[str, Run]) -> None:
     """Prints a table of runs that differ in their seed, and one of all of them together."""
-    runs = [hosts_of(folder) for folder in folders]
-    agent, *baselines = runs[0]
-    if any(list(run) != [agent, *baselines] or len(run[agent]) != len(runs[0][agent]) for run in runs):
+    agent, *baselines = next(iter(runs.values()))
+    sizes = {len(hosts) for run in runs.values() for hosts in run.values()}
+    if any(set(run) != {agent, *baselines} for run in runs.values()) or len(sizes) > 1:
         raise ConfigError("the runs compare different controllers, or different numbers of hosts")
     heads = [f"minus `{name}`" for name in baselines]
-    print("| " + " | ".join(["run", *heads, "seeds kept", "parameters"]) + " |")
-    print("|---" * (len(heads) + 3) + "|")
-    for folder, run in zip(folders, runs, strict=True):
-        pairs = [compare_pairs(accuracies(run[agent]), accuracies(run[name])) for name in baselines]
+    print("| " + " | ".join(["run", *heads, "share", "seeds kept", "parameters", "of `plans`"]) + " |")
+    print("|---" * (len(heads) + 5) + "|")
+    for name, run in runs.items():
+        pairs = [cell(compare_pairs(accuracies(run[agent]), accuracies(run[other]))) for other in baselines]
         kept = np.mean([host.fossils for host in run[agent]])
-        parameters = np.mean([host.parameters for host in run[agent]])
-        print(f"| {folder.name} | {' | '.join(map(cell, pairs))} | {kept:.1f} | {parameters:,.0f} |")
+        last = [share(run, agent), f"{kept:.1f}", parameters(run[agent]), parameters(run["plans"])]
+        print(f"| {' | '.join([name, *pairs, *last])} |")
     print(f"\nTogether ({len(runs)} training seeds):\n")
     print("| | mean % | parameters | agent minus it, pp |\n|---|---|---|---|")
-    ours = np.concatenate([accuracies(run[agent]) for run in runs])
+    ours = np.concatenate([accuracies(run[agent]) for run in runs.values()])
     for name in (agent, *baselines):
-        theirs = np.concatenate([accuracies(run[name]) for run in runs])
-        parameters = np.mean([host.parameters for run in runs for host in run[name]])
+        hosts = [host for run in runs.values() for host in run[name]]
+        theirs = accuracies(hosts)
         difference = "" if name == agent else cell(compare_pairs(ours, theirs, train_seeds=len(runs)))
-        print(f"| `{name}` | {theirs.mean():.2f} | {parameters:,.0f} | {difference} |")
+        print(f"| `{name}` | {theirs.mean():.2f} | {parameters(hosts)} | {difference} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER")
-    arguments = parser.parse_args()
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="finished runs, or one comparison")
+    folders = parser.parse_args().folders
     try:
-        pool(arguments.folders)
+        one = len(folders) == 1 and (folders[0] / "played.jsonl").exists()
+        pool(compared_runs(folders[0]) if one else {folder.name: hosts_of(folder) for folder in folders})
     except ConfigError as error:
         raise SystemExit(f"Error: {error}") from None
