@@ -239,7 +239,7 @@ class TrainingConfig(Section):
 
     @classmethod
     def parse(cls, tables: dict[str, Any]) -> Self:
-        """Validates nested dicts. Raises ConfigError that lists wrong keys and values with what would be right."""
+        """Validates nested ``tables``. Raises ConfigError that lists wrong keys and values with what would be right."""
         try:
             return cls.model_validate(tables)
         except ValidationError as error:

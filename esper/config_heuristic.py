@@ -16,12 +16,13 @@ class HeuristicConfig(Section):
     """A seed that has been in TRAINING for as long as G2 requires is removed when its trial is below zero by more than
     this many of its standard errors."""
     patience: Fraction = 0.16
-    """Share after which it is decided about a seed in TRAINING or HOLDING that has shown no clear gain, and at least as
-    long as G2 requires. A seed in TRAINING is then removed; one in HOLDING is kept if it contributes at all."""
+    """Max share that a seed without a clear gain stays in TRAINING or HOLDING, at least as long as G2 requires. The
+    rule then removes a seed in TRAINING, and keeps one in HOLDING if it contributes at all."""
     min_contribution: NonNegative = 0.5
     """A seed is kept at once if it contributes more than this, pp, and more than contribution_errors."""
     contribution_errors: NonNegative = 1.0
-    """The same in standard errors. A seed in HOLDING that costs more than as many is removed at once."""
+    """The same in standard errors. A seed in HOLDING whose contribution is negative by more than this is removed at
+    once."""
     latest: Fraction = 0.7
     """Share of the episode in which seeds are planted: later ones have too little left to learn in."""
     ramp: Positive = 1 / 30

@@ -22,7 +22,7 @@ class ExperienceConfig(Section):
     """A host that ends further below the hosts left alone than this, in accuracy or by the loss, counts as this far
     below, pp, so that one that collapsed does not count for ten."""
     strength: Positive = 4.0
-    """Weight of these two guesses, in measurements."""
+    """Weight of the guesses ``worth_std`` and ``noise``, in measurements."""
     shared: Fraction = 0.2
     """Part of the variance of worths that all seeds share: whether growing pays."""
     by_blueprint: Fraction = 0.35
@@ -88,8 +88,8 @@ class PPOConfig(Section):
     """Number of env steps that an agent practises on simulated hosts before it trains on real ones; 0: none. The
     planted task, whose hosts are simulated themselves, has no practice."""
     practice_shown: Fraction = 1.0
-    """Practice: the part at its beginning in which ``plans`` plays and the agent learns to act likewise. In the rest it
-    plays by itself."""
+    """Practice: the first part, in which ``plans`` plays and the agent learns to act likewise. In the rest the agent
+    plays."""
     practice_entropy: NonNegative = 0.005
     """Practice: weight of the entropy bonus at its start; linear to entropy_end. It counts when the agent plays."""
     practice_lengths: Multiples = (0.4, 0.7, 1.0, 2.0)
@@ -117,7 +117,7 @@ class PPOConfig(Section):
     """Practice: drop of the accuracy when a mature seed is switched off, in addition to what it contributes, pp;
     typical of a host whose normalisation was trained with its seeds."""
     practice_overlap: Fraction = 0.5
-    """Practice: by how much what two seeds are relied on for overlaps, at most, in either direction; as a fraction."""
+    """Practice: max overlap of what a host relies on two seeds for, as a fraction; its size and sign are drawn."""
     validate_every: Count = 5
     """Rounds between validations of the greedy agent, on hosts that it does not learn from; there is one after the last
     round, too. The agent with the best mean return there is compared and saved."""

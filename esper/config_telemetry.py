@@ -39,7 +39,7 @@ class AnomalyConfig(Section):
     ratio_high: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 20.0
     """Warn if an update makes an action more than this many times likelier; healthy updates reached 8 times."""
     ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """Warn if an update leaves an action less than this fraction of its probability; a twentieth is still healthy."""
+    """Warn if an update leaves an action less than this fraction of its probability."""
     entropy: Fraction = 0.003
     """Warn if a head's mean normalised entropy, over the steps in which it has a choice, is below this: it is nearly
     certain."""

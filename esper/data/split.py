@@ -50,6 +50,8 @@ class Split:
     def of_text(cls, tokens: Tensor, length: int) -> Split:
         """Cuts tokens int64 [M] into inputs and targets int64 [N, length]; N = (M − 1) // length, the rest is dropped.
 
+        ``length`` is the number of tokens of a row.
+
         The target of a token is the next one. Rows do not overlap, and inputs and targets share memory. Raises
         ValueError if N would be 0.
         """
@@ -65,6 +67,7 @@ class Split:
         return Split(self.x[rows], self.y[rows], self.table)
 
     def to(self, device: torch.device) -> Split:
+        """Returns the split with its tensors on ``device``."""
         if self.text is not None:
             return Split.of_text(self.text.to(device), self.x.shape[1])
         table = None if self.table is None else self.table.to(device)
@@ -78,7 +81,7 @@ class Split:
         return stage_images(self.x, rows, self.table, out=self.empty(len(rows), dtype))[0]
 
     def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Any:
-        """Allocates an uninitialised buffer for ``count`` inputs."""
+        """Allocates an uninitialised buffer for ``count`` inputs; ``dtype`` as in :meth:`inputs`."""
         if self.table is None:
             return empty_like(self.x, count)
         _, height, width, channels = self.x.shape

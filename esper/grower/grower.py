@@ -122,7 +122,7 @@ class Grower:
     def start(self, evaluate: Evaluate) -> GrowthStep:
         """Scores the untrained model and lets the controller plant before the first epoch; calling it is optional.
 
-        Raises RuntimeError if anything was trained before; TypeError and ValueError as :meth:`step` does.
+        ``evaluate``, TypeError and ValueError as in :meth:`step`; RuntimeError if anything was trained before.
         """
         if self.env is not None or self.groups.steps:
             raise RuntimeError("grower.start() comes once, before the first epoch is trained")

@@ -6,8 +6,8 @@ passed, that seeds need time, and that seeds which are not kept are lost. A plan
 worths of blueprints and slots are redrawn for every simulated world, so the agent still has to learn what a blueprint
 is worth on the real ones.
 
-At first the agent watches: the bandit ``plans`` plays, and the agent learns to act likewise and to predict the returns.
-What it then tries by itself starts from play that already pays.
+The agent watches: the bandit ``plans`` plays, and the agent learns to act likewise and to predict the returns. If
+``ppo.practice_shown`` is below 1, it plays by itself in the rest of practice, from play that already pays.
 
 Practice alternates between several episode lengths: an agent that knows only one length acts too late in shorter
 episodes.

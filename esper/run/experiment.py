@@ -90,8 +90,13 @@ class Experiment(AbstractContextManager["Experiment"]):
     ) -> Experiment:
         """Returns a run that continues from its last checkpoint, with the same results as if it had never stopped.
 
-        A user-defined task or controller is code, and is never run just because a run folder names it: pass it again in
-        ``task`` or ``controller``, as itself or its name.
+        Args:
+            folder: the run folder.
+            callbacks: sinks that receive the events of the run from here on.
+            task: a user-defined task, or its name. It is code, and is never run just because a run folder names it.
+            controller: a user-defined controller, or its name; likewise.
+            work: counts what is done, and estimates the time that is left; None: a new one.
+            ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
 
         Raises:
             ConfigError: there is no run folder or no checkpoint, the run is finished or still in progress, the task or
@@ -193,7 +198,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         collector.consistent = True
 
     def end(self, arms: list[ArmResult], interrupted: bool) -> RunSummary:
-        """Reports the comparison of the first of ``arms`` with the others, and saves the final state."""
+        """Reports the comparison of the first of ``arms`` with the others, and saves the final state; ``interrupted``
+        is what the summary says of how the run ended."""
         trainer = self.trainer
         summary = RunSummary(
             folder=self.folder,

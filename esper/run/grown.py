@@ -1,4 +1,4 @@
-"""What came of growing one host, and why."""
+"""The result of growing one host, and its reasons."""
 
 from __future__ import annotations
 
