@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -23,24 +24,45 @@ def test_a_script_imports_what_exists(name: str, monkeypatch: pytest.MonkeyPatch
     assert runpy.run_path(str(FOLDER / name), run_name="imported")["__doc__"]
 
 
+def hosts(*accuracies: float) -> list[dict[str, Any]]:
+    host = HostResult(0.0, 0.0, 300.0, 277.0, 0.0, 30.0, 0.0, 1.0)
+    return [replace(host, accuracy=accuracy).plain() for accuracy in accuracies]
+
+
 def test_runs_of_several_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def state(gains: tuple[float, float]) -> dict[str, Any]:
-        def hosts(*accuracies: float) -> dict[str, Any]:
-            host = HostResult(0.0, 0.0, 300.0, 277.0, 0.0, 30.0, 0.0, 1.0)
-            return {"0": [replace(host, accuracy=accuracy).plain() for accuracy in accuracies]}
+    def state(gain: float) -> dict[str, Any]:
+        arms = {"ppo": (90 + gain, 91 + gain), "none": (90, 91), "plans": (91, 92), "schedule": (92, 93)}
+        return {"agent": {"compared": {name: {"0": hosts(*accuracies)} for name, accuracies in arms.items()}}}
 
-        return {"agent": {"compared": {"ppo": hosts(90 + gains[0], 91 + gains[1]), "none": hosts(90, 91)}}}
-
-    states = {"a": state((1.0, 2.0)), "b": state((3.0, 4.0))}
+    states = {"a": state(1.5), "b": state(3.5)}
     monkeypatch.setattr(checkpoint, "read", lambda folder: states[folder.name])
-    pool = runpy.run_path(str(FOLDER / "pool_runs.py"), run_name="imported")["pool"]
-    pool([Path("a"), Path("b")])
+    script = runpy.run_path(str(FOLDER / "pool_runs.py"), run_name="imported")
+    script["pool"]({name: script["hosts_of"](Path(name)) for name in states})
     out = capsys.readouterr().out
     assert "| a | +1.50 [" in out
+    assert "| 0.75 | 1.0 | 300 | 300 |" in out  # 1.5 of the 2 of `schedule`
     assert "| `ppo` | 93.00 | 300 |  |\n| `none` | 90.50 | 300 | +2.50 [" in out
     states["b"]["agent"]["compared"]["none"] = {}
     with pytest.raises(ConfigError, match="b has no comparison yet"):
-        pool([Path("a"), Path("b")])
+        script["hosts_of"](Path("b"))
+
+
+def test_agents_that_were_compared_on_the_same_hosts_are_pooled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = {"checkpoint:runs/a": 94, "plans:runs/a": 93, "checkpoint:runs/b": 92, "plans:runs/b": 92, "none": 90}
+    played = [
+        {"arm": name, "round": number, "hosts": hosts(accuracy + number)}
+        for number in (1, 0)
+        for name, accuracy in {**arms, "schedule": 94}.items()
+    ]
+    (tmp_path / "played.jsonl").write_text("\n".join(map(json.dumps, played)), encoding="utf-8")
+    script = runpy.run_path(str(FOLDER / "pool_runs.py"), run_name="imported")
+    script["pool"](script["compared_runs"](tmp_path))
+    out = capsys.readouterr().out
+    assert "| a | +4.00 [" in out
+    assert "| b | +2.00 [" in out
+    assert "| `plans` | 93.00 | 300 | +0.50 [" in out
 
 
 def test_the_model_of_ranks_adds_up_what_an_epoch_waits_for() -> None:
