@@ -36,6 +36,17 @@ def test_what_a_stage_may_become_is_a_table() -> None:
     assert not found
 
 
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_first_line_is_a_sentence_or_a_noun_phrase(path: Path) -> None:
+    texts = [n.value.value for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(n)]
+    assert not [text for text in texts if text.startswith(("What ", "How ", "Why "))]
+
+
+def is_text(node: ast.AST) -> bool:
+    """Whether a statement is a string by itself: a docstring, or that of an attribute."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
 def chains_of_stages(tree: ast.AST) -> list[int]:
     """Lines of chains of branches, three or more of which name a stage."""
     lines = []

@@ -73,7 +73,7 @@ def rank_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What a command does about ranks: serve rank 0, start ranks, or play, alone or as rank 0."""
+    """The part of a command that deals with ranks: it serves rank 0, starts ranks, or plays, alone or as rank 0."""
 
     processes: int | None
     """Number of ranks to start; None: this process plays; 0: as many as suit the machine."""

@@ -1,4 +1,4 @@
-"""What acts in envs: observations and masks in, actions out."""
+"""Controllers, which act in envs: observations and masks in, actions out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts are trained on: a loss that steps minimise and a score that is to rise, both per sample."""
+"""The objective of hosts: a loss that steps minimise and a score that is to rise, both per sample."""
 
 from __future__ import annotations
 

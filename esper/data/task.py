@@ -100,13 +100,14 @@ class Task:
     precision: Precision = "float32"
     """Precision of forward and backward passes, see ``TaskConfig.precision``."""
     loss: str | PerSample = "cross_entropy"
-    """What steps minimise: ``cross_entropy``, ``mse``, ``bce`` (binary cross-entropy of logits), or a function of a
-    network's outputs [N, ...] and the targets [N, ...] that returns one value per sample, [N], or [N, ...], of which
-    the mean counts."""
+    """The loss that steps minimise: ``cross_entropy``, ``mse``, ``bce`` (binary cross-entropy of logits), or a function
+    of a network's outputs [N, ...] and the targets [N, ...] that returns one value per sample, [N], or several,
+    [N, ...], whose mean counts."""
     score: str | PerSample | None = None
-    """What growth is to raise: ``accuracy``, ``r2``, or a function as for ``loss``. None: accuracy, and r2 with mse."""
+    """The score that growth is to raise: ``accuracy``, ``r2``, or a function as for ``loss``. None: accuracy, and r2
+    with mse."""
     score_name: str | None = None
-    """What reports call the score; None: its name, or that of its function."""
+    """The name of the score in reports; None: its name, or that of its function."""
     score_unit: str = ""
     """Unit of the score in reports, such as "K"; empty for none."""
     points: float = 100.0
@@ -163,7 +164,7 @@ class Task:
 
     @property
     def score_shown(self) -> ScoreUnit:
-        """How reports show the score: accuracy in per cent, others in a unit of their own."""
+        """The display of the score in reports: accuracy in per cent, others in a unit of their own."""
         score = self.score or ("r2" if self.loss == "mse" else "accuracy")
         name = self.score_name or (score if isinstance(score, str) else str(getattr(score, "__name__", "score")))
         if score == "accuracy" and self.points == 100 and not self.score_unit:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SMALLEST_STD = 1e-3
+MIN_STD = 1e-3
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What controllers and masks know of blueprints before they are planted: their sizes, and what they are built of."""
+"""Descriptions of blueprints before they are planted, for controllers and masks: their sizes and parts."""
 
 from __future__ import annotations
 

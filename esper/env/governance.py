@@ -1,4 +1,4 @@
-"""What the governor's decisions change in the arrays of an env: rollbacks, cut seeds, snapshots.
+"""Effects of the governor's decisions on the arrays of an env: rollbacks, cut seeds, snapshots.
 
 The same code governs the hosts of a vector env and the model of an ``esper.Grower``.
 """

@@ -37,7 +37,7 @@ class EnvMaker:
     task: Task | None
     """The task; None for simulated hosts."""
     parts: MicroBatchPolicy | None = field(default=None, compare=False)
-    """How all hosts of the run split batches; None: each env has its own policy."""
+    """The policy by which all hosts of the run split batches; None: each env has its own."""
     ranks: RunRanks | None = field(default=None, compare=False)
     """The ranks that hosts are spread over; None: all train in this process."""
     elsewhere: tuple[Task, ...] = field(default=(), compare=False)
@@ -73,7 +73,7 @@ class EnvMaker:
 
     @property
     def score(self) -> ScoreUnit:
-        """How the score of hosts is shown."""
+        """The display of the score of hosts."""
         return ACCURACY if self.task is None else self.task.score_shown
 
     def with_width(self, width: int) -> EnvMaker:

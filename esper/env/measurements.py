@@ -1,4 +1,4 @@
-"""How one host's validation and gradient statistics enter the arrays: the definition of every measured number."""
+"""Measurements: a host's validation and gradient statistics enter the arrays; every measured number is defined here."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.config_resolved import HostTrainingConfig
 from esper.data.task import Task
-from esper.env.baseline import SMALLEST_STD, Baseline, Floats
+from esper.env.baseline import MIN_STD, Baseline, Floats
 from esper.env.epoch_loop import EpochLoop
 from esper.env.ranked_backend import RankedBackend, spread
 from esper.env.training_backend import TrainingBackend, make_trainings
@@ -73,6 +73,6 @@ def measure_baseline(
     return Baseline(
         accuracy=tuple(accuracy.mean(axis=0).tolist()),
         loss=tuple(loss.mean(axis=0).tolist()),
-        final_loss_std=max(float(loss[:, -1].std(ddof=1)) if count > 1 else 0.0, SMALLEST_STD),
+        final_loss_std=max(float(loss[:, -1].std(ddof=1)) if count > 1 else 0.0, MIN_STD),
         episodes=count,
     )

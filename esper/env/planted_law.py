@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from esper.env.baseline import SMALLEST_STD, Baseline
+from esper.env.baseline import MIN_STD, Baseline
 from esper.lifecycle.slots import Floats, Ints
 
 CHANCE = math.log(10)
@@ -53,7 +53,7 @@ class Law:
     parameters: tuple[int, ...] = (100, 300, 600, 400)
     """Number of parameters by blueprint; a gated seed has ``gate_parameters`` more."""
     kinds: tuple[tuple[float, ...], ...] = ()
-    """What each blueprint is built of, see ``esper.spaces.observation.KINDS``; empty: nothing."""
+    """The parts that each blueprint is built of, see ``esper.spaces.observation.KINDS``; empty: nothing."""
     gate_parameters: int = 50
     host_parameters: int = 1000
     floor: float = 10.0
@@ -104,5 +104,5 @@ class Law:
     def baseline(self, horizon: int, episodes: int) -> Baseline:
         """Returns the no-growth baseline: curves without seeds and noise, and a standard deviation from ``spread``."""
         accuracy = self.host_accuracy(np.arange(horizon + 1), horizon)
-        spread = max(CHANCE * self.spread / 90, SMALLEST_STD)
+        spread = max(CHANCE * self.spread / 90, MIN_STD)
         return Baseline(tuple(accuracy.tolist()), tuple(self.loss(accuracy).tolist()), spread, episodes)

@@ -35,7 +35,7 @@ from esper.training.placement import copies_to_pin
 
 @dataclass(frozen=True)
 class HostGroup:
-    """What a rank needs to know to make its part of a group of hosts."""
+    """Everything that a rank needs to make its part of a group of hosts."""
 
     config: HostTrainingConfig
     spec: ActionSpec

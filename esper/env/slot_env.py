@@ -106,7 +106,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.run_seed = config.run.seed
         self.illegal_actions = np.zeros(self.num_envs, dtype=np.int64)
         self.score = ACCURACY
-        """How the score of hosts is shown."""
+        """The display of the score of hosts."""
         self.baseline: Baseline | None = None
         """The no-growth curves; measured at the first reset if they are not set before."""
         self.rules: Rules | None = None
@@ -114,7 +114,7 @@ class SlotVectorEnv(VectorEnv[Float32s, Actions, NDArray[Any]], ABC):
         self.reward = Reward(config.reward, self.loop.durations.stage_dwell, self.num_envs)
         self.reward_terms = {name: np.zeros(self.num_envs) for name in self.reward.names}
         self.gatherer = Gatherer(spec, self.num_envs, config.experience)
-        """What these hosts have shown of their seeds."""
+        """The experience of these hosts with their seeds."""
         self.count_epochs: Callable[[int], None] = lambda hosts: None  # called after each epoch, the baseline's too
         self.tier: Tier | None = None
         """Execution tier of training steps; None for simulated hosts."""

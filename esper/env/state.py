@@ -66,7 +66,7 @@ class Rules:
     largest: Ints
     """Number of parameters of each blueprint in each slot with its largest blend style, [S, B]."""
     kinds: Floats
-    """What each blueprint is built of, [B, 3]; see ``esper.spaces.observation.KINDS``."""
+    """The parts that each blueprint is built of, [B, 3]; see ``esper.spaces.observation.KINDS``."""
 
     @property
     def budget(self) -> float:

@@ -147,7 +147,7 @@ class MetricResult:
     arms: Mapping[str, Summary]
     comparisons: Mapping[str, ArmComparison]
     missing: str | None = None
-    """Why the metric has no results; ``arms`` and ``comparisons`` are then empty."""
+    """The reason that the metric has no results; ``arms`` and ``comparisons`` are then empty."""
 
     def plain(self) -> dict[str, Any]:
         """Returns all numbers, ready for JSON."""

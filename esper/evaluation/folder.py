@@ -63,7 +63,7 @@ WHOLE = Part(1, 1)
 
 
 class Settings(NamedTuple):
-    """What is compared, as a comparison's folder has it."""
+    """The arms and settings of a comparison, as its folder has them."""
 
     arms: list[Arm]
     pairs: int

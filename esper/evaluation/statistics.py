@@ -78,7 +78,7 @@ class PairedComparison:
 
     @property
     def few(self) -> str | None:
-        """Why there is too little evidence for a verdict, such as ``under 10 pairs``; None if there is enough."""
+        """The lack of evidence that forbids a verdict, such as ``under 10 pairs``; None if there is enough."""
         least, unit = (MIN_SEEDS, "training seeds") if self.trained else (MIN_PAIRS, "pairs")
         return f"under {least} {unit}" if self.pairs < least else None
 

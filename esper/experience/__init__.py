@@ -1,1 +1,1 @@
-"""What a run has learned about its seeds: how much each blueprint is worth in each slot."""
+"""Experience: how much each blueprint is worth in each slot, learned from the hosts of a run."""

@@ -1,4 +1,4 @@
-"""How experience grows with the episodes of an env, and what controllers see of it."""
+"""Growth of experience with the episodes of an env, and the part of it that controllers see."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class CheckpointFile:
     state: State
     file: Path
     refused: tuple[str, ...]
-    """Why newer checkpoints were rejected, one message per file."""
+    """Reasons for rejecting newer checkpoints, one message per file."""
 
 
 def encode(state: State) -> bytes:

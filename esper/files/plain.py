@@ -159,7 +159,7 @@ def _unfused(layer: NormReluPool) -> nn.Sequential:
 
 @dataclass
 class _Call:
-    """How a grown submodule was called, and whether it returned a tuple."""
+    """The form of a call of a grown submodule, and whether it returned a tuple."""
 
     positional: int = 0
     keywords: tuple[str, ...] = ()

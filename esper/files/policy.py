@@ -76,7 +76,7 @@ class SavedPolicy:
     """The name it was requested by."""
     state: checkpoint.State
     experience: checkpoint.State
-    """What its run has learned of its seeds; it is used on hosts with the same slots and blueprints."""
+    """The experience of its run; it is used on hosts with the same slots and blueprints."""
     config: TrainingConfig | None
     """Config of its run; None for a checkpoint outside a run folder."""
     rounds: int

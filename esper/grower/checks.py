@@ -1,4 +1,4 @@
-"""What a Grower refuses, with the reason and before anything is planted."""
+"""Checks of a Grower: it refuses bad input, with the reason and before anything is planted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a data-parallel loop share, so that all of them grow the same network."""
+"""State that the ranks of a data-parallel loop share, so that all of them grow the same network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step of a Grower reports."""
+"""The report of one step of a Grower."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SlotReport:
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """What :meth:`Grower.step` measured and did."""
+    """Measurements and actions of :meth:`Grower.step`."""
 
     epoch: int
     """Number of epochs trained so far."""
@@ -45,7 +45,8 @@ class GrowthStep:
     """Changes of stages since the last step."""
     slots: Mapping[str, SlotReport]
     rollback: GovernorRollback | None
-    """Why the governor restored a snapshot, whose scores the others of this report then are; None if it did not."""
+    """The reason that the governor restored a snapshot, whose scores the others of this report then are; None if it did
+    not."""
     done: bool
     """Whether growth is over: after the last epoch, and after ``config.governor.max_rollbacks`` rollbacks."""
 

@@ -1,4 +1,4 @@
-"""What an ``evaluate`` function returns, read into one form."""
+"""Results of an ``evaluate`` function, read into one form."""
 
 from __future__ import annotations
 

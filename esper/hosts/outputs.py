@@ -1,4 +1,4 @@
-"""What modules return: the features of a site in a tensor or a tuple, and the logits of a network."""
+"""Outputs of modules: the features of a site in a tensor or a tuple, and the logits of a network."""
 
 from __future__ import annotations
 

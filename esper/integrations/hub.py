@@ -20,7 +20,7 @@ from esper.hosts.grown import GrownHost
 POLICY, HOST = "policy.safetensors", "host"
 TAGS = ["growing-networks"]
 DOWNLOAD = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-"""What the mixin passes on to a download."""
+"""Arguments that the mixin passes on to a download."""
 
 
 def _folder(model_id: str, options: dict[str, Any]) -> Path:

@@ -35,7 +35,7 @@ class GrowthCallback(Callback):
         self.sites, self.score, self.horizon, self.options = sites, score, horizon, options
         self.grower: Grower | None = None
         self.steps: list[GrowthStep] = []
-        """What each step since the start of ``fit`` reported."""
+        """The report of each step since the start of ``fit``."""
         self._state: Mapping[str, Any] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

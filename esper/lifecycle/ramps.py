@@ -1,4 +1,4 @@
-"""How seeds are blended in: the curves by which alpha moves, and the styles that choose one.
+"""Ramps that blend seeds in: the curves by which alpha moves, and the styles that choose one.
 
 A ramp goes from ``start`` to ``target``: alpha = start + (target − start) · curve(done / steps); alpha holds once
 done = steps.

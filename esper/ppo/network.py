@@ -23,7 +23,7 @@ FREE_HEADS = HEADS[3:]
 """Heads after op, slot and blueprint; given those three, they are independent of one another."""
 
 CHOICE_INPUTS = ("profit", "pays", "size", "size_share", "layers", "spatial", "elementwise")
-"""What the network reads of a seed that could be planted. It does not read how sure a worth is: rewards end with an
+"""Inputs of the network about a seed that could be planted. It does not read how sure a worth is: rewards end with an
 episode, so an agent that knew would never try what it knows little about. In training the worth behind ``profit`` is
 drawn from the posterior; whoever acts on draws explores as much as there is to learn (Thompson 1933)."""
 CHOICE_PLACES = torch.tensor([[entry.name for entry in PER_CHOICE].index(name) for name in CHOICE_INPUTS])
@@ -68,7 +68,7 @@ def fourier(waves: Tensor) -> Tensor:
 
 
 class Scene(NamedTuple):
-    """What the heads decide by: the context [..., width], embeddings of slots [..., S, part] and of the seeds that
+    """Inputs of the heads: the context [..., width], embeddings of slots [..., S, part] and of the seeds that
     could be planted [..., S, B, part], and the profits of these and whether they pay (1 or 0), both [..., S, B]."""
 
     context: Tensor

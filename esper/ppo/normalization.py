@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.spaces.observation import BASE, PER_CHOICE, PER_SLOT, FeatureKind, split
 
-SMALLEST_VARIANCE = 1e-8
+MIN_VARIANCE = 1e-8
 """Variance above which an entry of the observation counts as one that varies."""
 
 
@@ -89,8 +89,8 @@ class ObservationStatistics(RunningMeanStd):
             groups = torch.split(values, [len(BASE), len(PER_SLOT), len(PER_CHOICE)])
             return torch.cat([group.repeat(times) for group, times in zip(groups, repeats, strict=True)])
 
-        scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + SMALLEST_VARIANCE).float())
-        scaled = torch.where(everywhere(self.var > SMALLEST_VARIANCE), scaled.clamp(-self.clip, self.clip), 0.0)
+        scaled = (x - everywhere(self.mean.float())) / everywhere(torch.sqrt(self.var + MIN_VARIANCE).float())
+        scaled = torch.where(everywhere(self.var > MIN_VARIANCE), scaled.clamp(-self.clip, self.clip), 0.0)
         return torch.where(everywhere(self.continuous), scaled, x)
 
 

@@ -87,7 +87,7 @@ def memory_table(runs: Sequence[Run]) -> str:
 
 
 def waiting_tables(runs: Sequence[Run]) -> list[str]:
-    """How long the ranks of a run only waited for the slowest, for each run that has several."""
+    """The time that the ranks of a run only waited for the slowest, for each run that has several."""
     tables = []
     for run in runs:
         if laps := run.of(RanksWaited):

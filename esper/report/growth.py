@@ -84,7 +84,7 @@ def _lanes_of_round(run: Run, episode: int, hosts: Sequence[Life], slots: Sequen
 
 
 def worth_table(run: Run) -> str:
-    """What each blueprint is worth in each slot, by the experience of the run; empty if it has none."""
+    """The worth of each blueprint in each slot, by the experience of the run; empty if it has none."""
     found = run.last(WorthsEstimated)
     if found is None or not found.episodes:
         return ""
@@ -100,7 +100,7 @@ def worth_table(run: Run) -> str:
 
 
 def blueprint_table(run: Run) -> str:
-    """How often each blueprint was planted, its fate, and its value if it was kept."""
+    """The number of times that each blueprint was planted, its fate, and its value if it was kept."""
     score = run.view.score
     values: dict[str, list[float]] = defaultdict(list)
     for episode in run.of(EpisodeCompleted):

@@ -49,7 +49,7 @@ class HostLife:
 
     @property
     def words(self) -> str:
-        """What growth has done for it, in a sentence."""
+        """The effect of growth on it, in a sentence."""
         alone = f", beside {self.score.value(self.baseline, 1)} of hosts left alone" if self.alone else ""
         kept = [f"{s.blueprint} in {s.slot}" for s in self.life.stretches if s.stage == "FOSSILIZED"]
         seeds = f"it kept {', '.join(kept)}" if kept else "it kept no seed"

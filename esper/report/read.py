@@ -42,7 +42,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     events: dict[type[Event], list[Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """What is missing or could not be read, except for lines of the event log."""
+    """Parts that are missing or could not be read, except for lines of the event log."""
     writing: bool | None = None
     """Whether a process has the event log open; None if unknown."""
     silent_seconds: float = math.inf

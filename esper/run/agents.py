@@ -1,4 +1,4 @@
-"""What acts in a run: a controller that stays as it is, paired with hosts left alone, or one that learns."""
+"""Agents of a run: a controller that stays as it is, paired with hosts left alone, or one that learns."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FixedAgent:
 
 
 class LearningAgent(ABC):
-    """What improves from round to round; at the end, it is compared with baselines on hosts it never learned on.
+    """An agent that improves from round to round; it is then compared with baselines on hosts it never learned on.
 
     The baselines play with the same experience: `plans` plants what is best by it.
     """

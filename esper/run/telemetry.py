@@ -1,4 +1,4 @@
-"""What a run reports: the events of its start, its rounds and its end, to its log, table and trackers."""
+"""Reports of a run: the events of its start, its rounds and its end, to its log, table and trackers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class SlotSite:
 
 
 class Role(Enum):
-    """What a site does in the passes of an epoch."""
+    """The role of a site in the passes of an epoch."""
 
     ABSENT = 0
     """Nothing: there is no seed, or it does not take part yet."""

@@ -45,14 +45,14 @@ class RunStarted(Event):
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     tier: str | None
-    """How steps of hosts are executed: eager, compiled or graph; None if hosts are simulated, or trained by a loop
-    outside Esper (``esper.Grower``)."""
+    """The way in which steps of hosts are executed: eager, compiled or graph; None if hosts are simulated, or trained
+    by a loop outside Esper (``esper.Grower``)."""
     precision: str | None
     """Number format of the computation; None as ``tier``."""
     micro_batches: int
     """Number of parts that each batch is split into."""
     tier_refused: str | None = volatile()
-    """Why the tier of the config cannot be used; may name files."""
+    """The reason that the tier of the config cannot be used; may name files."""
     time: float = volatile()
     folder: str = volatile()
     cublas_workspace: str | None = None
@@ -218,7 +218,7 @@ class EpisodeCompleted(Event):
     shapley: dict[str, tuple[float, float]]
     """Shapley value of each seed that is on and its standard error, pp; empty unless all coalitions were measured."""
     stopped: str | None = None
-    """Why it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
+    """The reason that it ended early: divergence or plateau (``env.stop_on``); None if it had its full length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class AgentValidated(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorthsEstimated(Event):
-    """What ``episodes`` have shown of seeds after a round: how much one that is kept adds to the final score."""
+    """Worths of seeds after a round, by ``episodes``: how much one that is kept adds to the final score."""
 
     round: int
     episodes: int

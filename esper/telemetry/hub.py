@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class DroppedSink:
-    """Why a sink was dropped, and the number of events that it missed: those that it failed on and all later ones."""
+    """The reason that a sink was dropped, and the number of events that it missed: those that it failed on and all
+    later ones."""
 
     error: Exception
     missed: int

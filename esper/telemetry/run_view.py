@@ -85,7 +85,7 @@ class RunView:
 
     @property
     def score(self) -> ScoreUnit:
-        """How the score of hosts is shown."""
+        """The display of the score of hosts."""
         found = self.last(events.ScoreDefined)
         return ScoreUnit(found.name, found.unit, found.unit, found.points) if found else ACCURACY
 
@@ -102,7 +102,7 @@ class RunView:
 
     @property
     def alone(self) -> str | None:
-        """What baseline accuracies are: those of hosts left alone; None for those of the loop's own model as it is
+        """The name of baseline accuracies: those of hosts left alone; None for those of the loop's own model as it is
         without its seeds, which leans on them and says nothing about growth."""
         return None if self.own_loop and self.last(events.BaselineMeasured) is None else "baseline"
 

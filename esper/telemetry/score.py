@@ -10,7 +10,7 @@ from esper.telemetry.text import number
 
 @dataclass(frozen=True)
 class ScoreUnit:
-    """How a score is shown; accuracy in per cent unless stated otherwise."""
+    """The display of a score; accuracy in per cent unless stated otherwise."""
 
     name: str = "accuracy"
     unit: str = "%"

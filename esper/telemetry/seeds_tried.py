@@ -32,7 +32,7 @@ class TriedSeed:
     until: int
     """Epoch at which it was kept, removed or last seen."""
     removed: str = ""
-    """Why it was removed; empty if it was not."""
+    """The reason that it was removed; empty if it was not."""
     contribution: float | None = None
     """Accuracy with all seeds minus accuracy without this one, when last measured; None if never.
 
@@ -41,11 +41,11 @@ class TriedSeed:
     contribution_error: float | None = None
     """Paired standard error of the contribution."""
     refusals: int = 0
-    """How often a gate refused to let it pass."""
+    """Number of times that a gate refused to let it pass."""
     refusal: str = ""
-    """What the gate said the last time."""
+    """The gate's last reason."""
     standing: str = ""
-    """What kept it from passing on when the host ended; empty if it was kept or removed."""
+    """The reason that it had not passed on when the host ended; empty if it was kept or removed."""
 
     @property
     def kept(self) -> bool:
@@ -53,7 +53,7 @@ class TriedSeed:
 
     @property
     def end(self) -> str:
-        """How it ended, and why it was not kept."""
+        """Its fate, and the reason that it was not kept."""
         if self.kept:
             return f"kept at epoch {self.until}"
         if not self.removed:

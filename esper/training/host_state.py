@@ -1,4 +1,4 @@
-"""What belongs to a host in training, by stable names; copies of it for checkpoints and for repeated epochs.
+"""The state of a host in training by stable names; copies of it for checkpoints and for repeated epochs.
 
 Restoring copies into the existing tensors, because captured steps refer to their memory.
 """

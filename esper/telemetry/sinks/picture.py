@@ -45,7 +45,7 @@ def part(head: str, lines: Iterable[Text]) -> Table:
 
 
 def progress(view: RunView, work: Workload | None, elapsed: float, width: int) -> list[Table | Text]:
-    """How much of the run is done, how long the rest takes, and the phases of the run."""
+    """The part of the run that is done, the time that the rest takes, and the phases of the run."""
     if work is None or not work.phases:
         left, done = view.seconds_left(elapsed), (view.done + view.part_of_round) / max(view.rounds, 1)
         steps = Text(f"round {min(view.done + 1, view.rounds)}/{view.rounds}")
@@ -152,7 +152,7 @@ def hosts(view: RunView, most: int = status.MAX_HOSTS) -> list[Text]:
 
 
 def planted(view: RunView) -> list[Text]:
-    """What the run has found to be worth planting, best first; before that, what was planted and kept."""
+    """The seeds that the run has found to be worth planting, best first; before that, those planted and kept."""
     found, score = view.last(events.WorthsEstimated), view.score
     if found is not None and found.episodes:
         seeds = [(name, slot, *entry) for slot, row in found.worths.items() for name, entry in row.items()]

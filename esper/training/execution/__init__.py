@@ -1,1 +1,1 @@
-"""How training steps are executed: worker threads, CUDA streams, captured graphs, compiled segments."""
+"""Execution of training steps: worker threads, CUDA streams, captured graphs, compiled segments."""

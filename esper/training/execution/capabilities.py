@@ -1,4 +1,4 @@
-"""What the devices and the driver of this machine support: tiers, number formats, and kernels."""
+"""Capabilities of the devices and the driver of this machine: tiers, number formats, and kernels."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class HostGraphs:
         self.limit = MAX_KEPT
         """Pieces of captured work above which there is no room."""
         self.reasons: Counter[str] = Counter()
-        """Why work was refused, with the number of pieces of work."""
+        """Reasons for refused work, with the number of pieces of work."""
         self._kept: dict[Signature, Captured] = {}
         self._refused: OrderedDict[Signature, bool] = OrderedDict()
         """Signatures that were seen, the latest last, and whether they are refused."""

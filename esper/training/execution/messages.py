@@ -38,7 +38,7 @@ class Messages:
     timeout: timedelta = timedelta(minutes=TIMEOUT_MINUTES)
     group: dist.ProcessGroup | None = None
     lost: RankLost | None = None
-    """Why no rank can be called any more."""
+    """The reason that no rank can be called any more."""
     bytes: int = 0
     """Bytes sent and received so far."""
     _expected: dict[int, tuple[Tensor, dist.Work]] = field(default_factory=dict)

@@ -56,7 +56,7 @@ class RunRanks:
     seconds: float = 0.0
     """Seconds between calls and their last answers so far, on rank 0."""
     idle: list[float] = field(default_factory=list)
-    """How many of these seconds each rank only waited, on rank 0."""
+    """The part of these seconds that each rank only waited, on rank 0."""
     whole: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes the context in which rank 0 talks: one that defers signals, or an interrupt would cut a message in two."""
     parent: int = field(default_factory=os.getppid)

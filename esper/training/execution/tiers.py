@@ -23,7 +23,7 @@ class Tier:
 
     name: str
     refused: str | None = None
-    """Why it is not the tier that the config names; None if it is, or if the config says auto."""
+    """The reason that it is not the tier that the config names; None if it is, or if the config says auto."""
 
 
 def make_lanes(run: RunConfig, *devices: torch.device) -> Lanes:
