@@ -26,6 +26,8 @@ from esper.evaluation.runner import HostResult
 from esper.evaluation.statistics import Floats, PairedComparison, compare_pairs
 from esper.files import checkpoint
 
+BASELINES = ("none", "random", "heuristic", "plans", "schedule")
+"""Controllers that an agent is compared with, in the order of a run."""
 Run = dict[str, list[HostResult]]
 """Hosts by what played them, the agent first."""
 
@@ -51,9 +53,12 @@ def compared_runs(folder: Path) -> dict[str, Run]:
     arms = {
         name: [host for _, hosts in sorted(by_round.items()) for host in hosts] for name, by_round in rounds.items()
     }
-    shared = {name: hosts for name, hosts in arms.items() if ":" not in name}
-    runs = [name.removeprefix("checkpoint:") for name in sorted(arms) if name.startswith("checkpoint:")]
-    return {Path(run).name: {"ppo": arms[f"checkpoint:{run}"], **shared, "plans": arms[f"plans:{run}"]} for run in runs}
+    runs = {}
+    for run in (name.removeprefix("checkpoint:") for name in sorted(arms) if name.startswith("checkpoint:")):
+        own = {**arms, "plans": arms[f"plans:{run}"]}
+        baselines = {name: own[name] for name in BASELINES if name in own}
+        runs[Path(run).name] = {"ppo": arms[f"checkpoint:{run}"], **baselines}
+    return runs
 
 
 def cell(pair: PairedComparison) -> str:

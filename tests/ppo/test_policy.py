@@ -44,7 +44,7 @@ def shares(network: PolicyNetwork, head: str, op: Op | None = None) -> np.ndarra
 
 
 def test_an_untrained_policy_carries_seeds_through() -> None:
-    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0))
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior=1.0, prior_pays=0.0))
     ops = shares(network, "op")
     assert ops[Op.FOSSILIZE] > ops[Op.ADVANCE] > ops[Op.WAIT] > ops[Op.SET_ALPHA_TARGET] > ops[Op.PRUNE] > 0
     targets = shares(network, "alpha_target", Op.GERMINATE)
@@ -53,8 +53,8 @@ def test_an_untrained_policy_carries_seeds_through() -> None:
 
 
 def test_the_preferences_of_an_untrained_policy_are_those_of_the_config() -> None:
-    preferences = PPOConfig(width=32, prior_advance=0.0, prior_fossilize=0.0, prior_prune=4.0, prior_full_alpha=-4.0)
-    network = PolicyNetwork(SPEC, preferences)
+    preferences = {"prior_advance": 0.0, "prior_fossilize": 0.0, "prior_prune": 4.0, "prior_full_alpha": -4.0}
+    network = PolicyNetwork(SPEC, PPOConfig(width=32, prior_pays=0.0, **preferences))
     assert shares(network, "op")[Op.PRUNE] > 0.8
     assert shares(network, "alpha_target", Op.GERMINATE)[ALPHA_TARGETS.index(1.0)] < 0.2
 

@@ -67,7 +67,8 @@ def play(agent: PPOAgent, toy: Toy, steps: int) -> tuple[float, np.ndarray]:
 
 
 def make_agent(envs: int = 4, **settings: float) -> PPOAgent:
-    settings = {"prior_profit": 2.0, **settings}  # profits are noise here: a strong liking for them has to be unlearned
+    # Profits are noise here: a strong liking for them would have to be unlearned.
+    settings = {"prior_profit": 2.0, "prior_pays": 2.0, **settings}
     return PPOAgent(SPEC, LAYOUT, envs, PPOConfig(width=32, **settings), run_seed=3)
 
 
