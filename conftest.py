@@ -13,6 +13,8 @@ MAX_WORKERS = 4  # each imports torch, which takes 0.6 GB
 # Networks of the tests are so small that the threads of one operator would mostly wait for one another, and workers
 # share the cores. torch reads this when it is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads of many tests come and go; with an arena of memory for each of them, glibc keeps what they have freed.
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 # A shell that starts pytest in the background has it ignore Ctrl-C, which tests send to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -85,7 +85,7 @@ def reward(before: Seen, after: Seen, config: RewardConfig, dwell: int) -> Float
 
 def follow(env: SlotVectorEnv, player: Controller, disturb: Callable[[int], None] = lambda _step: None) -> set[str]:
     """Play one episode, with every reward worked out from the observations; the terms that paid anything."""
-    dwell = Durations.of(env.config, env.horizon).dwell
+    dwell = Durations.of(env.config, env.horizon).stage_dwell
     observation, info = env.reset(seed=0)
     player.begin()
     before, running, moved = Seen(env, observation), np.ones(env.num_envs, dtype=bool), set[str]()

@@ -64,7 +64,7 @@ def test_durations_scale_with_the_horizon_rounded_up(horizon: int, expected: tup
         d.min_prune_age,
         d.embargo,
         d.max_training_epochs,
-        d.dwell,
+        d.stage_dwell,
         d.snapshot_every,
         d.governor_window,
     ) == expected
