@@ -58,7 +58,7 @@ class RunConfig(Section):
     """Device of the hosts: cpu, cuda, cuda:0, ...; several GPUs, as cuda:0,cuda:1, are assigned to hosts in turn. auto
     stands for all GPUs of this machine, or cpu if it has none; the run records those that it took."""
     tier: Literal["auto", "eager", "compiled", "graph"] = "auto"
-    """The way in which training steps run: eager, operator by operator; compiled, with the host's segments compiled by
+    """Execution of training steps: eager, operator by operator; compiled, with the host's segments compiled by
     torch.compile, equal to eager up to rounding; graph, captured once as a CUDA graph and replayed without Python,
     bit-identical to eager. auto takes graph on CUDA and eager elsewhere, but never compiled, which on a CPU takes half
     a minute or more before the first step and made steps slower (docs/performance.md). A host that cannot be compiled

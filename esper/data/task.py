@@ -164,7 +164,7 @@ class Task:
 
     @property
     def score_shown(self) -> ScoreUnit:
-        """The display of the score in reports: accuracy in per cent, others in a unit of their own."""
+        """Display format of the score in reports: accuracy in per cent, others in a unit of their own."""
         score = self.score or ("r2" if self.loss == "mse" else "accuracy")
         name = self.score_name or (score if isinstance(score, str) else str(getattr(score, "__name__", "score")))
         if score == "accuracy" and self.points == 100 and not self.score_unit:

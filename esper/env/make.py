@@ -73,7 +73,7 @@ class EnvMaker:
 
     @property
     def score(self) -> ScoreUnit:
-        """The display of the score of hosts."""
+        """Display format of the score of hosts."""
         return ACCURACY if self.task is None else self.task.score_shown
 
     def with_width(self, width: int) -> EnvMaker:

@@ -265,7 +265,7 @@ class ComparisonRun:
         check_devices(arms[0].config.run.device)
         first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
         self.score = first.score
-        """The display of the score of hosts."""
+        """Display format of the score of hosts."""
         rounds, n_envs = split_pairs(pairs, first.config.env.n_envs)
         self.part, self.rounds = part, part.of(rounds, f"rounds of {n_envs} hosts")
         seed = first.config.run.seed + HELD_OUT

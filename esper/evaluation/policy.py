@@ -71,7 +71,7 @@ class PolicyEvaluation:
     comparisons: tuple[ArmComparison, ...]
     """Each of the others minus ``none``."""
     unit: ScoreUnit = ACCURACY
-    """The display of the score of hosts; ``arms`` and ``comparisons`` have it in percentage points."""
+    """Display format of the score of hosts; ``arms`` and ``comparisons`` have it in percentage points."""
     informed: bool = True
     """Whether a trained agent had experience with such hosts; without any, it plants next to nothing."""
 

@@ -199,7 +199,7 @@ class Experiment(AbstractContextManager["Experiment"]):
 
     def end(self, arms: list[ArmResult], interrupted: bool) -> RunSummary:
         """Reports the comparison of the first of ``arms`` with the others, and saves the final state; ``interrupted``
-        is what the summary says of how the run ended."""
+        says whether the run was stopped early."""
         trainer = self.trainer
         summary = RunSummary(
             folder=self.folder,

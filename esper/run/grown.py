@@ -56,7 +56,7 @@ class Grown:
     resolution: float
     """Accuracy that one sample of the validation split is worth, pp."""
     score: ScoreUnit = ACCURACY
-    """The display of the score."""
+    """Display format of the score."""
 
     @property
     def gain(self) -> float | None:

@@ -30,7 +30,7 @@ class RunSummary:
     seconds: float
     dropped_sinks: dict[str, str]
     score: ScoreUnit = ACCURACY
-    """The display of the score of hosts; ``comparisons`` have it in percentage points."""
+    """Display format of the score of hosts; ``comparisons`` have it in percentage points."""
 
     @property
     def comparison(self) -> PairedComparison:

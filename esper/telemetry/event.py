@@ -45,7 +45,7 @@ class RunStarted(Event):
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     tier: str | None
-    """The way in which steps of hosts are executed: eager, compiled or graph; None if hosts are simulated, or trained
+    """Execution of steps of hosts: eager, compiled or graph; None if hosts are simulated, or trained
     by a loop outside Esper (``esper.Grower``)."""
     precision: str | None
     """Number format of the computation; None as ``tier``."""

@@ -85,7 +85,7 @@ class RunView:
 
     @property
     def score(self) -> ScoreUnit:
-        """The display of the score of hosts."""
+        """Display format of the score of hosts."""
         found = self.last(events.ScoreDefined)
         return ScoreUnit(found.name, found.unit, found.unit, found.points) if found else ACCURACY
 

@@ -10,7 +10,7 @@ from esper.telemetry.text import number
 
 @dataclass(frozen=True)
 class ScoreUnit:
-    """The display of a score; accuracy in per cent unless stated otherwise."""
+    """Display format of a score; accuracy in per cent unless stated otherwise."""
 
     name: str = "accuracy"
     unit: str = "%"
