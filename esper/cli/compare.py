@@ -19,9 +19,9 @@ from esper.data.user_code import is_user_code
 
 if TYPE_CHECKING:
     from esper.evaluation.arms import Arm
-    from esper.evaluation.comparison import ComparisonRun
     from esper.evaluation.folder import Part
-    from esper.run.learning_comparison import Learned, LearningComparison
+    from esper.run.comparison import ComparisonRun
+    from esper.run.seed_comparison import Learned
     from esper.telemetry.event import RoundCompleted
     from esper.telemetry.sinks.console import ConsoleSink
     from esper.telemetry.sinks.live import LiveSink
@@ -145,7 +145,7 @@ def is_comparison_of(folder: Path, arms: Sequence[Arm]) -> bool:
 
 
 def _compare(
-    set_up: Callable[[ConsoleSink | LiveSink, Workload, RunRanks | None], ComparisonRun | LearningComparison],
+    set_up: Callable[[ConsoleSink | LiveSink, Workload, RunRanks | None], ComparisonRun],
     folder: Path,
     arms: Sequence[Arm],
     ranks: RankOptions,
@@ -215,17 +215,21 @@ def _new(
     sink: ConsoleSink | LiveSink,
     work: Workload,
     ranks: RunRanks | None,
-) -> ComparisonRun | LearningComparison:
-    from esper.evaluation.comparison import ComparisonRun
-    from esper.evaluation.statistics import MIN_SEEDS
-    from esper.run.learning_comparison import LearningComparison
+) -> ComparisonRun:
+    from esper.run.comparison import ComparisonRun
 
-    if any(arm.learns for arm in arms):
-        seeds, learned = train_seeds or MIN_SEEDS, _learned(sink)
-        return LearningComparison(
-            arms, pairs, folder, seeds, reference, sink.handle, learned, work=work, ranks=ranks, part=part
-        )
-    return ComparisonRun(arms, pairs, folder, reference, sink.handle, work=work, ranks=ranks, part=part)
+    return ComparisonRun(
+        arms,
+        pairs,
+        folder,
+        reference,
+        train_seeds=train_seeds,
+        progress=sink.handle,
+        learned=_learned(sink),
+        work=work,
+        ranks=ranks,
+        part=part,
+    )
 
 
 def _resumed(
@@ -236,14 +240,13 @@ def _resumed(
     sink: ConsoleSink | LiveSink,
     work: Workload,
     ranks: RunRanks | None,
-) -> ComparisonRun | LearningComparison:
-    from esper.evaluation.comparison import ComparisonRun
-    from esper.evaluation.folder import ComparisonFolder
-    from esper.run.learning_comparison import LearningComparison
+) -> ComparisonRun:
+    from esper.run.comparison import ComparisonRun
 
-    if ComparisonFolder(folder).settings(controllers).train_seeds is None:
-        return ComparisonRun.resume(folder, sink.handle, task, reference, controllers, work, ranks)
-    return LearningComparison.resume(folder, sink.handle, _learned(sink), task, reference, controllers, work, ranks)
+    learned = _learned(sink)
+    return ComparisonRun.resume(
+        folder, sink.handle, task, reference, controllers, learned=learned, work=work, ranks=ranks
+    )
 
 
 def _learned(sink: ConsoleSink | LiveSink) -> Learned:
@@ -256,7 +259,7 @@ def _learned(sink: ConsoleSink | LiveSink) -> Learned:
     return learned
 
 
-def report(comparison: ComparisonRun | LearningComparison, json_file: Path | None) -> None:
+def report(comparison: ComparisonRun, json_file: Path | None) -> None:
     """Prints and saves the results; if no pair is complete, prints how to resume, and of a part how to go on."""
     from esper.evaluation.folder import RESULTS, WHOLE, resume_command
     from esper.evaluation.table import write_report

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,40 +17,29 @@ import numpy as np
 
 from esper.config import ConfigError, TrainingConfig
 from esper.data.task import Task
-from esper.data.user_task import confirmed_task
 from esper.env.baseline import Baseline
 from esper.env.make import EnvMaker
-from esper.evaluation.analysis import MetricResult, analyse, metrics_of
+from esper.evaluation.analysis import MetricResult
 from esper.evaluation.arms import ALONE, Arm
-from esper.evaluation.controls import CONTROLS
-from esper.evaluation.folder import RESULTS, WHOLE, ComparisonFolder, Part
 from esper.evaluation.runner import (
     HELD_OUT,
-    ArmRunner,
     GrowingRunner,
     HostResult,
     MakeController,
     Progress,
     Results,
-    arms_work,
     in_order,
-    name_score,
     play_rounds,
     prepare_arms,
     split_pairs,
-    whole_messages,
 )
 from esper.evaluation.statistics import MIN_SEEDS, Floats, PairedComparison, compare_pairs
-from esper.files.atomic import write_json
-from esper.files.run_folder import require_empty
 from esper.files.system_info import check_devices, describe_environment
-from esper.rollout.interrupt import termination_interrupts
 from esper.rollout.own_controller import OwnController, name_of
 from esper.rollout.policies import check_name, controller_for
 from esper.rollout.threads import one_thread
 from esper.telemetry.text import trained_once
-from esper.telemetry.workload import Phase, Workload
-from esper.training.execution.ranks import RunRanks
+from esper.telemetry.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -214,181 +203,3 @@ def environment_without_paths() -> dict[str, Any]:
     """Describes the environment, with the names of compiled modules only, so that two result files can be compared."""
     environment = describe_environment()
     return {**environment, "modules": sorted(environment["modules"])}
-
-
-class ComparisonRun:
-    """Compares arms on the same hosts; it is set up completely before anything is written or played.
-
-    The hosts are the held-out hosts of the seed, the same ones that an agent's run with that seed ends with.
-
-    Args:
-        arms: two or more, see ``read_arms``.
-        pairs: number of hosts of each arm.
-        folder: output folder; must be empty or not exist yet.
-        reference: the arm that the others are compared with; None: the first that leaves hosts alone, else the last.
-        progress: called after each arm's round.
-        task: what hosts are trained on; None: the task named in the config.
-        order_seed: seed of the order in which arms take turns; no result depends on it.
-        results: rounds that are already saved in ``folder``, see :meth:`resume`; None: a new comparison.
-        work: counts what is done, and estimates the time that is left.
-        ranks: the ranks that hosts are spread over, on rank 0; None: all train in this process.
-        part: which rounds are played; the results are those of all parts once they are merged.
-
-    Raises:
-        ConfigError: there are fewer than two arms, the reference is not one of them, or an arm cannot be set up.
-    """
-
-    @one_thread()
-    def __init__(
-        self,
-        arms: Sequence[Arm],
-        pairs: int,
-        folder: Path | str,
-        reference: str | None = None,
-        progress: Progress | None = None,
-        task: Task | None = None,
-        order_seed: int = 0,
-        results: Results | None = None,
-        work: Workload | None = None,
-        ranks: RunRanks | None = None,
-        part: Part = WHOLE,
-    ) -> None:
-        self.reference = reference_of(arms, reference)
-        self.files = ComparisonFolder(Path(folder))
-        self.resumed = results is not None
-        if not self.resumed:
-            require_empty(self.files.path)
-        self.results: Results = results or {arm.name: {} for arm in arms}
-        self.pairs, self.progress, self.train_seeds = pairs, progress, None
-        self.result: ComparisonResult | None = None
-        """Result of the rounds that every arm has finished; set when :meth:`run` ends in any way."""
-        check_devices(arms[0].config.run.device)
-        first = EnvMaker.of(arms[0].config, task, whole_messages(ranks))
-        self.score = first.score
-        """Display format of the score of hosts."""
-        rounds, n_envs = split_pairs(pairs, first.config.env.n_envs)
-        self.part, self.rounds = part, part.of(rounds, f"rounds of {n_envs} hosts")
-        seed = first.config.run.seed + HELD_OUT
-        self.order = np.random.default_rng([seed, len(arms), order_seed])
-        baselines: dict[Any, Baseline] = {}
-        self.runners: dict[str, ArmRunner] = {}
-        self.arms: tuple[Arm, ...] = ()
-        with ExitStack() as opened:
-            for arm in arms:
-                try:
-                    maker = EnvMaker.of(arm.config, first.task, ranks)
-                    runner = opened.enter_context(closing(make_runner(arm, maker, n_envs, seed, baselines)))
-                except ConfigError as error:
-                    raise ConfigError(f"arm {arm.name!r}: {error}") from None
-                self.runners[arm.name] = runner
-                self.arms += (replace(arm, config=maker.config),)
-            self._opened = opened.pop_all()
-        self.n_envs, self.epochs, self.work = n_envs, first.config.env.episode_length, work or Workload()
-        alone = {arm.name: arm.alone for arm in arms}
-        baseline = 0 if first.task is None else first.config.env.baseline_episodes * self.epochs
-        played = arms_work(alone, len(self.rounds), n_envs, self.epochs)
-        self.work.add([Phase("baseline", baseline), played])
-
-    @classmethod
-    def resume(
-        cls,
-        folder: Path | str,
-        progress: Progress | None = None,
-        task: Task | str | None = None,
-        reference: str | None = None,
-        controllers: Sequence[str] = (),
-        work: Workload | None = None,
-        ranks: RunRanks | None = None,
-    ) -> ComparisonRun:
-        """Returns a comparison that continues after the last saved round, and ends as if it had never stopped.
-
-        A completed one is only analysed again, for example against another ``reference``. A user-defined task or
-        controller is code, and is never run just because a folder names it: pass the task again in ``task``, as itself
-        or its name, and the names of such controllers in ``controllers``.
-
-        Raises:
-            ConfigError: there is no comparison in the folder, its arms can no longer be set up, ``reference`` is not
-                one of them, or a user-defined task or controller is not named.
-        """
-        files = ComparisonFolder(Path(folder))
-        arms, pairs, first_reference, train_seeds, part = files.settings(controllers)
-        if train_seeds is not None:
-            raise ConfigError(
-                f"arms of {folder} learn: resume it with esper.run.learning_comparison.LearningComparison"
-            )
-        given = task if isinstance(task, Task) else None
-        arms = with_confirmed_task(arms, task, folder)
-        results = files.results([arm.name for arm in arms])
-        named = reference or first_reference
-        return cls(arms, pairs, folder, named, progress, given, results=results, work=work, ranks=ranks, part=part)
-
-    @one_thread()
-    def run(self) -> ComparisonResult:
-        """Plays the remaining rounds and writes the results.
-
-        On an interrupt (Ctrl-C, SIGTERM) or an error, the results of all finished rounds are written before it is
-        raised; they are also in :attr:`result`.
-        """
-        if not self.resumed:
-            self.files.create(self.arms, self.pairs, self.reference, self.part)
-        with closing(self), termination_interrupts():
-            try:
-                if not self.finished:
-                    name_score(self.score, self.progress)
-                    self.work.start()
-                    alone = [arm.name for arm in self.arms if arm.alone]
-                    prepare_arms(self.runners, alone, self.n_envs, self.epochs, self.work)
-                save = self.files.save_round
-                play_rounds(self.runners, self.rounds, self.order, self.results, self.progress, save, self.work)
-            finally:
-                self.result = self._analyse()
-                if self.result is not None and self.part == WHOLE:
-                    write_json(self.files.path / RESULTS, self.result.plain())
-        assert self.result is not None
-        return self.result
-
-    @property
-    def finished(self) -> bool:
-        """Whether every arm has played all rounds."""
-        return all(len(done) == len(self.rounds) for done in self.results.values())
-
-    def _analyse(self) -> ComparisonResult | None:
-        """Returns the result of the rounds that every arm has finished; None if there is none."""
-        hosts = in_order(self.results, self.pairs)
-        if not hosts[self.reference]:
-            return None
-        metrics = analyse(hosts, self.reference, metrics_of(self.score))
-        return ComparisonResult(self.arms, self.reference, self.pairs, hosts, metrics, self.files.path)
-
-    def close(self) -> None:
-        """Stops the lanes; a second call does nothing."""
-        self._opened.close()
-
-
-def with_confirmed_task(arms: Sequence[Arm], task: Task | str | None, folder: Path | str) -> list[Arm]:
-    """Returns the arms of a saved comparison, with the task as the user has named it again.
-
-    Raises ConfigError if it is another one, or user-defined and not named.
-    """
-    name = task.name if isinstance(task, Task) else task
-    confirmed = confirmed_task(arms[0].config.task.name, name, str(folder))
-    return [replace(arm, config=arm.config.with_values(task={"name": confirmed})) for arm in arms]
-
-
-def reference_of(arms: Sequence[Arm], named: str | None) -> str:
-    """Returns the arm that the others are compared with: ``named``, else the first that leaves hosts alone, else the
-    last. Raises ConfigError if there are fewer than two arms, or none of that name."""
-    names = [arm.name for arm in arms]
-    if len(arms) < 2:
-        raise ConfigError(f"a comparison needs two or more --arm; got {f'only {names[0]}' if names else 'no arm'}")
-    reference = named or next((arm.name for arm in arms if arm.alone), names[-1])
-    if reference not in names:
-        raise ConfigError(f"the reference must be one of the arms {', '.join(names)}; got {reference!r}")
-    return reference
-
-
-def make_runner(arm: Arm, maker: EnvMaker, n_envs: int, run_seed: int, baselines: dict[Any, Baseline]) -> ArmRunner:
-    if arm.control_of is not None:
-        return CONTROLS[arm.controller](maker, arm.control_of, run_seed)
-    make = partial(controller_for, "none" if arm.alone else arm.controller, maker.config, run_seed=run_seed)
-    return GrowingRunner(maker, make, n_envs, run_seed, baselines)

@@ -64,7 +64,7 @@ def test_by_default_there_are_pairs_enough_to_name_a_winner(esper: Esper, monkey
         asked.append(pairs)
         raise ConfigError("enough seen")
 
-    monkeypatch.setattr("esper.evaluation.comparison.ComparisonRun", stands_in)
+    monkeypatch.setattr("esper.run.comparison.ComparisonRun", stands_in)
     assert esper("compare", *PLANTED, "--arm", "none", "--arm", "random").code == 2
     assert asked[0] >= MIN_PAIRS
     assert TrainingConfig().run.evaluation_pairs >= MIN_PAIRS

@@ -23,8 +23,8 @@ from esper.cli.launch import LAUNCHED, RankOptions, codes_of_first, fitting, how
 from esper.cli.run import is_run_of
 from esper.config import TrainingConfig
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonRun
 from esper.files import checkpoint
+from esper.run.comparison import ComparisonRun
 from esper.training.execution.messages import RankLost
 from esper.training.execution.ranks import RunRanks
 from tests.cli.child import start

@@ -18,12 +18,13 @@ from esper.data.task import Task
 from esper.data.tasks import load_task
 from esper.env.make import EnvMaker
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonResult, ComparisonRun
+from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.controls import StaticRunner
 from esper.evaluation.runner import HostResult
 from esper.hosts.graft import GraftedHost, graft
 from esper.hosts.grown import KeptSeed
 from esper.hosts.sizes import HostFamily
+from esper.run.comparison import ComparisonRun
 from esper.training.rng import seeded
 from tests.core_helpers import EASY_GATES
 from tests.run.rank_helpers import ranks_of

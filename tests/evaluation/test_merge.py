@@ -12,10 +12,9 @@ import pytest
 
 from esper.config import ConfigError
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonRun
 from esper.evaluation.folder import WHOLE, Part
 from esper.evaluation.merge import merge
-from esper.run.learning_comparison import LearningComparison
+from esper.run.comparison import ComparisonRun
 
 BASE: dict[str, Any] = {
     "task": {"name": "planted"},
@@ -86,11 +85,11 @@ def test_a_part_is_resumed(parts: list[Path], tmp_path: Path) -> None:
 def test_agents_that_learn_on_two_machines_are_compared_as_on_one(tmp_path: Path) -> None:
     arms = read_arms(("ppo", "random"), BASE)
     for name, part in {"whole": WHOLE, "p1": Part(1, 2), "p2": Part(2, 2)}.items():
-        LearningComparison(arms, 2, tmp_path / name, 3, part=part).run()
+        ComparisonRun(arms, 2, tmp_path / name, train_seeds=3, part=part).run()
     seeds = {name: sorted(path.name for path in (tmp_path / name).glob("seed-*")) for name in ("p1", "p2")}
     assert seeds == {"p1": ["seed-4", "seed-6"], "p2": ["seed-5"]}
     merge([tmp_path / "p1", tmp_path / "p2"], tmp_path / "merged")
-    result = LearningComparison.resume(tmp_path / "merged").run()
+    result = ComparisonRun.resume(tmp_path / "merged").run()
     assert result.train_seeds == 3
     assert found(tmp_path / "merged") == found(tmp_path / "whole")
     assert (tmp_path / "merged" / "seed-5" / "0-ppo" / "checkpoint.pt").exists()

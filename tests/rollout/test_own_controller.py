@@ -23,11 +23,12 @@ from esper.control.heuristic import HeuristicController
 from esper.env.make import make_env
 from esper.env.slot_env import SlotVectorEnv
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonRun, compare_controllers
+from esper.evaluation.comparison import compare_controllers
 from esper.evaluation.policy import evaluate_controller
 from esper.rollout.own_controller import confirmed_controller, name_of
 from esper.rollout.policies import check_name, controller_for
 from esper.rollout.rollout import play_round
+from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
 from tests.core_helpers import digits, tiny_config
 from tests.run.run_helpers import tiny

@@ -8,10 +8,9 @@ import pytest
 
 from esper.config import TrainingConfig
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonRun
 from esper.evaluation.policy import evaluate_controller
+from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
-from esper.run.learning_comparison import LearningComparison
 from esper.telemetry.workload import Workload
 from tests.run.run_helpers import Does, learning, stop, tiny, within_round
 
@@ -83,7 +82,7 @@ def test_a_comparison_of_agents_counts_every_training_seed(tmp_path: Path) -> No
     base = learning(ppo={"practice_steps": 0, "validate_every": 2}, rounds=2).model_dump(mode="json", exclude_none=True)
     watched = Watched()
     arms = read_arms(["ppo", "none"], {name: base[name] for name in ("run", "task", "env", "ppo")})
-    LearningComparison(arms, 2, tmp_path / "c", train_seeds=2, work=watched.work).run()
+    ComparisonRun(arms, 2, tmp_path / "c", train_seeds=2, work=watched.work).run()
     assert set(watched.order) == {"baseline", "rounds", "validation", "comparison"}
     watched.check()
 

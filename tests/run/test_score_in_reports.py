@@ -13,11 +13,11 @@ from rich.console import Console
 import esper
 from esper.cli.run import result_lines
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonRun
 from esper.evaluation.table import print_report
 from esper.report.page import report_html
 from esper.report.read import open_run
 from esper.report.terminal import short_form
+from esper.run.comparison import ComparisonRun
 from esper.run.summary import RunSummary
 from esper.telemetry.event import ScoreDefined
 from esper.telemetry.sinks.console import ConsoleSink

@@ -15,12 +15,12 @@ import torch
 from esper.config import ConfigError, TrainingConfig
 from esper.config_files import read_toml
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonResult, ComparisonRun
+from esper.evaluation.comparison import ComparisonResult
 from esper.files import checkpoint
 from esper.rollout.collector import Collector
 from esper.rollout.rollout import Rollout
+from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
-from esper.run.learning_comparison import LearningComparison
 from esper.telemetry.event import RoundCompleted
 from tests.run.rank_helpers import ranks_of
 
@@ -34,8 +34,8 @@ BASE: dict[str, Any] = {
 }
 
 
-def compare(folder: Path, *texts: str, train_seeds: int = 2, pairs: int = 3, **rest: Any) -> LearningComparison:
-    return LearningComparison(read_arms(texts or ARMS, BASE), pairs, folder, train_seeds, **rest)
+def compare(folder: Path, *texts: str, train_seeds: int = 2, pairs: int = 3, **rest: Any) -> ComparisonRun:
+    return ComparisonRun(read_arms(texts or ARMS, BASE), pairs, folder, train_seeds=train_seeds, **rest)
 
 
 def values(result: ComparisonResult | None) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def test_two_ranks_compare_what_agents_learn_as_one_process_does(tmp_path: Path)
     trained = {**BASE, "task": {"samples_per_epoch": 64}, "run": {"seed": 4, "rounds": 1}}
     trained |= {"env": {**BASE["env"], "baseline_episodes": 1}, "ppo": {**BASE["ppo"], "practice_steps": 0}}
     arms = read_arms(("ppo", "random", "none"), trained)
-    LearningComparison(arms, 2, tmp_path / "one", 2).run()
+    ComparisonRun(arms, 2, tmp_path / "one", train_seeds=2).run()
     with ranks_of(2) as ranks:
-        LearningComparison(arms, 2, tmp_path / "two", 2, ranks=ranks).run()
+        ComparisonRun(arms, 2, tmp_path / "two", train_seeds=2, ranks=ranks).run()
     one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
     assert one == two
     for seed in (4, 5):
@@ -159,7 +159,7 @@ def test_a_comparison_that_was_stopped_while_learning_ends_as_if_it_was_not(
     assert (cut.result is None) == (step < 16)
     if cut.result is not None:
         assert (cut.result.train_seeds, cut.result.pairs) == (1, 3)
-    assert values(LearningComparison.resume(folder).run()) == values(whole.result)
+    assert values(ComparisonRun.resume(folder).run()) == values(whole.result)
     for name in FOLDERS:
         for seed in ("seed-4", "seed-5"):
             same_agents(folder / seed / name, whole.folder / seed / name)
@@ -171,7 +171,7 @@ def test_a_comparison_that_was_killed_ends_as_if_it_was_not(lost: bool, whole: W
     if lost:
         for file in (tmp_path / "copy" / "seed-4" / FOLDERS[0]).glob("checkpoint*.pt"):
             file.unlink()
-    assert values(LearningComparison.resume(tmp_path / "copy").run()) == values(whole.result)
+    assert values(ComparisonRun.resume(tmp_path / "copy").run()) == values(whole.result)
     same_agents(tmp_path / "copy" / "seed-4" / FOLDERS[0], whole.folder / "seed-4" / FOLDERS[0])
 
 
@@ -182,7 +182,7 @@ def test_an_error_while_hosts_are_compared_loses_no_training(whole: Whole, tmp_p
     with pytest.raises(OSError, match="the disk is gone"):
         compare(tmp_path / "o", progress=fails).run()
     seeds: set[int] = set()
-    again = LearningComparison.resume(tmp_path / "o", learned=lambda _arm, seed, _event: seeds.add(seed))
+    again = ComparisonRun.resume(tmp_path / "o", learned=lambda _arm, seed, _event: seeds.add(seed))
     assert values(again.run()) == values(whole.result)
     assert seeds == {5}
 
@@ -192,7 +192,7 @@ def test_a_finished_comparison_is_reported_again_without_playing(whole: Whole, m
         raise AssertionError("nothing is left to play")
 
     monkeypatch.setattr(Collector, "play", never)
-    again = LearningComparison.resume(whole.folder, reference="ppo").run()
+    again = ComparisonRun.resume(whole.folder, reference="ppo").run()
     assert values(again) == values(whole.result)
     assert set(again.metrics[0].comparisons) == {ARMS[1], "none"}
 
@@ -204,13 +204,13 @@ def test_controls_are_made_for_the_hosts_of_an_agent_that_has_learned(tmp_path: 
         "run": {"rounds": 1},
         "ppo": {"width": 16, "practice_steps": 0},
     }
-    result = LearningComparison(read_arms(("ppo", "static"), base), 1, tmp_path / "o", 1).run()
+    result = ComparisonRun(read_arms(("ppo", "static"), base), 1, tmp_path / "o", train_seeds=1).run()
     assert {name: len(hosts) for name, hosts in result.hosts.items()} == {"ppo": 1, "static": 1}
     assert result.hosts["static"][0].parameters == result.hosts["ppo"][0].parameters
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_written(whole: Whole, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no arm learns; use ComparisonRun"):
+    with pytest.raises(ConfigError, match="training seeds are for arms that learn, and no arm does"):
         compare(tmp_path / "o", "none", "random")
     with pytest.raises(ConfigError, match=r"arm 'bad': ppo.gamma is 0.9"):
         compare(tmp_path / "o", "none", "bad:controller=ppo,ppo.gamma=0.9")
@@ -219,5 +219,3 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(whole: Wh
     assert not (tmp_path / "o").exists()
     with pytest.raises(ConfigError, match="is not empty"):
         compare(whole.folder)
-    with pytest.raises(ConfigError, match=r"resume it with .*LearningComparison"):
-        ComparisonRun.resume(whole.folder)

@@ -13,8 +13,9 @@ import pytest
 
 from esper.config import ConfigError, TrainingConfig
 from esper.evaluation.arms import read_arms
-from esper.evaluation.comparison import ComparisonResult, ComparisonRun
+from esper.evaluation.comparison import ComparisonResult
 from esper.evaluation.runner import GrowingRunner
+from esper.run.comparison import ComparisonRun
 from esper.run.experiment import Experiment
 from esper.telemetry.event import ArmPlayed
 from tests.selection import slow_except

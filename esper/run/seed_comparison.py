@@ -1,0 +1,201 @@
+"""All arms of a comparison with one seed: those that learn are trained, in turns, then all play the held-out hosts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.config import ConfigError
+from esper.env.baseline import Baseline
+from esper.env.make import EnvMaker
+from esper.evaluation.arms import Arm
+from esper.evaluation.comparison import ArmResult
+from esper.evaluation.controls import CONTROLS
+from esper.evaluation.runner import (
+    HELD_OUT,
+    ArmRunner,
+    GrowingRunner,
+    HostResult,
+    Progress,
+    Results,
+    in_order,
+    play_rounds,
+    prepare_arms,
+)
+from esper.files import checkpoint
+from esper.rollout.policies import controller_for
+from esper.run.agents import LearningAgent
+from esper.run.experiment import Experiment
+from esper.run.trainer import Trainer
+from esper.telemetry.event import Event, RoundCompleted
+from esper.telemetry.sink import Sink
+from esper.telemetry.workload import Phase, Workload
+
+Learned = Callable[[str, int, RoundCompleted], None]
+"""Receives the name of an arm, its training seed, and each round that it has learned from."""
+
+
+class SeedComparison:
+    """All arms with one seed: those that learn, and the comparison of all on the held-out hosts.
+
+    Args:
+        arms: with resolved configs; the seed takes the place of their own.
+        folder: where learning arms have their run folders; one found there is continued.
+        first: maker of the envs of the first arm: its task, ranks and length of an episode are those of all.
+        n_envs: number of hosts per round.
+        learned: called after each round that an arm has learned from.
+        work: counts what is done; the work of learning arms and of the baseline is added to it.
+        order_seed: seed of the order in which arms take turns; no result depends on it.
+
+    Raises:
+        ConfigError: an arm cannot be set up.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        seed: int,
+        folder: Path,
+        first: EnvMaker,
+        n_envs: int,
+        learned: Learned | None,
+        work: Workload,
+        order_seed: int,
+    ) -> None:
+        self.alone, self.work = [arm.name for arm in arms if arm.alone], work
+        self.seed, self.n_envs, self.names = seed, n_envs, [arm.name for arm in arms]
+        self.epochs, self.task, self.ranks = first.config.env.episode_length, first.task, first.ranks
+        self.order = np.random.default_rng([seed, len(arms), order_seed])
+        self.baselines: dict[Any, Baseline] = {}
+        self.experiments: dict[str, Experiment] = {}
+        self.runners: dict[str, ArmRunner] = {}
+        with ExitStack() as opened:
+            for place, arm in enumerate(arms):
+                own = replace(arm, config=arm.config.with_values(run={"seed": seed}))
+                with errors_name(arm):
+                    if arm.learns:
+                        sinks = [_Rounds(arm.name, seed, learned)] if learned else []
+                        experiment = self._experiment(own, folder / _folder_name(place, arm.name), sinks)
+                        self.experiments[arm.name] = opened.enter_context(closing(experiment))
+                    else:
+                        runner = self._runner(own)
+                        self.runners[arm.name] = opened.enter_context(closing(runner))
+            self._opened = opened.pop_all()
+        if not self.experiments and self.task is not None:
+            work.add([Phase("baseline", first.config.env.baseline_episodes * self.epochs)])
+
+    def _experiment(self, arm: Arm, folder: Path, sinks: Sequence[Sink]) -> Experiment:
+        """Returns the run of a learning arm, from its last checkpoint if there is one."""
+        if checkpoint.files(folder):
+            task = self.task or arm.config.task.name
+            return Experiment.resume(folder, sinks, task, work=self.work, ranks=self.ranks)
+        if folder.exists():
+            shutil.rmtree(folder)  # the comparison was killed before the run had a checkpoint
+        return Experiment(arm.config, folder, sinks, self.task, work=self.work, ranks=self.ranks)
+
+    def _runner(self, arm: Arm) -> ArmRunner:
+        """Returns the runner of an arm that does not learn."""
+        maker, held_out = EnvMaker.of(arm.config, self.task, self.ranks), self.seed + HELD_OUT
+        if arm.control_of is not None:
+            return CONTROLS[arm.controller](maker, arm.control_of, held_out)
+        make = partial(controller_for, "none" if arm.alone else arm.controller, maker.config, run_seed=held_out)
+        return GrowingRunner(maker, make, self.n_envs, held_out, self.baselines)
+
+    def run(
+        self,
+        pairs: int,
+        rounds: range,
+        results: Results,
+        save: Callable[[str, int, list[HostResult]], None],
+        progress: Progress,
+    ) -> None:
+        """Trains the arms that learn, then plays ``rounds`` of every arm; an interrupt keeps what was done."""
+        try:
+            self._learn()
+            runners = self._ready()
+            play_rounds(runners, rounds, self.order, results, progress, save, self.work)
+            hosts = in_order(results, pairs)
+            for name, experiment in self.experiments.items():
+                arms = [ArmResult.of(other, hosts[other]) for other in (name, *(n for n in hosts if n != name))]
+                with _turn(experiment.trainer):
+                    experiment.end(arms, interrupted=False)
+        finally:
+            for experiment in self.experiments.values():
+                experiment.save_within_round()
+                experiment.trainer.checkpoints.write()
+
+    def _learn(self) -> None:
+        """Plays what is left of the arms' rounds, one round of each in turn, in random order."""
+        experiments = list(self.experiments.values())
+        for experiment in experiments:
+            with _turn(experiment.trainer):
+                experiment.start()
+                experiment.trainer.practise()
+        for number in range(max((experiment.config.run.rounds for experiment in experiments), default=0)):
+            for place in self.order.permutation(len(experiments)):
+                trainer = experiments[place].trainer
+                if trainer.done == number < trainer.config.run.rounds:
+                    with _turn(trainer):
+                        trainer.play_round()
+
+    def _ready(self) -> dict[str, ArmRunner]:
+        """Returns the runners of all arms on held-out hosts; learning arms play greedily what they have learned."""
+        for name, experiment in self.experiments.items():
+            agent, held_out = experiment.trainer.agent, self.seed + HELD_OUT
+            assert isinstance(agent, LearningAgent)
+            make = agent.informed(partial(agent.contender, run_seed=held_out))
+            runner = GrowingRunner(experiment.trainer.maker, make, self.n_envs, held_out, self.baselines)
+            runner.env.baseline = experiment.trainer.env.baseline
+            self.runners[name] = self._opened.enter_context(closing(runner))
+        runners = {name: self.runners[name] for name in self.names}
+        known_first = {name: runners[name] for name in dict.fromkeys((*self.experiments, *runners))}  # baselines
+        prepare_arms(known_first, self.alone, self.n_envs, self.epochs, self.work)
+        return runners
+
+    def close(self) -> None:
+        """Stops the lanes and closes the logs; a second call does nothing."""
+        self._opened.close()
+
+
+class _Rounds(Sink):
+    """Passes on the rounds of one arm."""
+
+    def __init__(self, arm: str, seed: int, learned: Learned) -> None:
+        self.arm, self.seed, self.learned = arm, seed, learned
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RoundCompleted):
+            self.learned(self.arm, self.seed, event)
+
+
+@contextmanager
+def _turn(trainer: Trainer) -> Iterator[None]:
+    """Counts only the seconds of its own turns as those of a run."""
+    trainer.started = time.perf_counter()
+    try:
+        yield
+    finally:
+        trainer.earlier_seconds, trainer.started = trainer.seconds, time.perf_counter()
+
+
+def _folder_name(place: int, arm: str) -> str:
+    """``1-sparse``: unique, and without the characters of an arm's name that are special in paths."""
+    return f"{place}-{re.sub(r'[^A-Za-z0-9_.=]+', '-', arm)[:60]}"
+
+
+@contextmanager
+def errors_name(arm: Arm) -> Iterator[None]:
+    """Adds the name of the arm to ConfigErrors."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"arm {arm.name!r}: {error}") from None
