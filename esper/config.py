@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from esper.config_controllers import HeuristicConfig as HeuristicConfig
+from esper.config_controllers import PlansConfig as PlansConfig
 from esper.config_files import ConfigError as ConfigError
 from esper.config_files import did_you_mean as did_you_mean
 from esper.config_files import read_toml as read_toml
 from esper.config_files import set_dotted as set_dotted
 from esper.config_files import toml_text
-from esper.config_heuristic import HeuristicConfig as HeuristicConfig
 from esper.config_learning import ExperienceConfig as ExperienceConfig
 from esper.config_learning import PPOConfig as PPOConfig
 from esper.config_task import Optimizer as Optimizer
@@ -224,6 +225,7 @@ class TrainingConfig(Section):
     governor: GovernorConfig = GovernorConfig()
     experience: ExperienceConfig = ExperienceConfig()
     heuristic: HeuristicConfig = HeuristicConfig()
+    plans: PlansConfig = PlansConfig()
     ppo: PPOConfig = PPOConfig()
     track: TrackConfig = TrackConfig()
     anomaly: AnomalyConfig = AnomalyConfig()

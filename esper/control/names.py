@@ -14,14 +14,10 @@ from esper.control.script import ScriptedController, read_schedule, shipped_sche
 from esper.spaces.action import ActionSpec
 from esper.spaces.observation import ObservationLayout
 
-Make = Callable[[ActionSpec, ObservationLayout, int, int], PerEnvController]
-SIMPLE: dict[str, Make] = {
-    "plans": PlansController,
-    "heuristic": HeuristicController,
-    "random": RandomController,
-    "none": NoGrowth,
-}
-NAMES = (*SIMPLE, "plans:RUN", "schedule", "schedule:FILE.toml")
+WITH_SETTINGS: dict[str, Callable[..., PerEnvController]] = {"plans": PlansController, "heuristic": HeuristicController}
+"""Controllers that read their section of the config."""
+SIMPLE: dict[str, Callable[..., PerEnvController]] = {"random": RandomController, "none": NoGrowth}
+NAMES = (*WITH_SETTINGS, *SIMPLE, "plans:RUN", "schedule", "schedule:FILE.toml")
 
 
 def make_controller(
@@ -35,10 +31,10 @@ def make_controller(
 ) -> PerEnvController:
     """Makes the controller called ``name``. Raises ConfigError for an unknown name or an invalid schedule.
 
-    ``config`` has the rule's settings; None: the defaults.
+    ``config`` has the settings of ``heuristic`` and ``plans``; None: the defaults.
     """
-    if name == "heuristic":
-        return HeuristicController(spec, layout, n_envs, run_seed, config)
+    if name in WITH_SETTINGS:
+        return WITH_SETTINGS[name](spec, layout, n_envs, run_seed, config)
     if name in SIMPLE:
         return SIMPLE[name](spec, layout, n_envs, run_seed)
     path = schedule_file(name, task)

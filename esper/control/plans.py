@@ -15,31 +15,37 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config import TrainingConfig
 from esper.control.controller import EnvView, PerEnvController
 from esper.lifecycle.stage import SeedStage
 from esper.spaces.action import TEMPOS, ActionSpec, Op
 from esper.spaces.observation import ObservationLayout
 
-TEMPO_SHARE = 1 / 30
-"""Epochs of a ramp, as a fraction of the horizon."""
-PATIENCE_SHARE = 1 / 3
-"""A seed that waits for its gate for longer than this fraction of the horizon is given up, be it incubating or blended:
-a host that leans on a seed needs time to do without it."""
-LIFE = 7, 1 / 5
-"""Epochs from planting a seed to keeping it: at least these, and this fraction of the horizon."""
-BLEND = 4, 2 / 15
-"""The same from the start of blending: a seed that is blended and not kept is a loss."""
-
 
 class PlansController(PerEnvController):
-    """Carries seeds through as their gates pass, and plants the largest promising seed whenever that is legal."""
+    """Carries seeds through as their gates pass, and plants the largest promising seed whenever that is legal.
+
+    Settings are in ``config.plans``.
+    """
 
     EPISODE_STATE = ("given_up",)
 
-    def __init__(self, spec: ActionSpec, layout: ObservationLayout, n_envs: int, run_seed: int = 0) -> None:
+    def __init__(
+        self,
+        spec: ActionSpec,
+        layout: ObservationLayout,
+        n_envs: int,
+        run_seed: int = 0,
+        config: TrainingConfig | None = None,
+    ) -> None:
         super().__init__(spec, layout, n_envs, run_seed)
-        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - TEMPO_SHARE * layout.horizon))
-        self.life, self.blend = (max(least, math.ceil(share * layout.horizon)) for least, share in (LIFE, BLEND))
+        rule, horizon = (config or TrainingConfig()).plans, layout.horizon
+        self.patience = rule.patience
+        self.tempo = min(TEMPOS, key=lambda tempo: abs(tempo - rule.ramp * horizon))
+        self.life = max(rule.min_life_epochs, math.ceil(rule.life * horizon))
+        """Epochs from planting a seed to keeping it."""
+        self.blend = max(rule.min_blend_epochs, math.ceil(rule.blend * horizon))
+        """The same from the start of blending."""
         self.given_up: list[list[str]] = [[] for _ in range(n_envs)]
         """Slots whose seed was given up in this episode."""
 
@@ -73,4 +79,4 @@ class PlansController(PerEnvController):
 
     def _stuck(self, view: EnvView, slot: str) -> bool:
         waits = view.stage(slot) in (SeedStage.TRAINING, SeedStage.HOLDING)
-        return waits and view.slot(slot, "epochs_in_stage") > PATIENCE_SHARE
+        return waits and view.slot(slot, "epochs_in_stage") > self.patience

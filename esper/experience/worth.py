@@ -41,16 +41,10 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 ITERATIONS = 12
-SLOPE, SLOPE_STD = 0.5, 0.5
-"""Prior of λ_t and λ_c: mean and standard deviation."""
-LOSS_SLOPE, LOSS_SLOPE_STD = 1.0, 0.5
-"""The same of λ_l."""
 MAX_CORRELATION = 0.95
 """Correlation of the errors of an episode's two gains above which they count as one measurement."""
 MAX_STRETCH = 2.0
 """Max factor by which the unit of worths is corrected in one iteration."""
-OFFSET_STD = 30.0
-"""Prior standard deviation of each α, pp."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +178,7 @@ class Experience:
             errors: σ_t² and σ_c².
         """
         offsets, w = self._places
-        precision = np.diag(np.full(w[-1] + 1, OFFSET_STD**-2))
+        precision = np.diag(np.full(w[-1] + 1, self.config.offset_std**-2))
         precision[0, 0] = self.config.baseline_error**-2
         precision[np.ix_(w, w)] = self._prior / scale
         x, inverse = np.concatenate(rows), gain_precision(noise)
@@ -207,23 +201,23 @@ class Experience:
         squares = (self.gram[1:, 1:] * second[np.ix_(w, w)]).sum()  # E[Σ f²]
         total, kept = self.gram[0, 1:] @ mean[w], self.gram[0, 1:]
         products = self.moments[:, 1:] @ mean[w]  # E[Σ f y], [2]
-        weights = variances / LOSS_SLOPE_STD**2
+        weights = variances / self.config.loss_slope_std**2
         stretch = (products[0] - kept @ second[w, 0] + weights[0]) / (squares + weights[0])
         stretch = float(np.clip(stretch, 1 / MAX_STRETCH, MAX_STRETCH))
         least = self.episodes + variances[1] / self.config.baseline_error**2
         normal = [[least, total], [total, squares + weights[1]]]
-        line = np.linalg.solve(normal, [self.moments[1, 0], products[1] + LOSS_SLOPE * weights[1]])
+        line = np.linalg.solve(normal, [self.moments[1, 0], products[1] + self.config.loss_slope * weights[1]])
         return line / (1.0, stretch), stretch
 
     def _line(self, i: int, mean: Floats, second: Floats, error: float) -> tuple[float, float]:
         """Returns λ and σ² of trials (0) or contributions (1), given E[θ], E[θ θᵀ] and the last σ²."""
         offsets, w = self._places
-        n, y, strength = self.counts[i], self.sums[i], self.config.strength
-        precision = n @ second[w, w] / error + SLOPE_STD**-2
-        slope = ((y @ mean[w] - n @ second[offsets[i], w]) / error + SLOPE / SLOPE_STD**2) / precision
+        config, n, y = self.config, self.counts[i], self.sums[i]
+        precision = n @ second[w, w] / error + config.slope_std**-2
+        slope = ((y @ mean[w] - n @ second[offsets[i], w]) / error + config.slope / config.slope_std**2) / precision
         x = leaning_rows(offsets[i], w, slope)
         missed = self.squares[i].sum() - 2 * y @ (x @ mean) + n @ (x @ second * x).sum(axis=1)
-        return slope, (strength * self.config.noise**2 + missed) / (strength + n.sum())
+        return slope, (config.strength * config.noise**2 + missed) / (config.strength + n.sum())
 
     def table(self) -> dict[str, dict[str, tuple[float, float, int]]]:
         """Returns mean and error of each worth (pp), and how often such a seed was kept, by slot and blueprint."""

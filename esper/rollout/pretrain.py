@@ -92,7 +92,8 @@ def pretrain(env: SlotVectorEnv, config: TrainingConfig, report: Callable[[int, 
         agent.progress = number / len(rounds)
         first = None if horizon in returns else seed + (len(returns) << 32)  # different draws for each length
         hosts, shown = simulated[horizon], agent.progress < config.ppo.practice_shown
-        agent.teacher = PlansController(hosts.action_spec, hosts.layout, hosts.num_envs) if shown else None
+        parts = hosts.action_spec, hosts.layout, hosts.num_envs
+        agent.teacher = PlansController(*parts, config=config) if shown else None
         played = play_round(hosts, agent, seed=first, learner=agent)
         agent.update(played.observation)
         returns[horizon] = float(np.mean(played.returns))

@@ -201,7 +201,7 @@ class PlansAgent(LearningAgent):
         """Nothing: the env has added the round to its experience."""
 
     def contender(self, env: SlotVectorEnv, run_seed: int) -> Controller:
-        return PlansController(env.action_spec, env.layout, env.num_envs, run_seed)
+        return PlansController(env.action_spec, env.layout, env.num_envs, run_seed, self.config)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "memory": self.rollout.controller.memory_state()}

@@ -12,8 +12,8 @@ from esper.rollout.rollout import play_round
 from tests.control.control_helpers import World
 
 
-def plans(world: World) -> PlansController:
-    controller = PlansController(world.spec, world.layout, 1)
+def plans(world: World, **settings: float) -> PlansController:
+    controller = PlansController(world.spec, world.layout, 1, config=TrainingConfig.parse({"plans": settings}))
     controller.begin()
     return controller
 
@@ -70,6 +70,24 @@ def test_a_seed_that_never_gets_through_incubation_makes_room_for_other_slots() 
     assert world.ask(controller)[:2] == ("GERMINATE", "r1c0")  # and not again in the slot of the largest profit
     controller.begin()
     assert world.ask(controller)[:2] == ("GERMINATE", "r0c1")
+
+
+def test_its_patience_is_a_setting() -> None:
+    world = World()
+    world.profit[:] = 1.0
+    world.put("r0c1", S.TRAINING, age=60, epochs_in_stage=0.3)
+    assert world.ask(plans(world))[0] == "WAIT"
+    assert world.ask(plans(world, patience=0.2))[:2] == ("PRUNE", "r0c1")
+
+
+def test_how_long_a_seed_needs_is_a_setting() -> None:
+    world = World()
+    world.profit[:] = 1.0
+    assert world.ask(plans(world))[0] == "GERMINATE"
+    assert world.ask(plans(world, min_life_epochs=10_000))[0] == "WAIT"
+    world.put("r0c1", S.TRAINING, age=5, gate_passed=1.0)
+    assert world.ask(plans(world))[:2] == ("ADVANCE", "r0c1")
+    assert world.ask(plans(world, blend=1.0, min_blend_epochs=10_000))[0] != "ADVANCE"
 
 
 def test_what_it_gave_up_is_remembered_by_a_resumed_episode() -> None:

@@ -140,7 +140,7 @@ def dense_reference(
         y = gains - np.array([0.0, o_l])
         precision = sum(each.T @ np.linalg.solve(noise, each) for each in x)
         right = sum(each.T @ np.linalg.solve(noise, two) for each, two in zip(x, y, strict=True))
-        precision[:5, :5] += np.diag([loose, *[30.0**-2] * 4])
+        precision[:5, :5] += np.diag([loose, *[config.offset_std**-2] * 4])
         precision[5:, 5:] += correlations / scale
         for i, (slope, error) in enumerate(lines):
             for j, leaning in rows[i]:
@@ -154,7 +154,7 @@ def dense_reference(
         spread = np.trace(correlations @ covariance[5:, 5:]) + mean[5:] @ correlations @ mean[5:]
         scale = (config.strength * config.worth_std**2 + spread) / (config.strength + 6)
         for i, kind in enumerate(rows):
-            error, normal, target = lines[i][1], 4.0, 2.0
+            error, normal, target = lines[i][1], config.slope_std**-2, config.slope * config.slope_std**-2
             for j, leaning in kind:
                 a, b = 1 + 2 * i + j // 3, 5 + j
                 normal += (mean[b] ** 2 + covariance[b, b]) / error
@@ -165,10 +165,11 @@ def dense_reference(
                 for j, leaning in kind
             ]
             lines[i] = slope, (config.strength * guess + sum(squares)) / (config.strength + len(kind))
-        # The prior of λ_l, which the correction of the unit has, too, has mean 1 and standard deviation 0.5.
-        by_accuracy, weight = noise[0, 0] * 4.0, noise[0, 0] * 4.0
-        normal = np.diag([noise[1, 1] * loose, noise[1, 1] * 4.0])
-        target = np.array([0.0, noise[1, 1] * 4.0])
+        # The correction of the unit has mean 1, and the standard deviation of λ_l.
+        strict = config.loss_slope_std**-2
+        by_accuracy, weight = noise[0, 0] * strict, noise[0, 0] * strict
+        normal = np.diag([noise[1, 1] * loose, noise[1, 1] * strict])
+        target = np.array([0.0, noise[1, 1] * strict * config.loss_slope])
         for host, two in zip(hosts, gains, strict=True):
             f, with_f = host @ mean[5:], covariance[:, 5:] @ host  # E[f], and its covariance with θ
             f2 = f**2 + host @ with_f[5:]
@@ -182,14 +183,19 @@ def dense_reference(
     return mean[5:].reshape(SHAPE), float(np.sqrt(scale)), float(np.sqrt(noise[0, 0]))
 
 
-def test_the_estimates_are_those_of_expectation_maximisation_over_all_measurements() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"slope": 0.8, "slope_std": 0.3, "offset_std": 10.0, "loss_slope": 0.7, "loss_slope_std": 0.25}],
+    ids=["default", "other priors"],
+)
+def test_the_estimates_are_those_of_expectation_maximisation_over_all_measurements(settings: dict[str, float]) -> None:
     draw = np.random.default_rng(7)
     true = np.array([[4.0, -4.0, 1.0], [0.0, 6.0, -3.0]])
     kept = plans(20, draw)
     gains = (kept * true).sum(axis=(1, 2))[:, None] * (1.0, 0.6) + draw.normal(1.0, 1.0, (20, 2))
     trials = np.where(draw.random(kept.shape) < 0.5, 0.5 * true + draw.normal(2, 1.0, kept.shape), np.nan)
     contributions = np.where(kept, 0.8 * true + draw.normal(9, 2.0, kept.shape), np.nan)
-    found, config = experience(), ExperienceConfig()
+    found, config = experience(**settings), ExperienceConfig(**settings)
     found.add(gains, kept, trials, contributions)
     mean, scale, noise = dense_reference(gains, kept, (trials, contributions), config)
     np.testing.assert_allclose(found.worths.mean, mean, rtol=1e-8)

@@ -1,8 +1,8 @@
-"""Thresholds of the hand-written rule."""
+"""The sections of the config about controllers that do not learn by gradients: the hand-written rule and `plans`."""
 
 from __future__ import annotations
 
-from esper.config_types import Fraction, NonNegative, Positive, Section
+from esper.config_types import Count, Fraction, NonNegative, Positive, Section
 
 
 class HeuristicConfig(Section):
@@ -27,3 +27,22 @@ class HeuristicConfig(Section):
     """Share of the episode in which seeds are planted: later ones have too little left to learn in."""
     ramp: Positive = 1 / 30
     """Share over which alpha rises, rounded to the nearest tempo."""
+
+
+class PlansConfig(Section):
+    """Settings of the bandit `plans`; shares are of the episode."""
+
+    ramp: Positive = 1 / 30
+    """Share over which alpha rises, rounded to the nearest tempo."""
+    patience: Fraction = 1 / 3
+    """A seed that waits for its gate for longer than this share is given up, be it incubating or blended: a host that
+    leans on a seed needs time to do without it."""
+    life: Fraction = 1 / 5
+    """Share from planting a seed to keeping it: later, nothing is planted."""
+    min_life_epochs: Count = 7
+    """The same in epochs, if that is more."""
+    blend: Fraction = 2 / 15
+    """Share from the start of blending to keeping: later, nothing is blended, since a seed that is blended and not kept
+    is a loss."""
+    min_blend_epochs: Count = 4
+    """The same in epochs, if that is more."""
