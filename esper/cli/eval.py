@@ -59,6 +59,9 @@ NO_EXPERIENCE = (
     metavar="FILE.safetensors",
     help="Save the agent with these results as one new file, for --controller checkpoint:FILE.",
 )
+@click.option(
+    "--without-experience", is_flag=True, help="With --save: leave out what its run has learned of the worths of seeds."
+)
 @rank_options
 def command(
     controller: str,
@@ -71,6 +74,7 @@ def command(
     assignments: tuple[str, ...],
     json_file: Path | None,
     save: Path | None,
+    without_experience: bool,
     processes: str | None,
     max_restarts: int | None,
     rank_timeout: float,
@@ -98,6 +102,8 @@ def command(
     from esper.files.policy import check_target, find_policy
 
     policy = None if is_user_code(controller) else find_policy(controller)
+    if without_experience and save is None:
+        raise ConfigError("--without-experience is for the file of --save; give that, too")
     if save is not None:  # fail before anything is played
         if policy is None:
             raise ConfigError(f"--save saves a trained agent; {controller} is code, and is saved as it is")
@@ -108,7 +114,7 @@ def command(
         return
     evaluate = partial(evaluate_controller, policy or controller, task, width, changes, explore=explore)
     try:
-        _evaluate(evaluate, ranks, policy, json_file, save)
+        _evaluate(evaluate, ranks, policy, json_file, save, not without_experience)
     except Exception as error:
         leave_to_launcher(error)
         if is_expected(error):
@@ -122,6 +128,7 @@ def _evaluate(
     policy: SavedPolicy | None,
     json_file: Path | None,
     save: Path | None,
+    experience: bool,
 ) -> None:
     """Evaluates, prints the result, and saves it as far as that was asked for."""
     from esper.files.atomic import write_json
@@ -143,7 +150,7 @@ def _evaluate(
     if json_file is not None:
         write_json(json_file, found.plain())
     if save is not None and policy is not None:
-        save_policy(policy, save, found.score())
+        save_policy(policy, save, found.score(), experience)
         # The command names the task, because on another one the agent may know no blueprint.
         again = shlex.join(["esper", "run", "--task", found.config.task.name, "--controller", f"checkpoint:{save}"])
         click.echo(f"Saved. To use it: {again}")

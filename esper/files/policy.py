@@ -110,7 +110,7 @@ class SavedPolicy:
             config = TrainingConfig.parse({"ppo": ppo, "reward": {"gamma": ppo["gamma"]}}).ppo
             policy = Policy(env.action_spec, env.layout, env.num_envs, config, run_seed, greedy=greedy)
             policy.load_policy_state(self.state)
-            if env.gatherer.given is None:
+            if env.gatherer.given is None and self.experience["gram"][0, 0] > 0:  # else it was saved without
                 env.gatherer.give(self.experience)
         except RuntimeError as error:
             raise ConfigError(f"{self.name} was trained with a different network or observation: {error}") from None
@@ -171,7 +171,9 @@ def find_policy(name: str, without_policy: bool = False) -> SavedPolicy:
     return SavedPolicy(name, policy, state["experience"], config, int(state["round"]), best, folder if is_run else None)
 
 
-def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None) -> None:
+def save_policy(
+    run: SavedPolicy | Path | str, file: Path | str, score: Mapping[str, Any] | None = None, experience: bool = True
+) -> None:
     """Saves what the agent of a run has learned to ``file`` (FILE.safetensors), for ``--controller checkpoint:FILE``.
 
     Machine-specific values of the run's config are left out.
@@ -179,6 +181,8 @@ def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[
     Args:
         run: folder of a ppo run, or the checkpoint in it.
         score: measured performance, ready for JSON; stored in the file.
+        experience: whether the file has what the run has learned of its seeds. Without it, the agent has to explore
+            on any hosts, also those of its own task.
 
     Raises:
         ConfigError: there is no such run, its controller did not learn in it, or ``file`` is not a valid target.
@@ -190,11 +194,13 @@ def save_policy(run: SavedPolicy | Path | str, file: Path | str, score: Mapping[
     config = config.with_values(
         run={"device": "cpu", "lanes": None}, task={"data": None, "download": False}, ppo={"device": "cpu"}
     )
-    tensors = _flat_tensors({**policy.state, "experience": _sums(policy.experience)})
+    slots, blueprints = (tuple(policy.experience[names]) for names in ("slots", "blueprints"))
+    learned = policy.experience if experience else Experience(slots, blueprints, config.experience).state_dict()
+    tensors = _flat_tensors({**policy.state, "experience": _sums(learned)})
     facts = Facts(
         format=FORMAT,
-        slots=list(policy.experience["slots"]),
-        blueprints=list(policy.experience["blueprints"]),
+        slots=list(slots),
+        blueprints=list(blueprints),
         config=config.model_dump(mode="json"),
         rounds=policy.rounds,
         best_round=policy.best_round,

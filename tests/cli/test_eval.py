@@ -164,6 +164,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "controller": (("--set", "run.controller=none"), "run.controller has no effect here"),
     "json in a folder that is not there": (("--json", "no/o.json"), "--json no/o.json: give a new file"),
     "json that is there": (("--json", "there.json"), "--json there.json: give a new file"),
+    "no experience without a file": (("--without-experience",), "--without-experience is for the file of --save"),
     "save under another ending": (("--save", "a.pt"), "a.pt: give a new file, NAME.safetensors"),
     "save over a file": (("--save", "there.safetensors"), "there.safetensors: give a new file"),
     "save in a folder that is not there": (("--save", "no/a.safetensors"), "no/a.safetensors: give a new file"),

@@ -41,6 +41,20 @@ def saved(run: Path) -> Path:
     return file
 
 
+def test_a_policy_may_be_saved_without_its_experience(run: Path, saved: Path, tmp_path: Path) -> None:
+    save_policy(run, tmp_path / "bare.safetensors", experience=False)
+    config = learning("planted", n_envs=4, rounds=2)
+    for file, knows in ((saved, True), (tmp_path / "bare.safetensors", False)):
+        policy, env = find_policy(str(file)), make_env(config)
+        env.gatherer.learns = False
+        env.prepare()
+        policy.controller(env, 0)
+        env.reset(seed=0)
+        assert (env.gatherer.experiences[0].episodes > 0) == (policy.experience["gram"][0, 0] > 0) == knows
+        assert (env.gatherer.given is not None) == knows
+        torch.testing.assert_close(policy.state["network"], find_policy(str(run)).state["network"])
+
+
 def header(file: Path) -> dict[str, Any]:
     with safetensors.safe_open(file, framework="pt") as content:
         found: dict[str, Any] = json.loads(content.metadata()[HEADER])
